@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from codegen.errors import SpecError
+from codegen.measuring.bench import Measurement, from_json
+from codegen.measuring.plot import Bar, chart, write_charts
 from codegen.pipeline import read_op
-from codegen.runtime.bench import Measurement, from_json
-from codegen.runtime.plot import Bar, chart, write_charts
 
 HERE = Path(__file__).parent
 PRODUCTS = ("dense_relu", "dense_gelu", "dense_silu_residual", "dense_swiglu_pairs", "matmul_dgelu")

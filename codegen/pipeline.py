@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from codegen.backwards import backward_of
-from codegen.chain import read_chain
-from codegen.check import check
-from codegen.choose import plan_of
+from codegen.autodiff.backward import backward_of
 from codegen.errors import Diagnostic, Mistake, SpecError
-from codegen.in_place import why_not
-from codegen.planned import Op
-from codegen.reference import read_reference
-from codegen.specfile import read_spec
+from codegen.language.chain import read_chain
+from codegen.language.check import check
+from codegen.language.reference import read_reference
+from codegen.plan.choose import plan_of
+from codegen.plan.in_place import why_not
+from codegen.plan.op import Op
+from codegen.spec.specfile import read_spec
 
 
 def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Op:

@@ -21,11 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from codegen.errors import SpecError
+from codegen.measuring.compile import Compiled, Variant, compile_kernel
 from codegen.pipeline import read_op
-from codegen.runtime import Implementation, Op, interpreted
-from codegen.runtime.arguments import all_types
-from codegen.runtime.compile import Compiled, Variant, compile_kernel
-from codegen.supported import lacks
+from codegen.plan.supported import lacks
+from codegen.runtime import Implementation, Op
+from codegen.runtime.call.arguments import all_types
+from codegen.runtime.compiled import interpreted
 from cutefuse import bias_relu, silu_mul_fp8
 
 ROOT = Path(__file__).parent.parent

@@ -13,8 +13,7 @@ import cutlass
 import cutlass.cute as cute
 import jax
 
-from codegen import runtime
-from codegen.runtime import device
+from codegen import device, runtime
 
 SPEC = {
     "op": "bias_gelu_fp8",

@@ -14,8 +14,8 @@ import cutlass.cute as cute
 import jax
 import jax.numpy as jnp
 
-from codegen import runtime
-from codegen.runtime import access, device, partials, reduce
+from codegen import device, runtime
+from codegen.device import access, partials, reduce
 
 SPEC = {
     "op": "column_sum",

@@ -16,8 +16,8 @@ import cutlass.cute as cute
 import jax
 import jax.numpy as jnp
 
-from codegen import runtime
-from codegen.runtime import access, device, gemm, reduce, vectors
+from codegen import device, runtime
+from codegen.device import access, gemm, reduce, vectors
 
 SPEC = {
     "op": "dense_residual_squares",

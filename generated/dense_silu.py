@@ -14,8 +14,8 @@ import cutlass.cute as cute
 import jax
 import jax.numpy as jnp
 
-from codegen import runtime
-from codegen.runtime import access, device, gemm, partials, reduce, vectors
+from codegen import device, runtime
+from codegen.device import access, gemm, partials, reduce, vectors
 
 SPEC = {
     "op": "dense_silu",

@@ -13,8 +13,8 @@ import cutlass
 import cutlass.cute as cute
 import jax
 
-from codegen import runtime
-from codegen.runtime import device, gemm, vectors
+from codegen import device, runtime
+from codegen.device import gemm, vectors
 
 SPEC = {
     "op": "dense_swiglu_weights",

@@ -14,8 +14,8 @@ import cutlass.cute as cute
 import jax
 import jax.numpy as jnp
 
-from codegen import runtime
-from codegen.runtime import device, gemm, vectors
+from codegen import device, runtime
+from codegen.device import gemm, vectors
 
 SPEC = {
     "op": "matmul_dswiglu_pairs",

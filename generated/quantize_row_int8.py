@@ -16,8 +16,8 @@ import cutlass.cute as cute
 import jax
 import jax.numpy as jnp
 
-from codegen import runtime
-from codegen.runtime import access, device, reduce
+from codegen import device, runtime
+from codegen.device import access, reduce
 
 SPEC = {
     "op": "quantize_row_int8",

@@ -14,8 +14,7 @@ import cutlass.cute as cute
 import jax
 import jax.numpy as jnp
 
-from codegen import runtime
-from codegen.runtime import device
+from codegen import device, runtime
 
 SPEC = {
     "op": "relu6",

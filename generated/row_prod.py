@@ -14,8 +14,8 @@ import cutlass.cute as cute
 import jax
 import jax.numpy as jnp
 
-from codegen import runtime
-from codegen.runtime import access, device, reduce
+from codegen import device, runtime
+from codegen.device import access, reduce
 
 SPEC = {
     "op": "row_prod",

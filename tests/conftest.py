@@ -99,10 +99,10 @@ def resident() -> int:
 def forgetful() -> Iterator[None]:
     """What a module compiled is of little use to the next, and several processes share the memory of a small machine."""
     yield
-    if "codegen.runtime.op" in sys.modules and resident() > MOST_RESIDENT:
+    if "codegen.runtime.ops.op" in sys.modules and resident() > MOST_RESIDENT:
         import jax
 
-        from codegen.runtime import interpreted, kernels
+        from codegen.runtime.compiled import interpreted, kernels
 
         jax.clear_caches()
         kernels.forget()
@@ -112,7 +112,7 @@ def forgetful() -> Iterator[None]:
 @pytest.fixture
 def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of compiled kernels with nothing in it, here or on disk."""
-    from codegen.runtime import interpreted, kernels
+    from codegen.runtime.compiled import interpreted, kernels
 
     folder = tmp_path / "cache"
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(folder))

@@ -12,8 +12,8 @@ import gemm_kernels
 import ml_dtypes
 import numpy as np
 
-from codegen.runtime import gemm_sm80
-from codegen.runtime.kernels import Call
+from codegen.device.gemm import sm80 as gemm_sm80
+from codegen.runtime.compiled.kernels import Call
 
 
 class Tile(NamedTuple):

@@ -6,7 +6,9 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 
-from codegen.runtime import device, gemm_sm90, vectors
+from codegen.device import functions as device
+from codegen.device import vectors
+from codegen.device.gemm import sm90 as gemm_sm90
 
 
 def store(y, mY, place, valid, vec, ragged):

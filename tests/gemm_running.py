@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from gemm_epilogues import LAUNCHERS
 
-from codegen.hopper_tiles import SQUARE, TABLE, WIDE, Tiles
-from codegen.runtime import interpreted, kernels
+from codegen.plan.hopper_tiles import SQUARE, TABLE, WIDE, Tiles
+from codegen.runtime.compiled import interpreted, kernels
 
 
 @dataclass(frozen=True)

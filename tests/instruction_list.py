@@ -79,9 +79,9 @@ def listed() -> frozenset[str]:
 
 def dealt(op, arch: str) -> list:
     """Variants that have every type, and every shape, of an op between them; pairs differ from one architecture to another."""
-    from codegen.arch import USUAL
-    from codegen.runtime.compile import row_lengths, variants
-    from codegen.supported import lacks
+    from codegen.measuring.compile import row_lengths, variants
+    from codegen.plan.supported import lacks
+    from codegen.targets import USUAL
 
     def traits(v):
         length = None if v.columns is None else row_lengths(op, v.types).index(v.columns)
@@ -101,7 +101,7 @@ def dealt(op, arch: str) -> list:
 
 def forms_of(name: str, arch: str) -> set[str]:
     """The instructions of all kernels of one op for one architecture."""
-    from codegen.runtime.compile import compile_kernel, kernels_named, load_package
+    from codegen.measuring.compile import compile_kernel, kernels_named, load_package
 
     found: set[str] = set()
     for op in kernels_named(load_package(OPS), [name]):
@@ -115,8 +115,8 @@ def _of_task(task: tuple[str, str]) -> set[str]:
 
 
 def main(names: list[str]) -> None:
-    from codegen.arch import USUAL
-    from codegen.runtime.compile import load_package
+    from codegen.measuring.compile import load_package
+    from codegen.targets import USUAL
 
     found = set(listed() if names else ())
     tasks = [(name, arch) for name in names or load_package(OPS).__all__ for arch in USUAL.split(",")]

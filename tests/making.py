@@ -32,10 +32,11 @@ def make_jnp_op(text: str):
     import jax
     import jax.numpy as jnp
 
-    from codegen import emit, runtime
-    from codegen.embedding import to_data
-    from codegen.ir import DTYPES
-    from codegen.plan import access_key
+    from codegen import runtime
+    from codegen.graph import emit
+    from codegen.graph.nodes import DTYPES
+    from codegen.plan.planner import access_key
+    from codegen.spec.embedding import to_data
 
     name = next(line.split(":")[1].strip() for line in text.splitlines() if line.startswith("op:"))
     made = read_op(f"specs/{name}.yaml", text)

@@ -34,17 +34,17 @@ from typing import Any
 
 import yaml
 
-from codegen.embedding import to_data
 from codegen.errors import SpecError
-from codegen.formula import functions
-from codegen.ir import DTYPES
+from codegen.graph.nodes import DTYPES
+from codegen.language.formula import functions
 from codegen.pipeline import read_op
-from codegen.planned import Op
+from codegen.plan.op import Op
 from codegen.render import render_op
 from codegen.render.literals import dict_literal
-from codegen.spec import Spec
-from codegen.specfile import KEYS, load_spec
-from codegen.tree import Scalar
+from codegen.spec.embedding import to_data
+from codegen.spec.spec import Spec
+from codegen.spec.specfile import KEYS, load_spec
+from codegen.spec.tree import Scalar
 
 ROOT = Path(__file__).parent.parent
 GOOD, BAD = ("specs", "tests/pure/good_specs"), ("tests/pure/bad_specs",)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import hypothesis
 
+from codegen.checking.agreement import Disagreement
+from codegen.checking.testing import check_gradient, check_op
 from codegen.pipeline import read_op
 from codegen.render import render_op
-from codegen.runtime.agreement import Disagreement
-from codegen.runtime.testing import check_gradient, check_op
 from tests.making import import_op
 
 GATE = """

@@ -6,8 +6,8 @@ import numpy as np
 
 from codegen.interpret import host, ptx
 from codegen.interpret.machine import Kernel, LaunchConfig, Machine
-from codegen.interpret.memory import Array, make_array
-from codegen.runtime import interpreted
+from codegen.interpret.memory.arrays import Array, make_array
+from codegen.runtime.compiled import interpreted
 
 REGISTERS = """
   .reg .pred %p<16>;

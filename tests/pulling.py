@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from codegen.backwards import Derived
-from codegen.runtime import draw
+from codegen.autodiff.backward import Derived
+from codegen.checking import draw
 
 
 def with_gradients(op, case: draw.Case, implementation: str = "cute") -> Callable[[], list[Any]]:

@@ -38,7 +38,7 @@ from codegen.cli.project import find_project
 from codegen.errors import named
 
 if TYPE_CHECKING:
-    from codegen.spec import Spec
+    from codegen.spec.spec import Spec
 
 
 def explain(
@@ -63,11 +63,11 @@ def explain(
     Example: codegen explain bias_relu --shape "...=1,N=8191"
     Example: codegen explain swiglu --svg swiglu.svg
     """
-    from codegen import explain_text
-    from codegen.build import find_specs
-    from codegen.explain import explain as explained
+    from codegen.explain import tables as explain_text
+    from codegen.explain.report import explain as explained
+    from codegen.language.sizes import default_shape
     from codegen.pipeline import read_op
-    from codegen.sizes import default_shape
+    from codegen.render.package import find_specs
 
     project = find_project().at(specs, package)
     paths = {path.stem: path for path in find_specs(project.specs)}
@@ -77,15 +77,15 @@ def explain(
     report = explained(found, _shape(found.spec, shape) if shape else default_shape(found.spec))
     if interpret:
         (made,) = load_ops(project.package, [op])
-        from codegen.runtime.explained import check_size, interpreted_calls, small
+        from codegen.measuring.explained import check_size, interpreted_calls, small
 
         wanted = report["shape"] if shape else small(found.spec, report["shape"])
         with usage():
             check_size(found.spec, wanted)
         report["interpreted"] = interpreted_calls(made, wanted)
     if svg is not None:
-        from codegen.outputs import put
-        from codegen.svg import draw
+        from codegen.cli.outputs import put
+        from codegen.explain.svg import draw
 
         put(svg, draw(found).encode())
         print(f"wrote {named(svg)}", file=sys.stderr)
@@ -126,8 +126,8 @@ def compile_ops(
     Example: codegen compile swiglu --arch sm_90a
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
     """
-    from codegen.runtime.compile import Task, as_row, as_table, compile_tasks, disassemble, is_of_gradients, variants
-    from codegen.supported import lacks
+    from codegen.measuring.compile import Task, as_row, as_table, compile_tasks, disassemble, is_of_gradients, variants
+    from codegen.plan.supported import lacks
 
     project = find_project().at(package=package)
     ops, wanted = load_kernels(project.package, names), read_types(types)
@@ -198,8 +198,8 @@ def verify_ops(
     made = load_package(project.package).__all__
     spec_commands.refuse_stale([name for name in names or made if name in made], project)
     ops = load_ops(project.package, names)  # before tests ask JAX what it runs on
-    from codegen.runtime.platform import on_gpu
-    from codegen.runtime.verify import as_row, as_table, default_implementation, verify
+    from codegen.checking.verify import as_row, as_table, default_implementation, verify
+    from codegen.runtime.compiled.platform import on_gpu
 
     implementation = implementation or default_implementation()
     if implementation not in ("cute", "xla", "interpret"):
@@ -254,10 +254,10 @@ def bench(
     Example: codegen bench swiglu --types T=float32 --out /tmp/results
     Example: codegen bench --backward --name backward
     """
-    from codegen.runtime import bench as timing
-    from codegen.runtime.derived import Backward
-    from codegen.runtime.platform import on_gpu
-    from codegen.sizes import bench_shapes, default_shape
+    from codegen.language.sizes import bench_shapes, default_shape
+    from codegen.measuring import bench as timing
+    from codegen.runtime.compiled.platform import on_gpu
+    from codegen.runtime.ops.derived import Backward
 
     ops, wanted = load_ops(find_project().at(package=package).package, names), read_types(types)
     kind, kinds = kind or suite, sorted({op.plan.kind for op in ops})
@@ -335,8 +335,8 @@ def export_op(
     Example: codegen export bias_relu --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --out bias_relu.jax
     Example: codegen export rmsnorm --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --param eps=1e-5 --vjp --out rmsnorm.jax
     """
-    from codegen.outputs import put
-    from codegen.runtime import export
+    from codegen.cli.outputs import put
+    from codegen.runtime.ops import export
 
     project = find_project().at(package=package)
     (made,) = load_ops(project.package, [op])
@@ -374,7 +374,7 @@ def show_cache(
     Example: codegen cache
     Example: codegen cache --clear
     """
-    from codegen import cache
+    from codegen.runtime.compiled import cache
 
     folder = cache.location()
     if folder is None:
@@ -390,7 +390,7 @@ def show_cache(
 
 def _shape(spec: Spec, text: str) -> dict[str, int]:
     """`...=8192,N=4096`."""
-    from codegen.sizes import parse_shape
+    from codegen.language.sizes import parse_shape
 
     with usage():
         return parse_shape(spec, text)

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from codegen.arch import USUAL
 from codegen.cli.completing import built_ops
 from codegen.cli.project import PACKAGE, SPECS, Project, checked_architectures
 from codegen.errors import Mistake, SpecError, printable
+from codegen.targets import USUAL
 
 Specs = Annotated[Path | None, typer.Option("--specs", help="The folder of specs.", show_default=str(SPECS))]
 Package = Annotated[

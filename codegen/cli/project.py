@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codegen.arch import ARCHITECTURES
 from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, shown
+from codegen.targets import ARCHITECTURES
 
 SECTION = "[tool.cutefuse]"
 KEYS = ("specs", "package", "tests", "arch")

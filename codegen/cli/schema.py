@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from codegen.arch import ARCHITECTURES
-from codegen.ir import DTYPES
-from codegen.outputs import put
-from codegen.specfile import KEYS, REQUIRED
+from codegen.cli.outputs import put
+from codegen.graph.nodes import DTYPES
+from codegen.spec.specfile import KEYS, REQUIRED
+from codegen.targets import ARCHITECTURES
 
 SCHEMA_FILE = "spec.schema.json"  # in the folder of specs
 TITLE = "codegen op spec"

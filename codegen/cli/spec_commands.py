@@ -34,7 +34,7 @@ from codegen.cli.project import Project, find_project
 from codegen.errors import SpecError, named, printable
 
 if TYPE_CHECKING:
-    from codegen.planned import Op
+    from codegen.plan.op import Op
 
 
 def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], specs: Specs = None) -> None:
@@ -42,10 +42,10 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
 
     Example: codegen new my_bias_relu
     """
+    from codegen.cli.outputs import put
     from codegen.cli.scaffold import starter
     from codegen.cli.schema import keep_schema
-    from codegen.names import op_name_mistake
-    from codegen.outputs import put
+    from codegen.graph.names import op_name_mistake
 
     mistake = op_name_mistake(op)
     if mistake:
@@ -70,8 +70,8 @@ def init(specs: Specs = None, package: Package = None, tests: Tests = None) -> N
     Example: codegen init --package src/mine/ops
     """
     from codegen.cli import scaffold
+    from codegen.cli.outputs import put
     from codegen.cli.schema import keep_schema
-    from codegen.outputs import put
 
     files: dict[Path, str] = {}
     project = Project().at(specs, package, tests)
@@ -134,9 +134,9 @@ def build(
 
 def _build(files: list[Path] | None, project: Project) -> None:
     """All specs of a project, or these files, built and put in place. Raises `SpecError`, `UsageError`, OSError."""
-    from codegen import outputs, placing
-    from codegen.build import find_specs, read_ops
+    from codegen.cli import outputs, placing
     from codegen.cli.schema import keep_schema
+    from codegen.render.package import find_specs, read_ops
 
     paths = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(project.specs)
     _no_repeats(paths)
@@ -163,8 +163,8 @@ def check(specs: Specs = None, package: Package = None, tests: Tests = None, out
 
     Example: codegen check
     """
-    from codegen import outputs, placing
-    from codegen.build import find_specs, read_ops
+    from codegen.cli import outputs, placing
+    from codegen.render.package import find_specs, read_ops
 
     project = find_project().at(specs, package or out, tests)
     ops, name = read_ops(find_specs(project.specs)), _import_name(project.package)
@@ -202,7 +202,7 @@ def list_ops(
     Example: codegen list rmsnorm --long
     Example: codegen list --json
     """
-    from codegen.build import find_specs, read_ops
+    from codegen.render.package import find_specs, read_ops
 
     ops = read_ops(find_specs(find_project().at(specs).specs))
     check_kind(kind, {op.plan.kind for op in ops})
@@ -257,7 +257,7 @@ def schema() -> None:
 
 
 def _print_notices(ops: Iterable[Op]) -> None:
-    from codegen.notices import notices
+    from codegen.language.notices import notices
 
     for op in ops:
         for notice in notices(op.spec, op.statements):
@@ -268,7 +268,7 @@ def _folders(
     ops: list[Op], project: Project, also: Mapping[str, str] = MappingProxyType({})
 ) -> dict[Path, dict[str, str]]:
     """What a build writes, by folder."""
-    from codegen.build import generated_files, test_files
+    from codegen.render.package import generated_files, test_files
 
     name, tests = _import_name(project.package), project.tests
     folders = {project.package: generated_files(ops, name, project.specs.resolve().name, also)}
@@ -301,7 +301,7 @@ def _build_command(project: Project) -> str:
 
 def refuse_stale(names: Iterable[str], project: Project) -> None:
     """Raises `UsageError` where a package's ops, those that have a module, are not what their specs make."""
-    from codegen.build import stale_modules
+    from codegen.render.package import stale_modules
 
     package = project.package
     stale = stale_modules([name for name in names if (package / f"{name}.py").is_file()], package, project.specs)

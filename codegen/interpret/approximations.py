@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen.interpret.decoding import Execute
+from codegen.interpret.decode.decoding import Execute
 from codegen.interpret.ptx import Instruction, Operand, Program, Reg, Vector
 
 if TYPE_CHECKING:

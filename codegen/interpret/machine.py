@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codegen.interpret import barriers
 from codegen.interpret.approximations import bounds_of, noise_of
-from codegen.interpret.barriers import ASIDE, DONE, TOGETHER, WAIT, Barrier, Barriers
-from codegen.interpret.decoding import DTYPES, Execute, Unknown
-from codegen.interpret.instructions import decode, refuse_converted_stores
-from codegen.interpret.memory import Array, Fault, Global
-from codegen.interpret.onchip import Rows, Shared
-from codegen.interpret.ordering import Ordering
+from codegen.interpret.decode.decoding import DTYPES, Execute, Unknown
+from codegen.interpret.decode.instructions import decode, refuse_converted_stores
+from codegen.interpret.decode.wgmma import Products, accumulators
+from codegen.interpret.memory import barriers
+from codegen.interpret.memory.arrays import Array, Fault, Global
+from codegen.interpret.memory.barriers import ASIDE, DONE, TOGETHER, WAIT, Barrier, Barriers
+from codegen.interpret.memory.onchip import Rows, Shared
+from codegen.interpret.memory.ordering import Ordering
+from codegen.interpret.memory.spaces import Spaces
 from codegen.interpret.ptx import (
     Imm,
     Instruction,
@@ -34,8 +36,6 @@ from codegen.interpret.ptx import (
     ends_block,
 )  # fmt: skip
 from codegen.interpret.report import Report
-from codegen.interpret.spaces import Spaces
-from codegen.interpret.wgmma import Products, accumulators
 
 LANES = 1 << 17  # that step together
 STEPS = 200_000  # basic blocks of one batch: more is an endless loop

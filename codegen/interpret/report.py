@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from codegen.interpret.memory import Array
+from codegen.interpret.memory.arrays import Array
 
 
 @dataclass

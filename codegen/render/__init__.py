@@ -9,16 +9,16 @@ import functools
 import re
 
 from codegen import extras, library
-from codegen.backwards import Derived, backward_of
-from codegen.embedding import to_data
-from codegen.plan import Elementwise
-from codegen.planned import Gemm, Op
+from codegen.autodiff.backward import Derived, backward_of
+from codegen.plan.op import Gemm, Op
+from codegen.plan.planner import Elementwise
+from codegen.render.columns import WalkContext
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
 from codegen.render.literals import dict_literal
 from codegen.render.rows import RowContext
-from codegen.render.walks import WalkContext
+from codegen.spec.embedding import to_data
 
 with extras.needed("build"):
     import jinja2

@@ -8,15 +8,15 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable
 
-from codegen import emit, online, ranges
-from codegen.contraction import is_approximable, pin_types, rounding
-from codegen.ir import DTYPES, Leaf, dtypes_of, reaching, topological
-from codegen.names import fresh
-from codegen.ops import PINNED
-from codegen.plan import Access, Elementwise, access_key, dtype_constant, unheld_types
-from codegen.planned import Gemm, Op
-from codegen.reductions import Reduction
-from codegen.spec import Array, Param
+from codegen.graph import emit, online, ranges
+from codegen.graph.contraction import is_approximable, pin_types, rounding
+from codegen.graph.names import fresh
+from codegen.graph.nodes import DTYPES, Leaf, dtypes_of, reaching, topological
+from codegen.graph.ops import PINNED
+from codegen.plan.op import Gemm, Op
+from codegen.plan.planner import Access, Elementwise, access_key, dtype_constant, unheld_types
+from codegen.plan.reductions import Reduction
+from codegen.spec.spec import Array, Param
 
 
 def camel(name: str) -> str:
@@ -27,6 +27,16 @@ def camel(name: str) -> str:
 def quoted(text: str) -> str:
     """A docstring's text: it can neither end the string nor escape in it."""
     return text.replace("\\", "\\\\").replace('"', "'")
+
+
+DEVICE = (
+    "access",
+    "device",
+    "gemm",
+    "partials",
+    "reduce",
+    "vectors",
+)  # what generated kernels call of `codegen.device`
 
 
 class Context:
@@ -323,12 +333,11 @@ class Context:
         lines += ["import cuda.bindings.driver as cuda", "import cutlass", "import cutlass.cute as cute", "import jax"]
         lines += ["import jax.numpy as jnp"] if re.search(r"\bjnp\.", body) else []
         lines += ["", "from codegen import runtime"]
-        used = [
-            name
-            for name in ("access", "device", "gemm", "partials", "reduce", "vectors")
-            if re.search(rf"(?<!/)\b{name}\.", body)
-        ]
-        return [*lines, f"from codegen.runtime import {', '.join(used)}"] if used else lines
+        used = [name for name in DEVICE if re.search(rf"(?<!/)\b{name}\.", body)]
+        if "device" in used:
+            lines[-1] = "from codegen import device, runtime"
+            used.remove("device")
+        return [*lines, f"from codegen.device import {', '.join(used)}"] if used else lines
 
     def result_class(self) -> dict | None:
         if len(self.spec.outputs) == 1:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from codegen import emit
-from codegen.plan import Access, Elementwise
-from codegen.planned import Op
+from codegen.graph import emit
+from codegen.plan.op import Op
+from codegen.plan.planner import Access, Elementwise
 from codegen.render.common import Context, camel, quoted
-from codegen.spec import Array
+from codegen.spec.spec import Array
 
 
 class ElementwiseContext(Context):

@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from codegen.contraction import rounding
 from codegen.errors import Mistake
-from codegen.ir import topological
-from codegen.names import fresh
-from codegen.plan import Access, Elementwise, access_key
-from codegen.planned import Gemm, Op
+from codegen.graph.contraction import rounding
+from codegen.graph.names import fresh
+from codegen.graph.nodes import topological
+from codegen.plan.op import Gemm, Op
+from codegen.plan.planner import Access, Elementwise, access_key
+from codegen.plan.tiles import Fold, Tile
 from codegen.render.common import Context, camel
 from codegen.render.elementwise import ElementwiseContext
-from codegen.spec import Array
-from codegen.tiles import Fold, Tile
+from codegen.spec.spec import Array
 
 
 class GemmContext(Context):

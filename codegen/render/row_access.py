@@ -6,10 +6,10 @@ import functools
 import math
 from dataclasses import replace
 
-from codegen import emit
-from codegen.plan import Access, Group
-from codegen.planned import Op
-from codegen.reductions import Reduction
+from codegen.graph import emit
+from codegen.plan.op import Op
+from codegen.plan.planner import Access, Group
+from codegen.plan.reductions import Reduction
 from codegen.render.common import Context, camel
 
 

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from codegen import emit
-from codegen.ir import Node
-from codegen.names import SUFFIXES
-from codegen.online import rescaled
-from codegen.plan import Access
-from codegen.reductions import Carried, Statistic
+from codegen.graph import emit
+from codegen.graph.names import SUFFIXES
+from codegen.graph.nodes import Node
+from codegen.graph.online import rescaled
+from codegen.plan.planner import Access
+from codegen.plan.reductions import Carried, Statistic
 from codegen.render.common import camel
 from codegen.render.row_access import RowAccess
 

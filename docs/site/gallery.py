@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from codegen.explain import explain
-from codegen.explain_text import size_text, time_text
+from codegen.explain.report import explain
+from codegen.explain.svg import draw
+from codegen.explain.tables import size_text, time_text
+from codegen.language.sizes import bench_shapes, default_shape
 from codegen.pipeline import read_op
-from codegen.planned import Op
-from codegen.sizes import bench_shapes, default_shape
-from codegen.svg import draw
+from codegen.plan.op import Op
 from docs.site.formula import Formula
 
 ROOT = Path(__file__).parent.parent.parent

@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pytest
 
-from codegen.ir import Leaf
+from codegen.checking.agreement import Disagreement, Report
+from codegen.checking.errorbound import Analysis
+from codegen.checking.testing import Case, Types, check_case, check_op
+from codegen.checking.verify import as_row, verify
+from codegen.graph.nodes import Leaf
 from codegen.pipeline import read_op
-from codegen.runtime.agreement import Disagreement, Report
-from codegen.runtime.errorbound import Analysis
-from codegen.runtime.testing import Case, Types, check_case, check_op
-from codegen.runtime.verify import as_row, verify
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_jnp_op, make_op
 

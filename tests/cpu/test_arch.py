@@ -7,8 +7,8 @@ import pytest
 from jax import export
 
 import generated
-from codegen.runtime.arguments import all_types
-from codegen.supported import lacks
+from codegen.plan.supported import lacks
+from codegen.runtime.call.arguments import all_types
 from tests.making import make_op
 
 X = jax.ShapeDtypeStruct((4, 16), jnp.bfloat16)

@@ -12,13 +12,13 @@ import pytest
 from making import make_op
 
 import generated
-from codegen.backwards import Derived
+from codegen.autodiff.backward import Derived
+from codegen.checking import testing
 from codegen.errors import SpecError
-from codegen.formula import functions
-from codegen.ir import COMPUTE
-from codegen.ops import OPS, REDUCTIONS
-from codegen.prelude import prelude
-from codegen.runtime import testing
+from codegen.graph.nodes import COMPUTE
+from codegen.graph.ops import OPS, REDUCTIONS
+from codegen.language.formula import functions
+from codegen.language.prelude import prelude
 from tests.cpu.test_reductions import spec_text
 from tests.turns import some
 

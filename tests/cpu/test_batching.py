@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.runtime.op import Op
+from codegen.runtime.ops.op import Op
 from tests.making import make_op
 
-OP_MODULE = sys.modules["codegen.runtime.op"]  # `codegen.runtime.op` is the decorator
+OP_MODULE = sys.modules["codegen.runtime.ops.op"]  # `codegen.runtime.ops.op` is the decorator
 seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
 
 
@@ -125,7 +125,7 @@ def test_an_unmapped_weight_is_not_copied():
 )
 def test_the_kernel_that_was_asked_for_runs_also_where_nothing_joins(in_axes, shapes):
     """Interpreted: in one call, or in one after the other."""
-    from codegen.runtime import interpreted
+    from codegen.runtime.compiled import interpreted
 
     x, w = (normal(*shape) for shape in shapes)
     interpreted._last.clear()

@@ -13,11 +13,13 @@ from matplotlib import image
 
 import generated
 from codegen import __main__ as command_line
-from codegen.explain import Binding, fused_bytes
-from codegen.runtime import bench, draw, platform, plot
-from codegen.runtime.arguments import Types
-from codegen.runtime.bench import Measurement, make_inputs, measure, sets_of, typical
-from codegen.sizes import bench_shapes, default_shape
+from codegen.checking import draw
+from codegen.explain.report import Binding, fused_bytes
+from codegen.language.sizes import bench_shapes, default_shape
+from codegen.measuring import bench, plot
+from codegen.measuring.bench import Measurement, make_inputs, measure, sets_of, typical
+from codegen.runtime.call.arguments import Types
+from codegen.runtime.compiled import platform
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_jnp_op
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from codegen.runtime.cast import cast
+from codegen.runtime.call.cast import cast
 
 NARROW = (ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 

@@ -10,11 +10,11 @@ import pytest
 from cutlass.base_dsl.enums import Arch
 
 from codegen import __main__ as command_line
-from codegen.arch import ARCHITECTURES
-from codegen.outputs import put
+from codegen.checking.verify import verify
+from codegen.cli.outputs import put
 from codegen.pipeline import read_op
-from codegen.plan import overrides
-from codegen.runtime.verify import verify
+from codegen.plan.planner import overrides
+from codegen.targets import ARCHITECTURES
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 
@@ -216,7 +216,7 @@ def test_verifying_runs_the_backward_s_kernel(tmp_path, monkeypatch):
 
 
 def test_verifying_that_is_interrupted_shows_what_it_has(packages, monkeypatch, capsys):
-    from codegen.runtime import verify as verifying
+    from codegen.checking import verify as verifying
 
     packages("of_two", double=DOUBLE, same=DOUBLE, third=DOUBLE)
     whole = verifying.verify

@@ -13,15 +13,10 @@ from making import make_op
 
 import generated
 from codegen import __main__ as command_line
-from codegen import cache, sizes
-from codegen.arch import USUAL
-from codegen.hopper_tiles import HALVES
-from codegen.ir import DTYPES, topological
-from codegen.plan import Launch, overrides
-from codegen.runtime import compile as compiling
-from codegen.runtime import kernels
-from codegen.runtime.arguments import Types
-from codegen.runtime.compile import (
+from codegen.graph.nodes import DTYPES, topological
+from codegen.language import sizes
+from codegen.measuring import compile as compiling
+from codegen.measuring.compile import (
     Compiled,
     Task,
     Variant,
@@ -34,9 +29,14 @@ from codegen.runtime.compile import (
     row_lengths,
     variants,
 )
-from codegen.runtime.gemm_op import GemmOp
-from codegen.runtime.op import Op
-from codegen.supported import lacks
+from codegen.plan.hopper_tiles import HALVES
+from codegen.plan.planner import Launch, overrides
+from codegen.plan.supported import lacks
+from codegen.runtime.call.arguments import Types
+from codegen.runtime.compiled import cache, kernels
+from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.runtime.ops.op import Op
+from codegen.targets import USUAL
 from tests.turns import some
 
 ARCHITECTURES = USUAL.split(",")

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from codegen.backwards import Derived
+from codegen.autodiff.backward import Derived
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 

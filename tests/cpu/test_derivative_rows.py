@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from codegen import runtime
-from codegen.ops import OPS
-from codegen.prelude import prelude
+from codegen.graph.ops import OPS
+from codegen.language.prelude import prelude
 from tests.making import make_op
 
 SMOOTH = [name for name, op in OPS.items() if op.rule in ("arith", "float", "round", "select") and all(op.grad)]

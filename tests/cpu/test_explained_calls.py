@@ -6,14 +6,14 @@ import jax.numpy as jnp
 import pytest
 
 import generated
-from codegen.explain import bindings, blocks_of, fused_bytes, launch_of
-from codegen.ir import ROWS, topological
-from codegen.reductions import RowLaunch, WalkLaunch
-from codegen.runtime import views
-from codegen.runtime.arguments import Axes, Types
-from codegen.runtime.explained import interpreted_calls
-from codegen.runtime.gemm_op import GemmOp
-from codegen.sizes import default_shape
+from codegen.explain.report import bindings, blocks_of, fused_bytes, launch_of
+from codegen.graph.nodes import ROWS, topological
+from codegen.language.sizes import default_shape
+from codegen.measuring.explained import interpreted_calls
+from codegen.plan.reductions import RowLaunch, WalkLaunch
+from codegen.runtime.call import views
+from codegen.runtime.call.arguments import Axes, Types
+from codegen.runtime.ops.gemm_op import GemmOp
 
 
 @pytest.mark.parametrize("name", generated.__all__)

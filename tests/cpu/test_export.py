@@ -17,11 +17,11 @@ from elftools.elf.elffile import ELFFile
 
 import generated
 from codegen import __main__ as command_line
+from codegen.cli.outputs import put
 from codegen.errors import Mistake
-from codegen.outputs import put
 from codegen.pipeline import read_op
-from codegen.runtime import interpreted, kernels
-from codegen.runtime.export import export, read_params, read_wanted
+from codegen.runtime.compiled import interpreted, kernels
+from codegen.runtime.ops.export import export, read_params, read_wanted
 from tests.cpu.test_reductions import spec_text
 from tests.gpu import run_exported
 from tests.making import make_op

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import generated
-from codegen import sizes
-from codegen.backwards import Derived
+from codegen.autodiff.backward import Derived
+from codegen.language import sizes
 from tests.cpu.test_reductions import spec_text
 from tests.cpu.test_sharding import collectives, kernels, make_mesh, normal  # noqa: F401
 from tests.making import make_op

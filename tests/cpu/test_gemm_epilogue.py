@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from codegen.runtime.gemm_pieces import Form, Pieces, read_place, write_place
+from codegen.device.gemm.pieces import Form, Pieces, read_place, write_place
 from codegen.shared import GAP, STAGED_ROWS, stage_bytes
 
 LANES = range(32)

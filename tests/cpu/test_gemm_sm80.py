@@ -12,9 +12,9 @@ from gemm_cases import BF16, TF32, Case, Tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.runtime import interpreted
-from codegen.runtime.compile import read_cubin
-from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
+from codegen.measuring.compile import read_cubin
+from codegen.runtime.compiled import interpreted
+from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 
 
 def run(case: Case, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:

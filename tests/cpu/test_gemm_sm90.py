@@ -11,11 +11,11 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 from gemm_running import Product
 from making import make_op
 
-from codegen.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
-from codegen.ir import DTYPES
-from codegen.runtime import interpreted
-from codegen.runtime.compile import compile_kernel, read_cubin, variants
-from codegen.runtime.platform import COMPILE_OPTIONS, compiling_for
+from codegen.graph.nodes import DTYPES
+from codegen.measuring.compile import compile_kernel, read_cubin, variants
+from codegen.plan.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
+from codegen.runtime.compiled import interpreted
+from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 
 SPILLS = 32  # bytes of stack: a value or two, of those that are needed between tiles
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from making import make_op
 
-from codegen.runtime.arguments import all_types
-from codegen.runtime.compile import Variant, compile_kernel
+from codegen.measuring.compile import Variant, compile_kernel
+from codegen.runtime.call.arguments import all_types
 
 rng = np.random.default_rng(0)
 

@@ -62,7 +62,7 @@ def test_a_wheel_holds_the_program_and_its_library(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder, inside, pattern in (
         ("codegen", "codegen", "**/*.py"),
-        ("codegen", "codegen", "prelude.txt"),
+        ("codegen", "codegen", "language/prelude.txt"),
         ("codegen", "codegen", "py.typed"),
         ("generated", "cutefuse", "*.py*"),
         ("templates", "codegen/templates", "*"),

@@ -10,7 +10,7 @@ from ptx_running import apply
 import generated
 from codegen.interpret import approximations
 from codegen.interpret.approximations import BOUNDS, Noise, allowed, compare, distance, unit
-from codegen.runtime import interpreted
+from codegen.runtime.compiled import interpreted
 
 EXACT = {
     "rcp": lambda x: 1 / x, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "sin": np.sin, "cos": np.cos,

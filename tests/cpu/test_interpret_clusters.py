@@ -9,7 +9,7 @@ from ptx_running import kernel_of, result, run, source, values
 
 from codegen.interpret import machine
 from codegen.interpret.machine import InterpretError
-from codegen.runtime import interpreted
+from codegen.runtime.compiled import interpreted
 
 BLOCKS, ROWS = 4, 3
 

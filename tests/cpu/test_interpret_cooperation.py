@@ -8,7 +8,7 @@ from ptx_running import kernel_of, result, run, source, values, words
 
 from codegen.interpret.machine import InterpretError
 from codegen.interpret.ptx import PtxError
-from codegen.runtime import interpreted
+from codegen.runtime.compiled import interpreted
 
 OUT = "  st.global.b32 [%rd16], %r5;\n"
 

@@ -13,9 +13,9 @@ from ptx_running import kernel_of, result, run, source, values, words
 
 from codegen.interpret import machine
 from codegen.interpret.machine import InterpretError, Kernel
-from codegen.interpret.memory import make_array
+from codegen.interpret.memory.arrays import make_array
 from codegen.interpret.ptx import PtxError
-from codegen.runtime import interpreted
+from codegen.runtime.compiled import interpreted
 
 SOURCE = Path(faulty_kernels.__file__)
 

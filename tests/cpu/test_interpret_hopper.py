@@ -13,13 +13,14 @@ import pytest
 from gemm_running import BASE, KINDS, STAGED, Product, check
 from ptx_running import REGISTERS, edited, kernel_of, result, run, source, values
 
-from codegen.hopper_tiles import TABLE
-from codegen.interpret import host, ptx, tensormaps
+from codegen.interpret import host, ptx
+from codegen.interpret.decode import tensormaps
+from codegen.interpret.decode.tensormaps import TensorMap
 from codegen.interpret.machine import InterpretError, Kernel, LaunchConfig, Machine
-from codegen.interpret.memory import Global
+from codegen.interpret.memory.arrays import Global
 from codegen.interpret.ptx import PtxError
-from codegen.interpret.tensormaps import TensorMap
-from codegen.runtime import interpreted, kernels
+from codegen.plan.hopper_tiles import TABLE
+from codegen.runtime.compiled import interpreted, kernels
 
 
 def step_of(product: Product) -> int:

@@ -10,9 +10,9 @@ import pytest
 
 import generated
 from codegen import runtime
-from codegen.interpret import memory
 from codegen.interpret.machine import InterpretError
-from codegen.runtime import interpreted
+from codegen.interpret.memory import arrays as memory
+from codegen.runtime.compiled import interpreted
 
 X = jax.random.normal(jax.random.key(0), (3, 5, 8))
 BIAS = jax.random.normal(jax.random.key(1), (8,))

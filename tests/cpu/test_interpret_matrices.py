@@ -12,7 +12,7 @@ from ptx_running import edited, kernel_of, result, run, source, values
 
 from codegen.interpret.machine import InterpretError
 from codegen.interpret.ptx import PtxError
-from codegen.runtime import interpreted, kernels
+from codegen.runtime.compiled import interpreted, kernels
 
 LANES = range(32)
 

@@ -11,7 +11,7 @@ from ptx_running import kernel_of, result, source
 import generated
 from codegen import __main__ as command_line
 from codegen.interpret.machine import LaunchConfig, Machine
-from codegen.runtime import interpreted
+from codegen.runtime.compiled import interpreted
 
 
 def report_of(op, *operands):

@@ -5,9 +5,9 @@ import jax
 import numpy as np
 import pytest
 
-from codegen.runtime.errorbound import _FUNCTIONS
-from codegen.runtime.intervals import distance, reach
-from codegen.runtime.testing import Case, Types, check_case, error_bounds
+from codegen.checking.errorbound import _FUNCTIONS
+from codegen.checking.intervals import distance, reach
+from codegen.checking.testing import Case, Types, check_case, error_bounds
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_jnp_op, make_op
 

@@ -11,7 +11,7 @@ import pytest
 from jax import export
 
 import generated
-from codegen.runtime.op import Op
+from codegen.runtime.ops.op import Op
 
 KEY = jax.random.key(0)
 

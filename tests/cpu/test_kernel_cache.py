@@ -19,10 +19,10 @@ import pytest
 from jax import export
 
 import generated
-from codegen.reductions import Reduction
-from codegen.runtime import interpreted, kernels
-from codegen.runtime.arguments import all_types
-from codegen.runtime.draw import Case
+from codegen.checking.draw import Case
+from codegen.plan.reductions import Reduction
+from codegen.runtime.call.arguments import all_types
+from codegen.runtime.compiled import interpreted, kernels
 from tests import faulty_kernels
 from tests.making import make_op
 
@@ -223,7 +223,8 @@ def test_a_source_edited_after_its_import_is_not_kept(counted, cold_cache, tmp_p
 
 
 def test_the_device_functions_behind_a_kernel_count():
-    from codegen.runtime import device, reduce
+    from codegen.device import functions as device
+    from codegen.device import reduce
 
     hashes, _ = kernels._sources(generated.rmsnorm._launch)
     assert {device.__file__, reduce.__file__, kernels.__file__} < hashes.keys()

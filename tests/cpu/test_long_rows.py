@@ -7,10 +7,10 @@ import pytest
 from making import make_op
 
 import generated
-from codegen.reductions import RowLaunch, WalkLaunch
-from codegen.runtime.arguments import Types
-from codegen.runtime.draw import Case
-from codegen.runtime.testing import check_case
+from codegen.checking.draw import Case
+from codegen.checking.testing import check_case
+from codegen.plan.reductions import RowLaunch, WalkLaunch
+from codegen.runtime.call.arguments import Types
 
 LENGTHS = {
     "softmax": (9000, 40_000, 70_001), "rmsnorm": (16_393, 65_536, 9_001, 70_003), "layernorm": (16_384, 16_383),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.plan import Extents
+from codegen.plan.planner import Extents
 
 
 def rows_of(columns: int) -> np.ndarray:

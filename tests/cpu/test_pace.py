@@ -1,4 +1,4 @@
-"""Blocks that walk down rows keep pace where memory serves some better: `codegen.runtime.partials`."""
+"""Blocks that walk down rows keep pace where memory serves some better: `codegen.device.partials`."""
 
 import dataclasses
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import generated
-from codegen import walking
-from codegen.runtime import interpreted
-from codegen.runtime.bench import make_inputs, typical
-from codegen.runtime.testing import Case, Types, check_case
+from codegen.checking.testing import Case, Types, check_case
+from codegen.measuring.bench import make_inputs, typical
+from codegen.plan import walking
+from codegen.runtime.compiled import interpreted
 
 ROWS, COLUMNS = 700, 64
 

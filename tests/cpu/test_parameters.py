@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.backwards import Derived
+from codegen.autodiff.backward import Derived
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 

@@ -10,7 +10,8 @@ import pytest
 from making import make_op
 
 import generated
-from codegen.runtime import arguments, products
+from codegen.runtime.call import arguments
+from codegen.runtime.xla import products
 from tests.cpu.test_reductions import spec_text
 
 OP = generated.scaled_matmul_int8

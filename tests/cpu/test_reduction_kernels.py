@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codegen.plan import Extents
-from codegen.runtime import draw, interpreted, testing
-from codegen.runtime.arguments import Types
+from codegen.checking import draw, testing
+from codegen.plan.planner import Extents
+from codegen.runtime.call.arguments import Types
+from codegen.runtime.compiled import interpreted
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 

@@ -7,7 +7,7 @@ import pytest
 from making import make_op
 
 import generated
-from codegen.runtime.testing import Disagreement, check_gradient, cpu_options
+from codegen.checking.testing import Disagreement, check_gradient, cpu_options
 
 IMPLEMENTATIONS = ["xla", "interpret"]
 VARIANCE = """

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.formula import INSTEAD
+from codegen.checking import draw, testing
+from codegen.checking.errorbound import Analysis, depth
+from codegen.language.formula import INSTEAD
 from codegen.pipeline import read_op
-from codegen.runtime import arguments, draw, testing
-from codegen.runtime.errorbound import Analysis, depth
+from codegen.runtime.call import arguments
 from tests.making import make_jnp_op
 
 

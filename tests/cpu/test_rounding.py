@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import generated
+from codegen.checking.rounding import UNIT, rounded_apart
+from codegen.checking.testing import Case, Disagreement, Types, check_case, check_gradient_case
 from codegen.interpret import approximations
-from codegen.runtime.rounding import UNIT, rounded_apart
-from codegen.runtime.testing import Case, Disagreement, Types, check_case, check_gradient_case
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 

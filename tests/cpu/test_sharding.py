@@ -18,19 +18,22 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import generated
-from codegen.backwards import Derived
-from codegen.emit import leaf_key
-from codegen.ir import topological
-from codegen.runtime import arguments, draw, gemm_op, partition, shards, views
-from codegen.runtime.arguments import all_types
-from codegen.runtime.evaluate import evaluate, evaluate_outputs, leaf_values
-from codegen.runtime.op import Op
-from codegen.tiles import Tile
+from codegen.autodiff.backward import Derived
+from codegen.checking import draw
+from codegen.graph.emit import leaf_key
+from codegen.graph.nodes import topological
+from codegen.plan.tiles import Tile
+from codegen.runtime.call import arguments, views
+from codegen.runtime.call.arguments import all_types
+from codegen.runtime.ops import gemm_op
+from codegen.runtime.ops.op import Op
+from codegen.runtime.sharding import partition, shards
+from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 
 P = PartitionSpec
-OP_MODULE = sys.modules["codegen.runtime.op"]  # `codegen.runtime.op` is the decorator
+OP_MODULE = sys.modules["codegen.runtime.ops.op"]  # `codegen.runtime.ops.op` is the decorator
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.reductions import RowLaunch
-from codegen.runtime.arguments import Types
-from codegen.runtime.compile import compile_call
-from codegen.runtime.draw import Case
-from codegen.runtime.testing import check_case
+from codegen.checking.draw import Case
+from codegen.checking.testing import check_case
+from codegen.measuring.compile import compile_call
+from codegen.plan.reductions import RowLaunch
+from codegen.runtime.call.arguments import Types
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 from tests.turns import some

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codegen.backwards import Derived
-from codegen.runtime.testing import check_gradient, check_op
+from codegen.autodiff.backward import Derived
+from codegen.checking.testing import check_gradient, check_op
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 from tests.turns import FEWER

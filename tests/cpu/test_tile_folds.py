@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.runtime import interpreted, testing
-from codegen.runtime.arguments import Axes, Types
-from codegen.tiles import Tile
+from codegen.checking import testing
+from codegen.plan.tiles import Tile
+from codegen.runtime.call.arguments import Axes, Types
+from codegen.runtime.compiled import interpreted
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 

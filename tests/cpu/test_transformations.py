@@ -14,10 +14,10 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import generated
-from codegen.ir import DTYPES
-from codegen.runtime import draw
-from codegen.runtime.arguments import all_types
-from codegen.runtime.op import Op
+from codegen.checking import draw
+from codegen.graph.nodes import DTYPES
+from codegen.runtime.call.arguments import all_types
+from codegen.runtime.ops.op import Op
 
 P = PartitionSpec
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

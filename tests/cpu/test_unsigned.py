@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from codegen.runtime.testing import check_op
+from codegen.checking.testing import check_op
 from tests.making import make_op
 
 SPEC = """

@@ -7,7 +7,7 @@ import pytest
 from jax import export
 
 import generated
-from codegen.runtime.testing import check_op
+from codegen.checking.testing import check_op
 from tests.making import make_op
 
 SPEC = """

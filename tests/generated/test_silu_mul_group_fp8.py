@@ -4,7 +4,7 @@
 
 import pytest
 
-from codegen.runtime.testing import IMPLEMENTATIONS, check_op
+from codegen.checking.testing import IMPLEMENTATIONS, check_op
 from generated import silu_mul_group_fp8
 
 

@@ -23,10 +23,11 @@ import jax
 import numpy as np
 
 import cutefuse
+from codegen.checking import draw
 from codegen.interpret import approximations
-from codegen.runtime import draw, interpreted
-from codegen.runtime.arguments import all_types
-from codegen.runtime.gemm_op import GemmOp
+from codegen.runtime.call.arguments import all_types
+from codegen.runtime.compiled import interpreted
+from codegen.runtime.ops.gemm_op import GemmOp
 
 INNERS = (1024, 1021)  # whole vectors, and ragged ones
 

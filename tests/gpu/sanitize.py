@@ -9,8 +9,8 @@ import sys
 import jax
 
 import generated
-from codegen.runtime import draw
-from codegen.runtime.arguments import all_types
+from codegen.checking import draw
+from codegen.runtime.call.arguments import all_types
 from tests.pulling import with_gradients
 
 words = sys.argv[1:] or ["0"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from making import make_op
 
-from codegen.runtime.platform import current_arch
+from codegen.runtime.compiled.platform import current_arch
 
 pytestmark = pytest.mark.skipif(current_arch() != "sm_90a", reason="TMA is Hopper's")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gemm_cases import BF16, Case, Tile
 
-from codegen.runtime import kernels
-from codegen.runtime.platform import current_arch
+from codegen.runtime.compiled import kernels
+from codegen.runtime.compiled.platform import current_arch
 
 
 def run(case: Case, given: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -9,9 +9,9 @@ import pytest
 from gemm_running import BASE, KINDS, STAGED, check
 
 import generated
-from codegen import sizes
-from codegen.hopper_tiles import SQUARE, TABLE, WIDE, choose
-from codegen.runtime.platform import current_arch
+from codegen.language import sizes
+from codegen.plan.hopper_tiles import SQUARE, TABLE, WIDE, choose
+from codegen.runtime.compiled.platform import current_arch
 
 pytestmark = pytest.mark.skipif(current_arch() != "sm_90a", reason="WGMMA is Hopper's")
 

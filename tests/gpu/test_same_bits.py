@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.runtime import draw
-from codegen.runtime.arguments import all_types
+from codegen.checking import draw
+from codegen.runtime.call.arguments import all_types
 from tests.pulling import with_gradients
 
 ROWS = (3001,)  # rows for many blocks, and no whole number of them

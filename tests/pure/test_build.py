@@ -15,8 +15,8 @@ import pytest
 
 from codegen import __main__ as command
 from codegen.cli.schema import json_schema
-from codegen.text import parse_yaml
-from codegen.tree import Mapping, Scalar, Sequence, Tree
+from codegen.spec.text import parse_yaml
+from codegen.spec.tree import Mapping, Scalar, Sequence, Tree
 from tests.pure.building import HERE, ROOT, SPEC, contents, process, write_specs
 
 LIBRARY = sorted((ROOT / "specs").glob("*.yaml"))

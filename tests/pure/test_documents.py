@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from codegen.backwards import backward_of
+from codegen.autodiff.backward import backward_of
 from codegen.errors import SpecError
-from codegen.formula import functions
-from codegen.ir import DTYPES
+from codegen.graph.nodes import DTYPES
+from codegen.language.formula import functions
 from codegen.pipeline import read_op
 from codegen.render import render_op
-from codegen.specfile import KEYS
+from codegen.spec.specfile import KEYS
 
 ROOT = Path(__file__).parent.parent.parent
 README, CONTRIBUTING, CHANGELOG = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.embedding import to_data
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
 from codegen.render import render_op
 from codegen.render.literals import WIDTH, dict_literal
-from codegen.specfile import load_spec
+from codegen.spec.embedding import to_data
+from codegen.spec.specfile import load_spec
 from tests.mutants import meaning
 from tests.turns import FEWER
 

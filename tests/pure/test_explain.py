@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from codegen import __main__ as command_line
-from codegen.build import find_specs
 from codegen.errors import Mistake
-from codegen.explain import GPUS, bindings, explain, graph, unfused_bytes
-from codegen.explain_text import as_text, size_text, time_text
+from codegen.explain.report import GPUS, bindings, explain, graph, unfused_bytes
+from codegen.explain.svg import draw
+from codegen.explain.tables import as_text, size_text, time_text
+from codegen.language.sizes import default_shape, parse_shape
 from codegen.pipeline import read_op
-from codegen.sizes import default_shape, parse_shape
-from codegen.svg import draw
+from codegen.render.package import find_specs
 
 SPECS = Path(__file__).parents[2] / "specs"
 NAMES = [path.stem for path in find_specs(SPECS)]
@@ -305,7 +305,7 @@ def test_mistakes_end_in_one_message(words, message, monkeypatch, capsys):
 
 
 def test_explaining_imports_neither_jax_nor_cutlass():
-    code = "import sys, codegen.explain, codegen.svg, codegen.sizes; print([m for m in sys.modules if m in ('jax', 'cutlass')])"
+    code = "import sys, codegen.explain.report, codegen.explain.svg, codegen.language.sizes; print([m for m in sys.modules if m in ('jax', 'cutlass')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=SPECS.parent)
     assert done.stdout.strip() == "[]"
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.errors import SpecError
-from codegen.formula import functions
-from codegen.ir import DTYPES
+from codegen.graph.nodes import DTYPES
+from codegen.language.formula import functions
 from codegen.pipeline import read_op
-from codegen.planned import Op
+from codegen.plan.op import Op
 from codegen.render import render_op
-from codegen.specfile import KEYS
+from codegen.spec.specfile import KEYS
 from tests.mutants import examine
 from tests.turns import FEWER
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from codegen.backwards import Derived, backward_of
+from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import Mistake
 from codegen.pipeline import read_op
-from codegen.planned import Gemm
+from codegen.plan.op import Gemm
 
 
 def made(inputs: str, chain: str, outputs: str = "y: T[..., N]", types: str = "T: [float16, bfloat16]"):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.formula import INSTEAD
+from codegen.language.formula import INSTEAD
 from codegen.pipeline import read_op
-from codegen.planned import Op
+from codegen.plan.op import Op
 
 FOLDER = Path(__file__).parent / "bad_specs"
 BAD = {path.stem: path.read_bytes() for path in sorted(FOLDER.glob("*.yaml"))}

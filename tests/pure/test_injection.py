@@ -17,12 +17,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from codegen import build
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
-from codegen.planned import Op
+from codegen.plan.op import Op
+from codegen.render import package as build
 from codegen.render import render_op
-from codegen.specfile import load_spec
+from codegen.spec.specfile import load_spec
 from tests.mutants import meaning
 from tests.turns import FEWER, some
 

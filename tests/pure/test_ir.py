@@ -8,13 +8,13 @@ from goldens import check_golden
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.chain import read_chain
-from codegen.emit import axis_numbers
-from codegen.ir import Graph, Node, Statement, print_statements, topological
-from codegen.notation import parse_dims
+from codegen.graph.emit import axis_numbers
+from codegen.graph.nodes import Graph, Node, Statement, print_statements, topological
+from codegen.language.chain import read_chain
 from codegen.pipeline import read_op
-from codegen.spec import Spec, axis_order
-from codegen.specfile import load_spec
+from codegen.spec.notation import parse_dims
+from codegen.spec.spec import Spec, axis_order
+from codegen.spec.specfile import load_spec
 
 GOOD = sorted((Path(__file__).parent / "good_specs").glob("*.yaml"))
 LIBRARY = sorted((Path(__file__).parent.parent.parent / "specs").glob("*.yaml"))
@@ -105,9 +105,9 @@ INPUTS = """
 def value(formula: str) -> Node:
     text = f"op: f\nsummary: One formula.\ninputs:{INPUTS}\noutputs:\n  y: float32[..., N]\nparams:\n  alpha: 1.0\n"
     text += "  k: {type: int}\n  on: {type: bool}\nreference: x\nchain: |\n  v = " + formula
-    from codegen.formula import reader
-    from codegen.scope import make_scope
-    from codegen.statements import read_lines
+    from codegen.language.formula import reader
+    from codegen.language.scope import make_scope
+    from codegen.language.statements import read_lines
 
     spec: Spec = load_spec("f.yaml", text)
     (line,), problems = read_lines(spec.chain)

@@ -7,13 +7,15 @@ import time
 
 import pytest
 
-from codegen import explain, sizes, svg
-from codegen.backwards import Derived, backward_of
-from codegen.explain import graph
+from codegen.autodiff.backward import Derived, backward_of
+from codegen.explain import report as explain
+from codegen.explain import svg
+from codegen.explain.report import graph
+from codegen.language import sizes
+from codegen.language.statements import MAX_STATEMENTS
 from codegen.pipeline import read_op
-from codegen.planned import Op
+from codegen.plan.op import Op
 from codegen.render import render_op
-from codegen.statements import MAX_STATEMENTS
 
 BUILD, EXPLAIN = 3 * 2.0, 3 * 3.0
 TYPES = "types:\n  T: [float32, bfloat16, float16]\n"

@@ -10,25 +10,15 @@ from types import FrameType
 import pytest
 from goldens import check_golden
 
-from codegen import (
-    chain,
-    check,
-    formula,
-    gemms,
-    ir,
-    names,
-    notation,
-    plan,
-    reducing,
-    reductions,
-    reference,
-    specfile,
-    statements,
-    text,
-    tiles,
-)
 from codegen.errors import SpecError
+from codegen.graph import names
+from codegen.graph import nodes as ir
+from codegen.language import chain, check, formula, reference, statements
 from codegen.pipeline import read_op
+from codegen.plan import contractions as gemms
+from codegen.plan import planner as plan
+from codegen.plan import reducing, reductions, tiles
+from codegen.spec import notation, specfile, text
 
 FOLDER = Path(__file__).parent / "bad_specs"
 BAD = sorted(FOLDER.glob("*.yaml"))

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import Diagnostic
-from codegen.notices import notices
+from codegen.language.notices import notices
 from codegen.pipeline import read_op
-from codegen.planned import Op
+from codegen.plan.op import Op
 
 LIBRARY = sorted((Path(__file__).parent.parent.parent / "specs").glob("*.yaml"))
 

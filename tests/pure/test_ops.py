@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from codegen import ops
-from codegen.formula import CONSTANTS, FOLDED, SPECIAL, functions, reader
-from codegen.ir import DTYPES, Node
-from codegen.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, Op
-from codegen.prelude import prelude
-from codegen.scope import make_scope
-from codegen.specfile import load_spec
-from codegen.statements import Placed
+from codegen.graph import ops
+from codegen.graph.nodes import DTYPES, Node
+from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, Op
+from codegen.language.formula import CONSTANTS, FOLDED, SPECIAL, functions, reader
+from codegen.language.prelude import prelude
+from codegen.language.scope import make_scope
+from codegen.language.statements import Placed
+from codegen.spec.specfile import load_spec
 
 RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round"}
 DOMAINS = {"any", "positive", "nonnegative", "nonzero", "unit", "small"}

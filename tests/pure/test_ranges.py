@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from codegen.ir import topological
+from codegen.graph.nodes import topological
+from codegen.graph.ranges import NORMAL, is_normal, ranges
 from codegen.pipeline import read_op
-from codegen.ranges import NORMAL, is_normal, ranges
 from codegen.render import render_op
 
 INFINITE = math.inf

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.errors import Diagnostic, Mistake, Span, SpecError, edits, known, nearest
-from codegen.text import parse_yaml
-from codegen.tree import Mapping, Scalar, Sequence, Tree, resolve
+from codegen.spec.text import parse_yaml
+from codegen.spec.tree import Mapping, Scalar, Sequence, Tree, resolve
 
 
 def scalars(text: str) -> list[Scalar]:

@@ -60,7 +60,7 @@ FOUND = [
     "9: Revealed type is 'jax.Array'",
     "10: Revealed type is 'jax.Array'",
     "12: Revealed type is 'jax.Array'",
-    "13: Revealed type is 'codegen.spec.Spec'",
+    "13: Revealed type is 'codegen.spec.spec.Spec'",
     "14: Missing positional argument 'bias' in call to '__call__' of 'Op'",
     "15: Argument 'implementation' to '__call__' of 'Op' has incompatible type",
     "16: Unexpected keyword argument 'eps' for '__call__' of 'Op'",

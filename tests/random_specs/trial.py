@@ -15,15 +15,16 @@ from pathlib import Path
 
 import hypothesis
 
-from codegen.backwards import Derived
+from codegen.autodiff.backward import Derived
+from codegen.checking import draw, testing
+from codegen.checking.draw import Case
+from codegen.device import functions as device
 from codegen.errors import Mistake, SpecError
+from codegen.measuring.compile import compile_kernel, variants
 from codegen.pipeline import read_op
+from codegen.plan.supported import lacks
 from codegen.render import render_op
-from codegen.runtime import device, draw, testing
-from codegen.runtime.compile import compile_kernel, variants
-from codegen.runtime.draw import Case
-from codegen.runtime.op import Op
-from codegen.supported import lacks
+from codegen.runtime.ops.op import Op
 from tests.making import make_op
 from tests.mutants import check_names
 from tests.random_specs.tree import RandomSpec

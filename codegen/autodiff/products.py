@@ -1,0 +1,141 @@
+"""The backward of an op that contracts: that of its epilogue, of the products or tiles with which it reads least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from codegen.autodiff.reverse import Backward, Reverse
+from codegen.errors import Mistake
+from codegen.graph.names import fresh
+from codegen.graph.nodes import DTYPES, WIDE, Leaf, topological
+from codegen.language.chain import read_chain
+from codegen.plan.tiles import Product
+from codegen.spec.spec import Spec
+
+MOST_TILES = 8  # of the chain's names, the first ones, that a backward may take rather than the product
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """The backward of an op that contracts: that of its epilogue, which takes what `forward`, the epilogue as it runs where
+    gradients will be asked for, keeps: its outputs, and products, by the names that they are kept under."""
+
+    how: Backward
+    forward: Spec | None
+    products: tuple[tuple[str, str], ...]  # (acc, the output of `forward` that keeps it)
+
+
+def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
+    """The backward of an op's epilogue. Of the products and the tiles that the chain names after them, it takes those with
+    which it reads least. Raises `Mistake` where no kernel can do it."""
+    try:
+        return _pull(spec, products, epilogue, kept_dtype(spec, products))
+    except Mistake:
+        # Of products that are not rounded it may take the forward's statistics, and then needs fewer turns
+        return _pull(spec, products, epilogue, "float32")
+
+
+def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str) -> Pulled:
+    """The same, products kept in this type, those of integers as they are. Their gradients have that of what they are
+    multiplied with again."""
+    stored = {(s.value.attr, spec.array(s.name).dtype): s.name for s in read_chain(epilogue, whole=False)
+              if s.value.op == "input" and s.name in {o.name for o in spec.outputs}}  # fmt: skip
+    accs, outputs = {}, {}
+    for p in products:
+        own_dtype = "int32" if p.acc.dtype == "int32" else dtype
+        plain = own_dtype.removeprefix(WIDE)
+        outputs[p.acc.name] = stored.get((Leaf(p.acc.name), plain))
+        accs[p.acc.name] = replace(p.acc, dtype=plain if outputs[p.acc.name] else own_dtype)
+    own = replace(epilogue, op=spec.op, inputs=tuple(accs.get(a.name, a) for a in epilogue.inputs))
+    axes = products[0].acc.axes
+    tiles = [
+        s.name for s in read_chain(own, whole=False)
+        if s.part is None and s.value.dims == axes and s.value.kind == "float" and s.value.args
+        and s.name not in {o.name for o in spec.outputs}
+    ]  # fmt: skip
+    reverse = Reverse(own, dtype)
+    found, reasons = [], []
+    for save in ((), *((name,) for name in tiles[:MOST_TILES])):
+        try:
+            found.append(reverse.backward(save=save))
+        except Mistake as reason:
+            reasons.append(reason)
+    if not found:
+        raise reasons[0]
+    how = min(found, key=_reads)
+    if dtype != "float32" and _compares_tiles(how.spec, axes):
+        return _pull(spec, products, epilogue, "float32")  # rounding makes ties of elements that are none
+    inner = {dacc for acc, dacc in how.gradients if acc in accs}
+    if inner:
+        type_of = gradient_dtype(spec, products)
+        made = tuple(replace(a, dtype=type_of) if a.name in inner else a for a in how.spec.outputs)
+        how = replace(how, spec=replace(how.spec, outputs=made))
+    shared = tuple((acc, name) for acc, name in outputs.items() if name is not None and acc in how.inputs)
+    kept = [p.acc for p in products if p.acc.name in how.inputs and not outputs[p.acc.name]]
+    more = list(how.forward.outputs[len(epilogue.outputs) :]) if how.forward else []
+    if not kept and not more:
+        return Pulled(how, None, shared)
+    taken = {a.name for a in epilogue.arrays} | {s.name for s in read_chain(own, whole=False)}
+    names = {acc.name: fresh(taken, f"{acc.name}_kept") for acc in kept}
+    lines = [
+        f"{names[acc.name]}{part} = {acc.name}{part}"
+        for acc in kept
+        for part in ([f"[{k}]" for k in range(acc.parts)] if acc.parts else [""])
+    ]
+    text = epilogue.chain.value + "".join(f"{line}\n" for line in lines)
+    forward = epilogue.with_chain(
+        epilogue.source.path, text,
+        op=f"{spec.op}_forward", summary=f"{spec.op}, with what its backward takes.",
+        outputs=(*epilogue.outputs, *more, *(replace(accs[a.name], name=names[a.name]) for a in kept)), grad="none",
+    )  # fmt: skip
+    return Pulled(how, forward, (*shared, *names.items()))
+
+
+def _compares_tiles(spec: Spec, axes: tuple[str, ...]) -> bool:
+    """Whether a backward looks for ties of values with all the axes of a product."""
+    nodes = topological(s.value for s in read_chain(spec, whole=False))
+    return any(
+        n.op == "eq" and any(a.kind == "float" and a.dims == axes and not a.is_const for a in n.args) for n in nodes
+    )
+
+
+def _reads(how: Backward) -> tuple[int, int]:
+    """The tiles and the arrays that a backward reads."""
+    most = max(len(a.axes) for a in how.spec.inputs)
+    return sum((a.parts or 1) for a in how.spec.inputs if len(a.axes) == most), len(how.spec.inputs)
+
+
+def kept_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
+    """The type (a dtype or a type variable) that products are kept in: that of the outputs made of them, if it is that of the
+    factors as well or has no 32 bits; not float16, which may not hold what is scaled afterwards. float32 where factors are
+    float8 or integers, and where outputs are reductions alone: these have the float32 sums, and so do their gradients."""
+    factors = _factors(products)
+    reduced = all(a.axes != products[0].acc.axes for a in spec.outputs)
+    if reduced or not all(_is_wide(spec, dtype) for dtype in factors):
+        return "float32"
+    made = [a.dtype for a in spec.outputs if a.axes == products[0].acc.axes and _is_wide(spec, a.dtype)]
+    kinds = {*made, *factors}
+    if len(kinds) > 1 and any("float32" in spec.dtypes(dtype) for dtype in kinds):
+        return "float32"
+    found = (made or factors)[0]
+    halves = [dtype == "float16" for dtype in spec.dtypes(found)]
+    return "float32" if all(halves) else WIDE + found if any(halves) else found
+
+
+def gradient_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
+    """The type of products' gradients, which the other factors are multiplied with: theirs, float32 where they are of several,
+    or integers of more than 8 bits; where none has 16 bits, the first output's."""
+    factors = [dtype for dtype in _factors(products) if any(DTYPES[d].size > 1 for d in spec.dtypes(dtype))]
+    outputs = [a.dtype for a in spec.outputs if _is_wide(spec, a.dtype)]
+    found = dict.fromkeys(factors or outputs[:1])
+    return next((dtype for dtype in found if len(found) == 1 and _is_wide(spec, dtype)), "float32")
+
+
+def _factors(products: tuple[Product, ...]) -> list[str]:
+    """Their types."""
+    return [x.dtype for p in products for x in (p.a, p.b)]
+
+
+def _is_wide(spec: Spec, dtype: str) -> bool:
+    """Whether a type (or all that a variable stands for) is a float of at least 16 bits."""
+    return all(DTYPES[d].kind == "float" and DTYPES[d].size > 1 for d in spec.dtypes(dtype))

@@ -1,0 +1,168 @@
+"""Algebra on the graph, for values that differentiation makes: what its formulas leave of zeros, ones and signs, and sums
+of products. What a user wrote is left as it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+from codegen.graph.nodes import Graph, Node, lost_axes, topological
+from codegen.graph.ops import REDUCTIONS
+
+MOST_FACTORS = 16  # of a product that is put in order
+LEAST, MOST = 2.0**-126, 2.0**127  # float32's normal numbers lie between
+
+
+class Algebra:
+    """Makes nodes of `graph`; those that `roots` reach are never rewritten."""
+
+    def __init__(self, graph: Graph, roots: Iterable[Node]):
+        self.graph = graph
+        self.known = {id(n) for n in topological(roots)}
+        self.done: dict[int, Node] = {}
+        self.products: dict[int, tuple[Node, ...]] = {}  # the factors of those made here
+
+    def simplified(self, value: Node) -> Node:
+        for node in topological([value], lambda n: id(n) in self.known or id(n) in self.done):
+            if id(node) not in self.known and id(node) not in self.done:
+                args = tuple(self.result(a) for a in node.args)
+                made = self.rebuilt(node, args)
+                self.done[id(node)] = made
+                self.done.setdefault(id(made), made)
+                if made is not node and id(node) in self.graph.calls:
+                    self.graph.calls.setdefault(id(made), self.graph.calls[id(node)])
+        return self.result(value)
+
+    def result(self, node: Node) -> Node:
+        return self.done.get(id(node), node)
+
+    def rebuilt(self, node: Node, args: tuple[Node, ...]) -> Node:
+        rule = getattr(self, node.op, None) if node.kind == "float" else None
+        if rule is not None and node.op in ("add", "sub", "mul", "div", "neg", "where"):
+            return rule(*args)
+        if all(a is b for a, b in zip(args, node.args, strict=True)):
+            return node
+        lost = lost_axes(node) if node.op in REDUCTIONS else ()
+        dims = [d for a in args for d in a.dims if d not in lost]
+        return self.graph.node(node.op, args, node.attr, kind=node.kind, dims=dims)
+
+    def make(self, op: str, *args: Node) -> Node:
+        return self.graph.node(op, args, kind="float", dims=[d for a in args for d in a.dims])
+
+    def const(self, value: float) -> Node:
+        return self.graph.const(float(value))
+
+    # Operations on floats
+
+    def neg(self, a: Node) -> Node:
+        if a.is_const:
+            return self.const(-_number(a))
+        return a.args[0] if a.op == "neg" else self.make("neg", a)
+
+    def add(self, a: Node, b: Node) -> Node:
+        if _is(a, 0) or _is(b, 0):
+            return b if _is(a, 0) else a
+        if a is b:
+            return self.mul(self.const(2), a)
+        if b.op == "neg":
+            return self.sub(a, b.args[0])
+        return self.sub(b, a.args[0]) if a.op == "neg" else self.make("add", a, b)
+
+    def sub(self, a: Node, b: Node) -> Node:
+        if _is(b, 0):
+            return a
+        if _is(a, 0):
+            return self.neg(b)
+        return self.add(a, b.args[0]) if b.op == "neg" else self.make("sub", a, b)
+
+    def mul(self, a: Node, b: Node) -> Node:
+        if _is(a, 0) or _is(b, 0):
+            return self.const(0)
+        if _is(a, 1) or _is(b, 1):
+            return b if _is(a, 1) else a
+        if _is(a, -1) or _is(b, -1):
+            return self.neg(b if _is(a, -1) else a)
+        if a.op == "neg" or b.op == "neg":
+            product = self.mul(_plain(a), _plain(b))
+            return product if a.op == b.op else self.neg(product)
+        factors = (*self.products.get(id(a), (a,)), *self.products.get(id(b), (b,)))
+        if len(factors) > MOST_FACTORS:
+            return self.make("mul", a, b)
+        number = functools.reduce(lambda x, y: x * y, [_number(f) for f in factors if f.is_const], 1.0)
+        if not LEAST <= abs(number) <= MOST:  # float32 has no such factor, though it may have the product
+            return self.make("mul", a, b)
+        # what varies along fewer axes first: what is of a row is not computed for each element
+        rest = sorted((f for f in factors if not f.is_const), key=lambda f: len(f.dims))
+        if not rest:
+            return self.const(number)
+        if abs(number) != 1 and rest[0].op == "div" and id(rest[0]) not in self.known:
+            rest[0] = self.div(self.mul(self.const(number), rest[0].args[0]), rest[0].args[1])
+            number = 1.0
+        if abs(number) != 1:  # of an element's factors the number comes last: what they are may need their own order
+            rest.insert(0 if len(rest[0].dims) < len(rest[-1].dims) else len(rest), self.const(abs(number)))
+        product = functools.reduce(lambda x, y: self.make("mul", x, y), rest)
+        if id(product) not in self.known:
+            self.products[id(product)] = tuple(rest)
+        return self.neg(product) if number < 0 else product
+
+    def div(self, a: Node, b: Node) -> Node:
+        if _is(a, 0) or _is(b, 1):
+            return a
+        return self.neg(self.div(a.args[0], b)) if a.op == "neg" else self.make("div", a, b)
+
+    def where(self, condition: Node, a: Node, b: Node) -> Node:
+        return a if a is b else self.make("where", condition, a, b)
+
+    # Reductions
+
+    def sum_over(self, value: Node, axes: tuple[str, ...]) -> Node:
+        """The sum of a value that varies along all of `axes`. Factors that do not are taken out: what is summed then needs
+        fewer other statistics first."""
+        if not axes or _is(value, 0):
+            return value
+        if value.op == "neg":
+            return self.neg(self.sum_over(value.args[0], axes))
+        if value.op == "sum":
+            return self.sum_over(value.args[0], self.graph.order((*axes, *lost_axes(value))))
+        if value.op == "div" and not set(axes) & set(value.args[1].dims):
+            return self.div(self.sum_over(value.args[0], axes), value.args[1])
+        factors = _factors(value)
+        outside = [f for f in factors if not set(axes) & set(f.dims)]
+        inside = [f for f in factors if set(axes) & set(f.dims)]
+        if outside and set(axes) <= {d for f in inside for d in f.dims}:
+            product = functools.reduce(self.mul, inside)
+            return self.mul(functools.reduce(self.mul, outside), self.sum_over(product, axes))
+        for place, factor in enumerate(factors):
+            others = factors[:place] + factors[place + 1 :]
+            lost = set(factor.attr) if factor.op == "sum" and isinstance(factor.attr, tuple) else set()
+            # A sum of sums is one sum, unless the forward has that within it, or other factors vary along what it is over
+            if lost and id(factor) not in self.known and not any(lost & set(f.dims) for f in others):
+                product = functools.reduce(self.mul, others, factor.args[0])
+                return self.sum_over(product, self.graph.order((*axes, *lost)))
+        dims = [d for d in value.dims if d not in axes]
+        return self.graph.node("sum", (value,), self.graph.order(axes), kind="float", dims=dims)
+
+
+def _factors(value: Node) -> list[Node]:
+    """The factors of a product, in order: at most about `MOST_FACTORS`, the outermost ones first. A power of a power has as
+    many as the exponents' product, so the rest of a longer product stays whole."""
+    factors = [value]
+    while len(factors) < MOST_FACTORS:
+        split = [f for factor in factors for f in (factor.args if factor.op == "mul" else (factor,))]
+        if len(split) == len(factors):
+            break
+        factors = split
+    return factors
+
+
+def _plain(node: Node) -> Node:
+    return node.args[0] if node.op == "neg" else node
+
+
+def _number(node: Node) -> float:
+    assert isinstance(node.attr, int | float)
+    return float(node.attr)
+
+
+def _is(node: Node, value: float) -> bool:
+    return node.is_const and not isinstance(node.attr, bool) and node.attr == value

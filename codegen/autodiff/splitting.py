@@ -1,0 +1,66 @@
+"""An op each of whose rows would wait for what all rows come to, as two ops: one reduces over the rows, the other takes what that
+gives. No kernel does both, since blocks that wait for all others would need all of them to run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from codegen.errors import Mistake
+from codegen.graph.contraction import marks, meetings, reached_types
+from codegen.graph.nodes import Call, Leaf, Node, Statement, topological
+from codegen.language.unparse import unparse
+from codegen.spec.spec import Array, Axis, Spec, types_of
+
+
+def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -> tuple[Spec, Spec]:
+    """The op whose outputs are the nodes that are `waited` for, and the op that takes them as inputs, after its own."""
+    taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in statements}
+    dtypes = {"float": spec.compute, "int": spec.integer, "bool": "bool"}
+    kept, count = [], 0
+    for node in waited:
+        while (name := f"of_rows{count}") in taken:
+            count += 1
+        taken.add(name)
+        kept.append(Array(name, dtypes[node.kind], tuple(Axis((a,), extents=(None,)) for a in node.dims)))
+    own = {a.name for a in spec.outputs}
+    # What one op reduces, the other computes again and uses with the result
+    pinned = [value for value, _ in meetings(list(topological(s.value for s in statements)))]
+    asked = reached_types(statements, spec.asked_types)
+    names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
+    results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
+    marked = marks(pinned, asked, reached_types(results, types_of(kept)))
+    first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {}, marked)
+    if not first.computes_as(spec):
+        raise Mistake("what all rows come to would be computed in float32, which float64 loses")
+    leaves = {id(node): a.name for a, node in zip(kept, waited, strict=True)}
+    assigned = [s for s in statements if s.name in own]
+    # The parameters are all the other's too: who calls both takes their values from its
+    marked = marks(pinned, asked, reached_types(assigned, types_of(spec.outputs), leaves))
+    then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves, {}, marked)
+    return first, replace(then, params=spec.params)
+
+
+def restricted(
+    spec: Spec,
+    title: str,
+    statements: Iterable[Statement],
+    outputs: list[Array],
+    more: list[Array],
+    names: dict[int, str],
+    leaves: dict[int, str],
+    calls: Mapping[int, Call],
+    pinned: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
+) -> Spec:
+    """A spec of some statements: it takes what of the other's inputs they read, or need for an extent, and `more`. `pinned` values
+    are marked so."""
+    statements = list(statements)
+    nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))
+    read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+    params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
+    axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
+    taken = {a.name for a in (*spec.arrays, *more)} | {p.name for p in spec.params}
+    text = unparse(statements, calls, names, leaves, taken, pinned)
+    inputs = (*spec.inputs_for(read, more, axes), *more)
+    return spec.with_chain(title, text, inputs=inputs, outputs=tuple(outputs), params=params)

@@ -1,0 +1,298 @@
+"""Hypothesis strategies for an op's calls, from its spec.
+
+Shapes and structure are drawn, so that a failing call shrinks; the arrays' values come from a drawn seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from codegen import extras
+from codegen.checking.errorbound import stored
+from codegen.graph.nodes import DTYPES, ROWS
+from codegen.plan.planner import Plan, overrides
+from codegen.runtime.call.arguments import Axes, Types
+from codegen.runtime.call.views import user_shape
+from codegen.spec.spec import Param
+
+with extras.needed("test"):
+    from hypothesis import strategies as st
+
+BUDGET = 20_000  # elements of the largest array
+SCALES = (1.0, 1.0, 1e-3, 30.0, 1e4)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: everything but the values, which `arrays` makes from the seed."""
+
+    types: Types
+    rows: tuple[int, ...]
+    extents: tuple[tuple[str, int], ...]
+    absent: tuple[str, ...]
+    params: tuple[tuple[str, Any], ...]
+    specials: bool
+    scale: float
+    seed: int
+
+    @property
+    def axes(self) -> Axes:
+        return Axes(self.rows, dict(self.extents))
+
+    def __str__(self) -> str:
+        words = [f"{name}={value}" for name, value in (*self.types.variables, *self.extents, *self.params)]
+        if self.rows:
+            words.insert(0, f"...={self.rows}")
+        words += [f"without {', '.join(self.absent)}"] if self.absent else []
+        return (
+            f"{', '.join(words)}, scale {self.scale:g}, {'with' if self.specials else 'no'} specials, seed {self.seed}"
+        )
+
+
+def cases(
+    op, specials: bool | None = None, types: tuple[Types, ...] | None = None, empty: bool | None = None
+) -> st.SearchStrategy[Case]:
+    """Calls of an op: sizes 0, 1, primes, and one below, at and above the vector and the block. Where it is not said, some
+    have special values, and some an `empty` array."""
+    from codegen.runtime.call.arguments import all_types
+
+    spec = op.spec
+    bound = types or tuple(all_types(spec))
+
+    @st.composite
+    def draw(pick) -> Case:
+        choice = pick(st.sampled_from(bound))
+        names = [axis for axis in spec.axes if axis != ROWS]
+        sizes = _product_sizes if op.plan.kind == "gemm" else _sizes
+        rows, extents = sizes(pick, op, {a.name: choice.dtype(a) for a in spec.arrays}, names)
+        if (pick(st.integers(0, 9)) == 0) if empty is None else empty:
+            # not one that a value is picked from: a table, and what a max is over
+            needed = {a.index_of[1] for a in op.plan.loads if a.index_of}
+            needed |= {d[6:-1] for d in dict(spec.domain).values() if isinstance(d, str) and d.startswith("index(")}
+            needed |= {axis for node in op.plan.extremes for axis in node.attr}
+            free = [a for a in (*names, *([ROWS] if rows else [])) if a not in spec.extents and a not in needed]
+            where = pick(st.sampled_from(free or [""]))
+            if where == ROWS:
+                rows = (*rows[:-1], 0)
+            elif where:
+                extents[where] = 0
+        optional = [a.name for a in spec.inputs if a.default is not None]
+        absent = tuple(name for name in optional if pick(st.booleans()))
+        params = tuple((p.name, pick(_param(p, dict(spec.domain).get(p.name)))) for p in spec.params)
+        special = pick(st.booleans()) if specials is None else specials
+        scale = pick(st.sampled_from(SCALES))
+        seed = pick(st.integers(0, 2**32 - 1))
+        return Case(choice, rows, tuple(extents.items()), absent, params, special, scale, seed)
+
+    return draw()
+
+
+def _sizes(pick, op, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The leading extents, and those of the axes that have names."""
+    spec = op.spec
+    edges = [n for v in op.plan.edges(dtypes, overrides(spec, None)) for n in (v - 1, v, v + 1)]
+    inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if 0 < n <= BUDGET // 2]
+    last = ([axis for axis in names if axis not in spec.extents] or [""])[-1]
+    columns = op.plan.kind in ("column", "row+column")
+    extents: dict[str, int] = {}
+    left = BUDGET
+    for axis in reversed(names):
+        pool = inner if axis == last or (columns and axis == names[0]) else [1, 2, 3, 5, 7]
+        n = spec.extents.get(axis) or pick(st.sampled_from([m for m in pool if m <= max(1, left)]))
+        extents[axis] = n
+        left //= max(1, n)
+    rows: tuple[int, ...] = ()
+    if ROWS in spec.axes:
+        sizes = [n for n in (1, 2, 3, 5, 17, 64, 255, *([] if names and not columns else inner)) if n <= max(1, left)]
+        rank = pick(st.integers(0, 3))
+        for _ in range(rank):
+            n = pick(st.sampled_from([m for m in sizes if m <= max(1, left)]))
+            rows, left = (n, *rows), left // n
+    return rows, extents
+
+
+# Around the tiles of matrices and the vectors of rows
+CONTRACTED = (1, 3, 8, 16, 31, 32, 64, 65, 130)
+TILED = (1, 2, 3, 5, 8, 13, 16, 31, 64, 65, 127, 128, 136, 257)
+
+
+def _product_sizes(pick, op, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The same for an op that contracts: no array has all axes, and a contraction is worth more than one step."""
+    del dtypes
+    contracted = {p.axis for p in op.plan.products}
+    tiled = {op.plan.order[-1], *([] if ROWS in op.spec.axes else op.plan.order[-2:])}
+    extents = {}
+    for axis in names:
+        pool = CONTRACTED if axis in contracted else TILED if axis in tiled else (1, 2, 3)
+        extents[axis] = op.spec.extents.get(axis) or pick(st.sampled_from(pool))
+    rows: tuple[int, ...] = ()
+    if ROWS in op.spec.axes:
+        left = BUDGET // max(1, *extents.values())
+        for _ in range(pick(st.integers(0, 2))):
+            n = pick(st.sampled_from([m for m in TILED if m <= max(1, left)]))
+            rows, left = (n, *rows), left // n
+    return rows, extents
+
+
+def _param(param: Param, domain: object) -> st.SearchStrategy[Any]:
+    default = param.default
+    if param.kind == "bool":
+        return st.booleans()
+    if param.kind == "int":
+        whole = {int(default or 0), 0, 1, 3}
+        if isinstance(domain, tuple):
+            low, high = whole_range("int32", domain, {})
+            whole = {v for v in whole if low <= v <= high} | {low}
+        elif domain in ("positive", "nonzero"):
+            whole = {v for v in whole if v > 0 or (v and domain == "nonzero")}
+        return st.sampled_from(sorted(whole))
+    values = {1.0 if default is None else float(default), 0.5, 2.0, -1.25}
+    if isinstance(domain, tuple):
+        low, high = domain
+        values = {v for v in values if low <= v <= high} | {low + 0.375 * (high - low)}
+    elif domain == "positive":
+        values = {v for v in values if v > 0}
+    return st.sampled_from(sorted(values))
+
+
+def arrays(op, case: Case) -> dict[str, np.ndarray]:
+    """The inputs of a call, by name."""
+    generator = np.random.default_rng(case.seed)
+    domains, along = dict(op.spec.domain), reduced_dimension(op.plan, generator)
+    contracted = {p.axis for p in op.plan.products} if op.plan.kind == "gemm" else set()
+    made = {}
+    for array in op.spec.inputs:
+        if array.name in case.absent:
+            continue
+        dtype, shape = case.types.dtype(array), user_shape(array, case.axes)
+        own = [i - len(array.dims) for i, d in enumerate(array.dims) if contracted & set(d.names)]
+        domain = domains.get(array.name)
+        if own:
+            made[array.name] = values(generator, dtype, shape, case, domain, own[0], MODERATE)
+        else:
+            made[array.name] = values(generator, dtype, shape, case, domain, along)
+    return made
+
+
+def reduced_dimension(plan: Plan, generator: np.random.Generator) -> int | None:
+    """The dimension of arrays that a plan reduces along, or one of two."""
+    dimensions = {"row": (-1,), "column": (0,), "row+column": (-1, 0)}.get(plan.kind)
+    return int(generator.choice(dimensions)) if dimensions else None
+
+
+def values(
+    generator: np.random.Generator,
+    dtype: str,
+    shape: tuple[int, ...],
+    case: Case,
+    domain: object = None,
+    along: int | None = None,
+    beyond: float = math.inf,
+) -> np.ndarray:
+    """Random values of a dtype; special ones among them where the case asks for it: in every fourth place, or, where they
+    are to be reduced `along` a dimension, in few enough for others to matter."""
+    kind = DTYPES[dtype].kind
+    if kind == "bool":
+        return generator.random(shape) < 0.5
+    if kind == "int":
+        return _integers(generator, dtype, shape, case, domain)
+    x = generator.standard_normal(shape) * case.scale
+    if isinstance(domain, tuple):
+        low, high = domain
+        x = low + (high - low) * generator.random(shape)
+        return stored(np.clip(x, low, high), dtype)
+    if case.specials:
+        pool = np.array(
+            [v for v in special_values(dtype) if not 0 < abs(v) < 1 / beyond and not beyond < abs(v) < math.inf]
+        )
+        often: Any = 0.25
+        if along is not None and shape:
+            x = _special_lines(generator, x, along)
+            lines = tuple(1 if d == along % len(shape) else n for d, n in enumerate(shape))
+            often = generator.choice([0, 0, 0, 1 / max(1, shape[along]), 0.25], lines)
+        x = np.where(generator.random(shape) < often, generator.choice(pool, shape), x)
+    if domain in ("positive", "nonzero", "finite"):
+        x = np.where(np.isfinite(x), x, 1.0)
+    if domain == "positive":
+        # what divides: XLA on a CPU may multiply by a reciprocal, and flush that of more than 2**126 to zero
+        x = np.clip(np.abs(x), 1e-3, 2.0**126)
+    if domain == "nonzero":
+        x = np.where(np.abs(x) < 1e-30, 1.0, x)
+    with np.errstate(all="ignore"):
+        return x.astype(jnp.dtype(dtype)) if case.specials and domain is None else stored(x, dtype)
+
+
+MODERATE = 1e4  # products of such factors neither overflow nor vanish
+
+
+def _special_lines(generator: np.random.Generator, x: np.ndarray, along: int) -> np.ndarray:
+    """Now and then a line along a dimension that is -inf, NaN or 0 throughout, has one infinity, or is far from 0 for how
+    little it varies."""
+    lines = np.moveaxis(x.copy(), along, -1)
+    count = lines.shape[-1]
+    for place in np.ndindex(lines.shape[:-1] if count else (0,)):
+        kind = generator.integers(0, 32)
+        if kind < 3:
+            lines[place] = (-np.inf, np.nan, 0.0)[kind]
+        elif kind == 3:
+            lines[place][generator.integers(count)] = np.inf
+        elif kind < 6:
+            lines[place] = (300 if kind == 4 else -300) + 2 * generator.standard_normal(count)
+    return np.moveaxis(lines, -1, along)
+
+
+def whole_range(dtype: str, domain: object, extents: Mapping[str, int]) -> tuple[int, int]:
+    """The smallest and the largest integer to draw for an array of an integer dtype: those of its domain that the dtype
+    holds, and none far from 0 where the domain says no bounds."""
+    info = np.iinfo(jnp.dtype(dtype))
+    if isinstance(domain, tuple):
+        low, high = (float(bound) for bound in domain)
+        low, high = math.ceil(low), math.floor(high)
+    elif isinstance(domain, str) and domain.startswith("index("):
+        low, high = 0, max(0, extents[domain[6:-1]] - 1)
+    else:
+        low, high = 1 if domain == "positive" else -100, 100
+    low = min(max(low, info.min), info.max)
+    return low, max(low, min(high, info.max))
+
+
+def _integers(generator, dtype: str, shape, case: Case, domain: object) -> np.ndarray:
+    info = np.iinfo(jnp.dtype(dtype))
+    low, high = whole_range(dtype, domain, dict(case.extents))
+    drawn = generator.integers(low, high, shape, np.int64, endpoint=True)
+    if case.specials and (domain is None or domain in ("positive", "nonzero", "finite")):
+        pool = [v for v in (info.min, info.min + 1, -1, 0, 1, info.max - 1, info.max) if info.min <= v <= info.max]
+        pool = [v for v in pool if v > 0 or domain != "positive"]
+        drawn = np.where(generator.random(shape) < 0.25, generator.choice(np.array(pool), shape), drawn)
+    if domain == "nonzero":
+        drawn = np.where(drawn == 0, 1, drawn)
+    return drawn.astype(info.dtype)
+
+
+def special_values(dtype: str) -> list[float]:
+    """NaN, infinities, signed zeros, denormals, the largest and smallest numbers, and neighbours of 1."""
+    info: Any = jnp.finfo(jnp.dtype(dtype))
+    top, normal, tiny = float(info.max), float(info.smallest_normal), float(info.smallest_subnormal)
+    positive = [0.0, float("inf"), top, normal, tiny, 1.0, 1.0 + float(info.eps), 0.5, 2.0, 88.0]
+    return [float("nan"), *positive, *(-v for v in positive)]
+
+
+def named(op, case: Case) -> dict[str, Any]:
+    """The arguments of the call by name."""
+    args, keywords = operands(op, case, arrays(op, case))
+    return {a.name: x for a, x in zip(op.spec.inputs, args, strict=True) if x is not None} | keywords
+
+
+def operands(op, case: Case, made: Mapping[str, np.ndarray]) -> tuple[list, dict[str, Any]]:
+    """The positional and keyword arguments of the call."""
+    args = [None if a.name in case.absent else jax.device_put(made[a.name]) for a in op.spec.inputs]
+    there = {a.dtype for a in op.spec.inputs if a.name not in case.absent}
+    free = {name: dtype for name, dtype in case.types.variables if name in op.spec.free_types and name not in there}
+    return args, {**dict(case.params), **free}

@@ -1,0 +1,457 @@
+"""How far a chain's float32 result may lie from the exact one, element by element.
+
+Running error analysis: every value carries a bound on its absolute error. An operation adds what its arguments' errors
+become in it (`intervals.py`), and its own rounding: half an ulp for a correctly rounded operation, `FUNCTION` of relative
+error for the functions that libraries approximate. Values closer to zero than the smallest normal number may be flushed,
+so every result may be off by that much. A comparison whose outcome the errors can change is uncertain, and what it selects
+is as uncertain as its two choices differ.
+
+A comparison of a value with its own maximum is uncertain only among elements that are all as near to it as their errors:
+both sides are off together, so the one that stands alone is the maximum.
+
+Reductions, over n values x with errors e:
+  sum, mean  An order of summation rounds each x once for every addition on its way to the result, d times at most, so the
+             sum is off by sum(e) + d u sum(|x| + e), to first order in the unit roundoff u. One after the other d is n - 1;
+             kernels and XLA sum in lanes, in windows of 32 and in trees, so `depth` allows less, and a lost element shows.
+             Partial sums lie between those of the negative and of the positive x: where these leave the range, so may the
+             sum on its way, whatever its own size. A mean divides: two more roundings.
+  prod       Any order has n - 1 roundings, all of them relative: off by prod(|x| + e) - prod|x| + (n - 1) u prod(|x| + e).
+             A partial product that underflows is off by the smallest normal number, times the others at their largest.
+  max, min   The largest x lies between the largest x - e and the largest x + e; an x that may be NaN leaves it open.
+  any, all   Uncertain where no certain element decides and an uncertain one may.
+
+The bound says what float32 arithmetic can do to this chain; the expected value comes from the reference alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from codegen.checking.intervals import distance, lost, reach
+from codegen.graph.emit import leaf_key
+from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, topological
+from codegen.graph.ops import OPS, REDUCTIONS
+
+# Relative error allowed to a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
+# 5 ulp, XLA's vectorised ones a little more.
+FUNCTION = 2.0**-20
+# Where every output is narrower than float32, the approximations of `math: auto` (ops.py)
+NARROW = 2.0**-16
+# `math: fast` may use the hardware's approximations, the coarsest of which (tanh) has 2**-11 of the result. Others are also
+# off by an absolute error where the result is near 0: by (argument's magnitude at most, error) each, as the PTX manual has it
+# (ISA 9.0, 9.7.3); that of erf, which is 1 less a power, is measured.
+FAST = 2.0**-10
+_FAST_CIRCULAR = ((2 * math.pi, 2.0**-20.5), (100 * math.pi, 2.0**-14.7), (math.inf, 2.0))
+FAST_ABSOLUTE = {
+    "sin": _FAST_CIRCULAR, "cos": _FAST_CIRCULAR, "log": ((2.0, 2.0**-22),), "log2": ((2.0, 2.0**-22),),
+    "erf": ((math.inf, 2.0**-19.5),),
+}  # fmt: skip
+EXACT = frozenset(
+    "where cast neg abs maximum minimum floor ceil round sign _pinned _others".split()
+)  # which round nothing
+ROUNDED = frozenset(
+    "add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split()
+)
+
+
+def _density(x: np.ndarray) -> np.ndarray:
+    """Of a normal variable."""
+    return np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+
+
+_lax = SimpleNamespace(
+    rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf, erfc=special.erfc, rem=lambda a, b: np.fmod(a, b),
+    logistic=special.expit,
+)  # fmt: skip
+_nn = SimpleNamespace(gelu=lambda x, approximate: 0.5 * x * special.erfc(-(0.5**0.5) * x))
+_slopes = SimpleNamespace(
+    product_of_others=lambda value, x, whole: value,
+    dgelu=lambda x: special.ndtr(x) + x * _density(x),
+)
+_NAMES = {"jnp": np, "jax": SimpleNamespace(lax=_lax, nn=_nn), "runtime": _slopes}
+_FUNCTIONS = {
+    name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), dict(_NAMES))
+    for name, op in OPS.items()
+}
+
+
+def depth(count: int) -> float:
+    """The most additions between one of `count` values and their sum: a window, then as many as windows of sqrt(n)."""
+    return min(max(count - 1, 0), 32 + math.sqrt(count))
+
+
+def _nowhere() -> np.ndarray:
+    return np.zeros((), bool)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A value, the bound of its error (for a bool: 1 where it is uncertain), where float32 overflowed on the way, and where an
+    uncertain comparison chose between values that lie far apart (`doubt`): the bound then spans both."""
+
+    value: np.ndarray
+    error: np.ndarray
+    overflow: np.ndarray
+    doubt: np.ndarray = field(default_factory=_nowhere)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A contraction: its value, the sum of its terms' magnitudes, that of its factors' (what is not finite left out), how
+    many terms there are, and what part of the first sum tensor cores may lose beside float32's roundings."""
+
+    value: np.ndarray
+    size: np.ndarray
+    spread: np.ndarray
+    count: int
+    lost: float
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.value, self.size, self.spread
+
+    def of(self, value: np.ndarray, size: np.ndarray, spread: np.ndarray) -> Terms:
+        """The same for some of the elements."""
+        return Terms(value, size, spread, self.count, self.lost)
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """Which argument of a comparison is the value whose maximum (`largest`) or minimum over `axes` the other one is."""
+
+    place: int
+    largest: bool
+    axes: tuple[str, ...]
+
+
+def own_extreme(node: Node) -> Extreme | None:
+    """How a comparison compares a value with an extreme of itself, if it does."""
+    if len(node.args) != 2:
+        return None
+    axes: tuple[str, ...]
+    for place, value in enumerate(node.args):
+        other, axes = node.args[1 - place], ()
+        op = other.op
+        while op in ("max", "min") and other.op == op:
+            other, axes = other.args[0], axes + lost_axes(other)
+        if axes and other is value:
+            return Extreme(place, op == "max", axes)
+    return None
+
+
+class Analysis:
+    """The bounds of a chain's values. `compute` is "float32" or "float64"; values have a dimension for each axis of
+    `order`, `rows` of them for `...`, or are scalars; `narrow` holds the nodes, by identity, that may be approximate."""
+
+    def __init__(
+        self,
+        compute: str,
+        fast: bool,
+        narrow: Collection[int],
+        casts: Mapping[str, str],
+        order: tuple[str, ...] = (),
+        rows: int = 0,
+    ):
+        info = np.finfo(compute)
+        self.compute = compute
+        self.unit, self.tiny, self.top = float(info.eps) / 2, float(info.smallest_normal), float(info.max)
+        scale = float(info.eps) / float(np.finfo(np.float32).eps)
+        self.fast = fast and compute == "float32"
+        self.function = (FAST if fast else FUNCTION) * scale
+        self.approximate = (FAST if fast else NARROW) * scale
+        self.narrow = narrow
+        self.casts = casts
+        self.dimensions: dict[str, tuple[int, ...]] = {}
+        for axis in order:
+            start = sum(map(len, self.dimensions.values()))
+            self.dimensions[axis] = tuple(range(start, start + (rows if axis == ROWS else 1)))
+
+    def statements(
+        self, statements: tuple[Statement, ...], leaves: Mapping[tuple, np.ndarray | Bound]
+    ) -> dict[tuple[str, int | None], Bound]:
+        """The bound of every value the statements assign. `leaves` holds what they read, by `leaf_key`: values that are
+        exact, or bounds."""
+        bounds: dict[int, Bound] = {}
+        results = {}
+        with np.errstate(all="ignore"):
+            for statement in statements:
+                for node in topological([statement.value]):
+                    if id(node) not in bounds:
+                        args = [bounds[id(a)] for a in node.args]
+                        bound = self.node(node, args, leaves)
+                        bound = replace(bound, doubt=self.doubt(node, args))
+                        bounds[id(node)] = self.divided(node, self.factored(node, bound, bounds), bounds)
+                results[(statement.name, statement.part)] = bounds[id(statement.value)]
+        return results
+
+    def node(self, node: Node, args: list[Bound], leaves: Mapping[tuple, np.ndarray | Bound]) -> Bound:
+        key = leaf_key(node)
+        found = leaves.get(key)
+        if isinstance(found, Bound):
+            return found
+        if node.is_const or key in leaves:
+            value = np.asarray(node.attr if node.is_const else leaves[key])
+            if node.kind == "float":
+                value = value.astype(np.float64)
+            exact = node.kind != "float" or node.op != "param"
+            inexact = (node.is_const and node.kind == "float") or not exact
+            error = np.where(np.isfinite(value), np.abs(value), 0) * self.unit if inexact else np.zeros(value.shape)
+            return Bound(value, error + (self.tiny if node.kind == "float" else 0), np.zeros(value.shape, bool))
+        if node.op == "input":  # what only a `take` reads: its table and its index, bound as one leaf
+            return Bound(np.zeros(()), np.zeros(()), np.zeros((), bool))
+        if node.op in REDUCTIONS:
+            return self.reduction(node, args[0])
+        overflow = np.zeros((), bool)
+        for arg in args:
+            overflow = overflow | arg.overflow
+        if node.kind == "bool":
+            return self.decision(node, args, overflow)
+        if node.op == "where":
+            value, error = self.selection(*args)
+        else:
+            value, error = self.function_of(node, args)
+        return self.rounded(node, value, error, overflow)
+
+    def default(self, value: np.ndarray) -> Bound:
+        """An input's default: the reference has the number itself, the op what it is in the type it computes in."""
+        with np.errstate(all="ignore"):
+            return Bound(
+                value,
+                distance(value.astype(self.compute).astype(np.float64), value) + self.tiny,
+                np.zeros(value.shape, bool),
+            )
+
+    def decision(self, node: Node, args: list[Bound], overflow: np.ndarray) -> Bound:
+        """A bool, uncertain where the ends of its arguments' intervals disagree."""
+        function = _FUNCTIONS[node.op]
+        value = np.asarray(function(*(a.value for a in args)))
+        uncertain = np.zeros(value.shape, bool)
+        if (extreme := own_extreme(node)) is not None:
+            uncertain = self.among_rivals(args, extreme)
+        elif args and args[0].value.dtype == np.bool_:
+            for arg in args:
+                uncertain = uncertain | (arg.error > 0)
+        else:
+            for signs in ((1, -1), (-1, 1), (1, 1), (-1, -1)):
+                ends = [a.value + s * a.error if a.error.any() else a.value for a, s in zip(args, signs, strict=False)]
+                uncertain = uncertain | (np.asarray(function(*ends)) != value)
+            for arg in args:
+                uncertain = uncertain | lost(arg.value, arg.error)
+        return Bound(value, uncertain.astype(np.float64), overflow)
+
+    def among_rivals(self, args: list[Bound], extreme: Extreme) -> np.ndarray:
+        """Where a value's comparison with its own maximum or minimum is uncertain: only where several of its elements may be
+        that. One that no other reaches is it, however far both are off: they are off together."""
+        z, along = args[extreme.place], tuple(d for axis in extreme.axes for d in self.dimensions[axis])
+        x = np.where(np.isnan(z.value), -np.inf, z.value if extreme.largest else -z.value)
+        low, high = (np.where(np.isinf(z.error), s * np.inf, x + s * z.error) for s in (-1, 1))
+        rival = high >= low.max(along, keepdims=True)
+        alone = rival & (rival.sum(along, keepdims=True) == 1)
+        nan, lost = np.isnan(z.value) & np.isfinite(z.error), np.isinf(z.error)
+        certain, open_ = nan.any(along, keepdims=True), lost.any(along, keepdims=True)
+        uncertain = rival & ~alone & ~(low >= high.max(along, keepdims=True))
+        return np.asarray((uncertain | open_) & ~certain)
+
+    def doubt(self, node: Node, args: list[Bound]) -> np.ndarray:
+        """Where an uncertain comparison chose, here or on the way, between values farther apart than they are off anyway."""
+        if node.kind == "bool" or not args:
+            return _nowhere()
+        if node.op in REDUCTIONS:
+            axes = tuple(d for axis in lost_axes(node) for d in self.dimensions[axis])
+            return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axes, keepdims=True))
+        if node.op != "where":
+            return np.asarray(functools.reduce(np.logical_or, (a.doubt for a in args)))
+        condition, a, b = args
+        chosen = np.where(condition.value, a.doubt, b.doubt)
+        apart = np.asarray(distance(a.value, b.value) > 4 * (a.error + b.error))
+        return np.where(condition.error > 0, apart | a.doubt | b.doubt, chosen)
+
+    def factored(self, node: Node, bound: Bound, bounds: Mapping[int, Bound]) -> Bound:
+        """XLA takes a power of two out of a sum: it computes a * c + b * c as (a + b) * c, and a + b may overflow."""
+        if node.op not in ("add", "sub") or any(a.op != "mul" for a in node.args):
+            return bound
+        first, second = ([bounds[id(a)].value for a in product.args] for product in node.args)
+        for (a, c), (b, d) in itertools.product((first, first[::-1]), (second, second[::-1])):
+            if c.ndim == d.ndim == 0 and c == d and abs(np.frexp(c)[0]) == 0.5:
+                beyond = np.isfinite(a) & np.isfinite(b) & (np.abs(a) + np.abs(b) > self.top)
+                bound = replace(bound, error=np.where(beyond, np.inf, bound.error), overflow=bound.overflow | beyond)
+        return bound
+
+    def divided(self, node: Node, bound: Bound, bounds: Mapping[int, Bound]) -> Bound:
+        """XLA divides by a value that it broadcasts by way of its reciprocal, which the CPU flushes where it is subnormal:
+        the quotient may be 0, that of an infinity NaN."""
+        if node.op != "div" or bounds[id(node.args[1])].value.size >= bound.value.size:
+            return bound
+        flushed = np.abs(bounds[id(node.args[1])].value) * self.tiny > 1
+        return replace(bound, error=np.where(flushed, bound.error + np.abs(bound.value), bound.error))
+
+    def selection(self, condition: Bound, a: Bound, b: Bound) -> tuple[np.ndarray, np.ndarray]:
+        value = np.where(condition.value, a.value, b.value)
+        error = np.where(condition.value, a.error, b.error)
+        other = np.maximum(distance(a.value, b.value) + np.maximum(a.error, b.error), error)
+        return value, np.where(condition.error > 0, other, error)
+
+    def function_of(self, node: Node, args: list[Bound]) -> tuple[np.ndarray, np.ndarray]:
+        function = self.evaluate(node)
+        values = [a.value for a in args]
+        value, error = reach(node.op, function, values, [a.error for a in args])
+        if node.op in ("gelu", "dgelu"):
+            # Exponents, x * x / 2, are rounded, and what x is multiplied with may be flushed. Approximations are coarser than
+            # others, and that of gelu 0 at -inf, as the limit is; jnp's is NaN
+            x, narrow = values[0], id(node) in self.narrow
+            unit = self.approximate if narrow else 0
+            if node.op == "gelu":
+                far = np.where((x < -8) & narrow, 2.0**-62, 0)
+                own = np.abs(value) * (4 * x**2 * self.unit + unit) + np.abs(x) * self.tiny + far
+            else:
+                slope = np.abs(x) * _density(x)
+                tail = 4 * x**2 * self.unit * (slope + special.ndtr(-np.abs(x)))
+                own = (special.ndtr(x) + slope) * 2 * (unit or self.function) + tail + 16 * self.tiny
+            error = error + np.where(np.isfinite(own), own, 0)
+            if node.op == "gelu":
+                error = np.where(narrow & (x == -np.inf), np.inf, error)
+        if self.fast and node.op in FAST_ABSOLUTE:
+            size, limits = np.abs(values[0]), FAST_ABSOLUTE[node.op]
+            error = error + np.select([size <= limit for limit, _ in limits], [own for _, own in limits], 0.0)
+        return value, error
+
+    def contraction(self, terms: Terms) -> Bound:
+        """A sum of products, in any order; tensor cores may cut where others round, and flush what is denormal."""
+        unit = 2 * (terms.count + 2) * self.unit + terms.lost
+        beyond = terms.size * (1 + unit) > self.top
+        error = np.where(np.isfinite(terms.value), terms.size * unit, 0) + (terms.spread + terms.count + 1) * self.tiny
+        return Bound(terms.value, np.where(beyond, np.inf, error), beyond)
+
+    def reduction(self, node: Node, arg: Bound) -> Bound:
+        """The axes lost stay, of length 1."""
+        axes = tuple(d for axis in lost_axes(node) for d in self.dimensions[axis])
+        x = arg.value
+        error, overflow = np.broadcast_to(arg.error, x.shape), np.broadcast_to(arg.overflow, x.shape)
+        overflow = np.any(overflow, axes, keepdims=True)
+        if node.op in ("sum", "mean"):
+            return self.total(node, x, error, overflow, axes)
+        if node.op == "prod":
+            return self.product(node, x, error, overflow, axes)
+        if node.op in ("max", "min"):
+            function = np.max if node.op == "max" else np.min
+            value = function(x, axes, keepdims=True)
+            low, high = (
+                function(np.where(np.isinf(error), s * np.inf, x + s * error), axes, keepdims=True) for s in (-1, 1)
+            )
+            reach = np.maximum(distance(low, value), distance(high, value))
+            # What may be anything may be NaN, which wins, unless another NaN is certain to
+            open_, certain = np.isinf(error), np.isnan(x) & np.isfinite(error)
+            lost = open_.any(axes, keepdims=True) & ~certain.any(axes, keepdims=True)
+            return Bound(value, np.where(lost, np.inf, reach), overflow)
+        decides = x if node.op == "any" else ~x
+        decided = (decides & (error == 0)).any(axes, keepdims=True)
+        uncertain = ~decided & (error > 0).any(axes, keepdims=True)
+        value = (np.any if node.op == "any" else np.all)(x, axes, keepdims=True)
+        return Bound(value, uncertain.astype(np.float64), overflow)
+
+    def total(self, node: Node, x: np.ndarray, error: np.ndarray, overflow: np.ndarray, axes: tuple[int, ...]) -> Bound:
+        """A sum or a mean."""
+
+        def add(values: np.ndarray) -> np.ndarray:
+            return values.sum(axes, keepdims=True)
+
+        value, own = add(x), add(error)
+        if node.kind == "int":
+            return Bound(value, own, overflow)
+        count = math.prod(x.shape[d] for d in axes)
+        size = np.where(np.isfinite(x), np.abs(x), 0) + np.where(np.isfinite(error), error, 0)
+        bound = own + depth(count) * self.unit * add(size) + count * self.tiny
+        beyond = np.maximum(add(np.where(x > 0, size, 0)), add(np.where(x < 0, size, 0))) > self.top
+        if node.op == "mean":
+            value, bound = value / count, bound / max(count, 1)
+            bound = bound + 2 * self.unit * np.where(np.isfinite(value), np.abs(value), 0) + self.tiny
+        return Bound(value, np.where(beyond, np.inf, bound), overflow | beyond)
+
+    def product(
+        self, node: Node, x: np.ndarray, error: np.ndarray, overflow: np.ndarray, axes: tuple[int, ...]
+    ) -> Bound:
+        def multiply(values: np.ndarray) -> np.ndarray:
+            return values.prod(axes, keepdims=True)
+
+        value = multiply(x)
+        finite = np.isfinite(x)
+        size = np.where(finite, np.abs(x), 1)
+        reach = size + np.where(np.isfinite(error), error, 0)
+        bound = np.where(np.isinf(error).any(axes, keepdims=True), np.inf, multiply(reach) - multiply(size))
+        if node.kind == "int":
+            return Bound(value, np.where((error == 0).all(axes, keepdims=True), 0, bound), overflow)
+        count = math.prod(x.shape[d] for d in axes)
+        largest = multiply(np.maximum(reach, 1))
+        bound = bound + max(count - 1, 0) * self.unit * multiply(reach) + count * self.tiny * largest
+        # 0 times infinity, and the sign of an infinity, where a factor or a partial product may be 0
+        zero = (size <= error).any(axes, keepdims=True) | (multiply(np.minimum(size, 1)) < self.tiny)
+        beyond = (largest > self.top) | (zero & np.isinf(x).any(axes, keepdims=True))
+        # Where even float64 may overflow on the way, the reference says no more than the chain
+        return Bound(value, np.where(beyond, np.inf, bound), (overflow | beyond) & np.isfinite(largest))
+
+    def evaluate(self, node: Node):
+        if node.op == "float":
+            return lambda x: np.asarray(x).astype(np.float64)
+        if node.op == "cast":
+            dtype = self.casts.get(str(node.attr), str(node.attr))
+            return lambda x: stored(x, dtype).astype(np.float64 if node.kind == "float" else np.int64)
+        if node.kind == "int" and node.op in ("maximum", "minimum", "abs", "rem", "sign", "add", "sub", "mul", "neg"):
+            return lambda *xs: np.asarray(_FUNCTIONS[node.op](*(np.asarray(x, np.int64) for x in xs)))
+        return _FUNCTIONS[node.op]
+
+    def rounded(self, node: Node, value: np.ndarray, error: np.ndarray, overflow: np.ndarray) -> Bound:
+        """The operation's own rounding, and what leaves the compute type's range."""
+        if node.kind != "float":
+            return Bound(value, error, overflow)
+        if node.op not in EXACT:
+            loose = id(node) in self.narrow
+            unit = self.approximate if loose else self.function
+            if node.op in ROUNDED:  # approximately within 2 ulp, a division by a row's value within 3
+                approximate = loose and node.op in OPS and "{approx}" in OPS[node.op].cute
+                unit = self.unit * (6 if approximate else 1)
+            error = error + np.where(np.isfinite(value), np.abs(value), 0) * unit
+        error = error + self.tiny
+        beyond = np.isfinite(value) & (np.abs(value) + error > self.top)
+        overflow = overflow | beyond
+        error = np.where(beyond, np.inf, error)
+        return Bound(value, error, overflow)
+
+
+def stored(x: np.ndarray, dtype: str) -> np.ndarray:
+    """NumPy's twin of how an output is stored: rounded once, float8 and integers saturating, NaN to integer 0."""
+    target = jnp.dtype(dtype)
+    x = np.asarray(x)
+    with np.errstate(all="ignore"):
+        if DTYPES[dtype].kind == "float":
+            if target.itemsize == 1:
+                top = float(jnp.finfo(target).max)
+                x = np.clip(x, -top, top)
+            return x.astype(target)
+        if DTYPES[dtype].kind == "bool":
+            return x.astype(bool)
+        info = np.iinfo(target)
+        if x.dtype.kind == "f":
+            x = np.trunc(np.where(np.isnan(x), 0, x))
+            low, high = float(info.min), float(info.max)
+            inside = np.clip(x, low, np.nextafter(high, 0) if high != info.max else high).astype(np.int64)
+            return np.where(x >= high, info.max, np.where(x <= low, info.min, inside)).astype(target)
+        return np.clip(x.astype(np.int64), info.min, info.max).astype(target)
+
+
+def ulp(x: np.ndarray, dtype: str) -> np.ndarray:
+    """The spacing of a floating dtype's numbers at x (for integers 1)."""
+    if DTYPES[dtype].kind != "float":
+        return np.ones(np.shape(x))
+    info: Any = jnp.finfo(jnp.dtype(dtype))
+    magnitude = np.clip(np.abs(np.nan_to_num(x, posinf=float(info.max))), float(info.smallest_normal), float(info.max))
+    return 2.0 ** (np.floor(np.log2(magnitude)) - int(info.nmant))

@@ -1,0 +1,89 @@
+"""`codegen verify`: the property tests of ops, reported a line each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from codegen import extras
+from codegen.checking.agreement import Disagreement, Report
+from codegen.checking.testing import check_gradient, check_op
+from codegen.runtime.compiled.platform import on_gpu
+from codegen.runtime.ops.op import Op
+
+with extras.needed("build"):
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the random calls of one op showed."""
+
+    op: str
+    implementation: str
+    report: Report
+    gradient: str  # "agrees", "-" where there is none, or what is wrong
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        return not self.report.failure and self.gradient in ("agrees", "-")
+
+
+def default_implementation() -> str:
+    """What `verify` runs where nothing else is asked for."""
+    return "cute" if on_gpu() else "interpret"
+
+
+def verify(ops: Iterable[Op], implementation: str, examples: int, seed: int | None) -> Iterator[Outcome]:
+    """Check ops one after the other; a disagreement ends up in its outcome. Of gradients a quarter as many examples."""
+    for op in ops:
+        start, report, gradient = time.perf_counter(), Report(), "-"
+        try:
+            check_op(op, implementation, examples, seed, report)
+        except Disagreement as error:
+            report.failure = str(error)
+        if op.spec.grad != "none":
+            try:
+                check_gradient(op, implementation, max(2, examples // 4), seed)
+                gradient = "agrees"
+            except Disagreement as error:
+                gradient = str(error)
+        yield Outcome(op.spec.op, implementation, report, gradient, time.perf_counter() - start)
+
+
+def as_row(outcome: Outcome) -> dict:
+    """An outcome for --json."""
+    report = outcome.report
+    return {
+        "op": outcome.op,
+        "implementation": outcome.implementation,
+        "examples": report.examples,
+        "elements": report.elements,
+        "worst_ulp": round(report.worst_ulp, 4),
+        "worst_ulp_elements": report.tight,
+        "worst_of_all_ulp": round(report.worst_of_all, 4),
+        "allowed_there_ulp": round(report.bound_of_worst, 4),
+        "undecided": report.undecided,
+        "worst_case": report.worst_case,
+        "failure": report.failure,
+        "gradient": outcome.gradient,
+        "seconds": round(outcome.seconds, 2),
+    }
+
+
+def as_table(outcomes: Iterable[Outcome]) -> Table:
+    """Outcomes as a person reads them, a line each; in 80 columns names of ops and headings are folded."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("op", "calls", "elements", "worst ulp", "of", "worst of all", "undecided", "gradient", ""):
+        table.add_column(name, overflow="fold")
+    for o in outcomes:
+        gradient = o.gradient if o.gradient in ("agrees", "-") else "differs"
+        r = o.report
+        verdict = "[green]agrees[/green]" if o.good else "[red]differs[/red]"
+        worst = f"{r.worst_of_all:.3g} of {r.bound_of_worst:.3g}"
+        numbers = (r.examples, r.elements, f"{r.worst_ulp:.2f}", r.tight, worst, r.undecided)
+        cells = (*map(str, numbers), gradient, verdict)
+        table.add_row(o.op, *cells)
+    return table

@@ -1,0 +1,419 @@
+"""Device functions of kernels that reduce: how a thread reads and writes its pieces of a row (`reduce` says which).
+
+What lies beyond a row's end is never accessed; registers hold zeros there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Numeric, Uint32
+from cutlass.memory import SmemAllocator
+
+from codegen.device import functions as device
+from codegen.device.functions import WARP
+
+EVICT = cute.nvgpu.CacheEvictionPriority
+
+
+@cute.jit
+def load_one(src: cute.Tensor, place: cute.Coord, there: cutlass.Boolean, dst: cute.Tensor):
+    """The one value of a row; zero where there is no such row."""
+    dst.fill(0)
+    if there:
+        dst[0] = src[place]
+
+
+@cute.jit
+def load_row(
+    src: cute.Tensor,
+    start: cutlass.Int64,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    parts: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    aligned: cutlass.Constexpr[bool],
+    once: cutlass.Constexpr[bool],
+):
+    """A thread's vectors of a row that begins at element `start` of a compact tensor, into dst (vec, vectors), or (parts,
+    vec, vectors) where each column has several parts side by side; zeros outside the tensor, and any values of it outside
+    the row. Where that is no multiple of a vector (`ragged`), `aligned` says that vectors are still aligned in memory, for
+    which `first` may be negative; else each is put together from the two that hold it. What is read `once` leaves the
+    first cache to what is read again."""
+    cached = EVICT.NO_ALLOCATE if once else EVICT.EVICT_NORMAL
+    vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
+    count = cute.size(dst) // vectors
+    pieces = [cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,))) for v in range(vectors)]
+    dst.fill(0)
+    if cutlass.const_expr(not ragged):
+        for v in cutlass.range_constexpr(vectors):
+            c = first + v * step
+            if c < columns:
+                place = start + cutlass.Int64(c) * parts
+                cute.autovec_copy(device.vector(src, place, count), pieces[v], l1c_evict_priority=cached)
+    else:
+        whole = device.whole_vectors(src, count) if aligned or device.shiftable(pieces[0]) else Int64(0)
+        place = start + cutlass.Int64(first) * parts
+        skip = 0 if aligned else device.misalignment(place, count)  # the same for all vectors of a row
+        base = place - skip
+        left = _at_most(whole - base, Int64(columns - first) * parts + skip)  # of elements to read in vectors
+        left = cutlass.select_(columns > 0, left, 0)  # a row that is not there has any place
+        both = cute.make_rmem_tensor((count, 2), src.element_type)
+        for v in cutlass.range_constexpr(vectors):
+            at = v * step * parts
+            if cutlass.const_expr(aligned):
+                if at < left:
+                    cute.autovec_copy(device.vector(src, base + at, count), pieces[v], l1c_evict_priority=cached)
+            elif cutlass.const_expr(device.shiftable(pieces[0])):
+                both.fill(0)
+                if (at < left) & (at >= 2 * count or base + at >= 0):
+                    cute.autovec_copy(device.vector(src, base + at, count), both[None, 0])
+                if at + count < cutlass.select_(skip == 0, 0, left):
+                    cute.autovec_copy(device.vector(src, base + (at + count), count), both[None, 1])
+                device.shift_into(both, skip, pieces[v])
+        # One by one what fills no vector of memory; apart, since branches between loads would make them wait for each other
+        if (columns > 0) & (start + cutlass.Int64(columns) * parts > whole):
+            for v in cutlass.range_constexpr(vectors):
+                at = v * step * parts
+                if (first + v * step < columns) & (place + (at + count) > whole):
+                    device.load_elements(src, place + at, pieces[v])
+        forget(dst)  # else the compiler would take the vectors apart here, for the few that come one by one
+
+
+def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:
+    """The lesser of the two, in 32 bits: a thread's vectors lie within less than 2**30 elements."""
+    least = cutlass.select_(a < b, a, b)
+    least = cutlass.select_(least < 2**30, least, Int64(2**30))
+    return Int32(cutlass.select_(least < 0, Int64(0), least))
+
+
+def meeting_place(threads: int, *registers: cute.Tensor) -> cute.Pointer:
+    """Shared memory in which the lanes of each warp hand each other what any of these registers hold."""
+    size = max(cute.size(r) * r.element_type.width // 8 for r in registers)
+    tidx, _, _ = cute.arch.thread_idx()
+    whole = SmemAllocator().allocate_tensor(cutlass.Uint8, cute.make_layout((threads * size,)), 16)
+    return whole.iterator + cute.assume(tidx // WARP * (WARP * size), divby=16)
+
+
+@cute.jit
+def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cute.Pointer):
+    """Neighbouring whole rows of a compact tensor, from `row` on, into dst (..., rows): together they are vectors in memory.
+    Zeros past the last row. A warp reads its lanes' rows together, neighbouring vectors by neighbouring lanes, and hands them
+    on in its part of shared memory."""
+    start, left, vec = _neighbours(src, row, dst)
+    lane, count = cute.arch.lane_idx(), cute.size(dst)
+    found, pieces = cute.make_tensor(dst.iterator, cute.make_layout((count,))), _pieces(src, count, vec)
+    if left >= WARP * count:
+        for i in cutlass.range_constexpr(count // vec):
+            cute.autovec_copy(device.vector(src, start + (i * WARP + lane) * vec, vec), pieces[i])
+        _hand_on(pieces, place, (vec, WARP * vec), (count, vec))
+        _regroup(pieces, [found])
+    else:
+        own = device.unseen(Int32(left)) - lane * count
+        for k in cutlass.range(count, unroll_full=True):
+            found[k] = src.element_type(0)
+            if k < own:
+                found[k] = (src.iterator + (start + lane * count + k)).load()
+
+
+@cute.jit
+def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32, place: cute.Pointer):
+    """Store neighbouring whole rows as `load_rows` loads them."""
+    start, left, vec = _neighbours(dst, row, src)
+    lane, count = cute.arch.lane_idx(), cute.size(src)
+    held, pieces = cute.make_tensor(src.iterator, cute.make_layout((count,))), _pieces(dst, count, vec)
+    if left >= WARP * count:
+        _regroup([held], pieces)
+        _hand_on(pieces, place, (count, vec), (vec, WARP * vec))
+        for i in cutlass.range_constexpr(count // vec):
+            cute.autovec_copy(pieces[i], device.vector(dst, start + (i * WARP + lane) * vec, vec))
+    else:
+        own = device.unseen(Int32(left)) - lane * count
+        for k in cutlass.range(count, unroll_full=True):
+            if k < own:
+                (dst.iterator + (start + lane * count + k)).store(held[k])
+
+
+def _hand_on(pieces: list[cute.Tensor], place: cute.Pointer, out: tuple[int, int], back: tuple[int, int]) -> None:
+    """Each lane's vectors to shared memory and others back: how many elements lie there between those of neighbouring lanes,
+    and between a lane's own. A lane that has one alone has the same one."""
+    if len(pieces) == 1:
+        return
+    lane, vec = cute.arch.lane_idx(), cute.size(pieces[0])
+    shared = cute.recast_ptr(place, dtype=pieces[0].element_type)
+
+    def there(i: int, apart: tuple[int, int]) -> cute.Tensor:
+        return cute.make_tensor(
+            shared + cute.assume(lane * apart[0] + i * apart[1], divby=vec), cute.make_layout((vec,))
+        )
+
+    cute.arch.sync_warp()  # what lay there is read
+    for i, piece in enumerate(pieces):
+        cute.autovec_copy(piece, there(i, out))
+    cute.arch.sync_warp()
+    for i, piece in enumerate(pieces):
+        cute.autovec_copy(there(i, back), piece)
+
+
+def _regroup(sources: list[cute.Tensor], targets: list[cute.Tensor]) -> None:
+    """The elements of some registers to others, which are grouped otherwise: one by one, or they would lie in memory."""
+    values = [source[i] for source in sources for i in range(cute.size(source))]
+    for target in targets:
+        for i in range(cute.size(target)):
+            target[i] = values.pop(0)
+
+
+def _pieces(tensor: cute.Tensor, count: int, vec: int) -> list[cute.Tensor]:
+    """Registers for `count` elements of a tensor, in vectors."""
+    return [cute.make_rmem_tensor((vec,), tensor.element_type) for _ in range(count // vec)]
+
+
+def _neighbours(tensor: cute.Tensor, row: Int32, registers: cute.Tensor) -> tuple[Int64, Int64, int]:
+    """Of a warp's rows, a lane's from `row` on, which fill its registers: where they begin in a tensor, how many elements it has
+    from there on, and of how many each access is."""
+    count = cute.size(registers)
+    rows = cute.size(registers, mode=[cute.rank(registers) - 1])
+    first = Int64(row - cute.arch.lane_idx() * rows) * (count // rows)
+    return first, device.extent_of(tensor) - first, math.gcd(count, 128 // tensor.element_type.width)
+
+
+def staging(dtype: type[Numeric], count: int, vectors: int, rows: int, threads: int) -> cute.Tensor:
+    """A thread's own part of shared memory, for its vectors of `count` elements of several rows: (count, vectors, rows).
+    Neighbouring threads' vectors lie side by side."""
+    tidx, _, _ = cute.arch.thread_idx()
+    whole = SmemAllocator().allocate_tensor(dtype, cute.make_layout((threads * count * vectors * rows,)), 16)
+    layout = cute.make_layout((count, vectors, rows), stride=(1, threads * count, threads * count * vectors))
+    return cute.make_tensor(whole.iterator + cute.assume(tidx * count, divby=count), layout)
+
+
+@cute.jit
+def fetch_row(
+    src: cute.Tensor,
+    start: cutlass.Int64,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    parts: cutlass.Constexpr[int],
+):
+    """Send for a thread's vectors of a row, as `load_row` reads them, to its part of shared memory: dst (count, vectors)."""
+    count, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    bits = count * src.element_type.width
+    mode = cute.nvgpu.cpasync.LoadCacheMode.GLOBAL if bits == 128 else cute.nvgpu.cpasync.LoadCacheMode.ALWAYS
+    atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), src.element_type, num_bits_per_copy=bits)
+    for v in cutlass.range_constexpr(vectors):
+        c = first + v * step
+        if c < columns:
+            cute.copy(atom, device.vector(src, start + cutlass.Int64(c) * parts, count), dst[None, v])
+
+
+@cute.jit
+def take_row(
+    src: cute.Tensor,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+):
+    """What `fetch_row` brought, in registers: zeros outside the row."""
+    count, vectors = cute.size(src, mode=[0]), cute.size(src, mode=[1])
+    dst.fill(0)
+    for v in cutlass.range_constexpr(vectors):
+        if first + v * step < columns:
+            cute.autovec_copy(src[None, v], cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,))))
+
+
+def forget(registers: cute.Tensor) -> None:
+    """The same values, but to the compiler others: it keeps nothing that it computed from them, such as wider copies."""
+    if cute.size(registers) * registers.element_type.width % 32 == 0:
+        words = cute.recast_tensor(registers, Int32)
+        for i in range(cute.size(words)):
+            words[i] = device.unseen(words[i])
+
+
+@cute.jit
+def gather_row(
+    src: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    ragged: cutlass.Constexpr[bool],
+):
+    """A row of a tensor that has only some of its axes, element by element. `place` are the row's coordinates, `extents`
+    the extents of the axes that make a column, and `modes` says which of these each mode of the tensor is. It lacks the
+    innermost one, or has it without its neighbours."""
+    vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    each = vec if cutlass.const_expr(not ragged and len(extents) - 1 not in modes) else 1  # columns that a value serves
+    dst.fill(0)
+    places = _places(first, step, vectors, vec, each, extents)
+    for v in cutlass.range_constexpr(vectors):
+        for i in cutlass.range_constexpr(0, vec, each):
+            if first + v * step + i < columns:
+                value = src[_in_row(place, modes, places[v][i // each])]
+                for k in cutlass.range_constexpr(each):
+                    dst[i + k, v] = value
+
+
+@cute.jit
+def pick_row(
+    src: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    along: cutlass.Constexpr[int],
+    index: cute.Tensor,
+    index_place: cute.Coord,
+    index_modes: cutlass.Constexpr[tuple[int | None, ...]],
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    ragged: cutlass.Constexpr[bool],
+):
+    """`gather_row` where each column has a place of its own along one mode of the tensor: what an `index` holds for it, which
+    is reached as the tensor is."""
+    vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    each = vec if cutlass.const_expr(not ragged and len(extents) - 1 not in (*modes, *index_modes)) else 1
+    dst.fill(0)
+    places = _places(first, step, vectors, vec, each, extents)
+    for v in cutlass.range_constexpr(vectors):
+        picked = cute.make_rmem_tensor((vec // each,), Int32)
+        for i in cutlass.range_constexpr(0, vec, each):  # all of a vector are on their way before one is waited for
+            if first + v * step + i < columns:
+                at = index[_in_row(index_place, index_modes, places[v][i // each])]
+                picked[i // each] = device.clip_index(at, src.shape[along])
+        for i in cutlass.range_constexpr(0, vec, each):
+            if first + v * step + i < columns:
+                own = list(_in_row(place, modes, places[v][i // each]))
+                own[along] = picked[i // each]
+                value = src[tuple(own)]
+                for k in cutlass.range_constexpr(each):
+                    dst[i + k, v] = value
+
+
+def load_index(
+    mode: int, extents: tuple[cutlass.Int32, ...], first: cutlass.Int32, step: int, dst: cute.Tensor
+) -> None:
+    """The coordinate along one of several axes that make a column."""
+    vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    places = _places(first, step, vectors, vec, 1, extents)
+    for v in range(vectors):
+        for i in range(vec):
+            dst[i, v] = places[v][i][mode]
+
+
+Places: TypeAlias = tuple[Int32, ...]  # coordinates along the axes that make a column
+
+
+def _places(
+    first: Int32, step: int, vectors: int, vec: int, each: int, extents: tuple[Int32, ...]
+) -> list[list[Places]]:
+    """The coordinates of each vector's every `each`-th column, `step` columns apart. Only the first are found by division."""
+    found: list[list[Places]] = []
+    hop, at = _coordinates(Int32(step), extents), _coordinates(first, extents)
+    for v in range(vectors):
+        at = _further(at, hop, extents) if v else at
+        own = [at]
+        for _ in range(0, vec - each, each):
+            own.append(device.next_coordinates(own[-1], extents[1:]))
+        found.append(own)
+    return found
+
+
+def _coordinates(column: Int32, extents: tuple[Int32, ...]) -> Places:
+    """Along the axes that make a column. The first is within its extent where the column is."""
+    found, rest = [], Uint32(column)
+    for extent in reversed(extents[1:]):
+        found.append(Int32(rest % Uint32(extent)))
+        rest = rest // Uint32(extent)
+    return Int32(rest), *reversed(found)
+
+
+def _further(place: Places, hop: Places, extents: tuple[Int32, ...]) -> Places:
+    """The coordinates of a column as far on as `hop` is from the first."""
+    found, carry = [], Int32(0)
+    for at, by, extent in reversed(list(zip(place[1:], hop[1:], extents[1:], strict=True))):
+        value = at + by + carry
+        found.append(cutlass.select_(value >= extent, value - extent, value))
+        carry = Int32(value >= extent)
+    return place[0] + hop[0] + carry, *reversed(found)
+
+
+@cute.jit
+def store_row(
+    src: cute.Tensor,
+    dst: cute.Tensor,
+    start: cutlass.Int64,
+    column: cutlass.Int32,
+    offset: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    parts: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    aligned: cutlass.Constexpr[bool],
+    per_row: cutlass.Constexpr[int],
+):
+    """Store one vector of a row, from column + offset on, as `load_row` loads it. Neighbouring threads of a row hold
+    neighbouring vectors; all lanes of a warp take part."""
+    count = cute.size(src)
+    vec, first = count // parts, column + offset
+    place = start + cutlass.Int64(column) * parts + offset * parts
+    held = cute.make_tensor(src.iterator, cute.make_layout((count,)))
+    if cutlass.const_expr(not ragged):
+        if first < columns:
+            cute.autovec_copy(held, device.vector(dst, place, count))
+    else:
+        rest = Uint32(0)
+        if cutlass.const_expr(aligned):
+            if (first >= 0) & (first + vec <= columns):
+                cute.autovec_copy(held, device.vector(dst, place, count))
+            else:
+                rest = _bits_inside(first, columns, vec)
+        else:
+            rest = _bits_inside(first, columns, vec)
+            if cutlass.const_expr(parts == 1):
+                left, group = columns - first, min(per_row, WARP)
+                rest = rest & device.store_anywhere(held, dst, place, first, left, Int64(left), group)
+        if rest != 0:
+            for i in cutlass.range(vec, unroll_full=True):
+                if device.bit(rest, i):
+                    for part in cutlass.range_constexpr(parts):
+                        (dst.iterator + place + (i * parts + part)).store(held[i * parts + part])
+
+
+def _bits_inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int) -> cutlass.Uint32:
+    """One bit for each of a vector's columns, from `first` on, that lies inside the row."""
+    return device.first_bits(Int64(columns - first), vec) & ~device.first_bits(Int64(-first), vec)
+
+
+@cute.jit
+def scatter_row(
+    src: cute.Tensor,
+    dst: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    first: cutlass.Int32,
+    columns: cutlass.Int32,
+    width: cutlass.Constexpr[int],
+):
+    """Store one vector of a row as `gather_row` loads it, element by element; of each `width` columns that share a value, the
+    first's."""
+    vec = cute.size(src)
+    for i in cutlass.range_constexpr(0, vec, min(vec, width)):
+        c = first + i
+        if (c >= 0) & (c < columns) & (c % width == 0):
+            dst[_in_row(place, modes, _coordinates(c, extents))] = src[i]
+
+
+def _in_row(place: cute.Coord, modes: tuple[int | None, ...], column: Places) -> cute.Coord:
+    """A row's coordinates with those of a column."""
+    return tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))

@@ -1,0 +1,3 @@
+"""The GEMM: two main loops, and an epilogue within their tiles."""
+
+from codegen.device.gemm.entry import launch as launch

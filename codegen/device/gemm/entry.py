@@ -1,0 +1,100 @@
+"""What a generated contraction calls: the main loop that its plan names, over operands as JAX has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from codegen.device import vectors
+from codegen.device.gemm import sm80 as gemm_sm80
+from codegen.device.gemm import sm90 as gemm_sm90
+from codegen.device.gemm.pieces import Follows
+from codegen.shared import read_config
+
+
+@cute.jit
+def launch(
+    stream: Any,
+    mA: cute.Tensor,
+    mBs: tuple[cute.Tensor, ...],
+    tensors: tuple,
+    epilogue: cutlass.Constexpr[Callable[..., tuple]],
+    *,
+    batched: cutlass.Constexpr[bool],
+    b_is_nk: cutlass.Constexpr[bool],
+    paired: cutlass.Constexpr[str],
+    reads: cutlass.Constexpr[tuple],
+    config: cutlass.Constexpr[str],
+    vec: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    row_ops: cutlass.Constexpr[tuple[str, ...]] = (),
+    column_ops: cutlass.Constexpr[tuple[str, ...]] = (),
+    rescaled: cutlass.Constexpr[tuple[Follows, ...]] = (),
+    row_parts: tuple[cute.Tensor, ...] = (),
+    column_parts: tuple[cute.Tensor, ...] = (),
+    whole: tuple = (),
+):
+    """acc = a @ b, and the epilogue over its tiles.
+
+    mA: (M, K), with `batched` (L, M, K). mBs: (K, N), or (N, K) where `b_is_nk`, with `batched` a leading L: one of them, or
+    with paired = "two" two; its columns are (2, N) where they are "halves" and (N, 2) where "interleaved".
+    config: which main loop, and what it is told, as `gemms.Tile.launch` writes it.
+    row_parts: (L, M, parts), one for each of `row_ops`, column_parts: (L, parts, N), one for each of `column_ops`, float32
+    or int32: what each tile's rows and columns of what the epilogue returns come to.
+    whole: the tensors that have every element of the output, or of a batch of it, of those that the epilogue reads ahead, in
+    its order: how many elements side by side they have for each, and whether each batch has its own.
+    """
+    name, options = read_config(config)
+    if cutlass.const_expr(not batched):
+        mA, mBs = _one(mA), tuple(_one(mB) for mB in mBs)
+    columns = 1 if cutlass.const_expr(b_is_nk) else 2
+    found: list[Any] = []
+    for mB in mBs:
+        if cutlass.const_expr(paired == "halves"):
+            found += [part(mB, columns, k) for k in range(2)]
+        elif cutlass.const_expr(paired == "interleaved"):
+            found.append(_joined(mB, columns))
+        else:
+            found.append(mB)
+    bs = tuple(found)
+    loop = gemm_sm80.launch
+    if cutlass.const_expr(name == "sm_90a"):
+        loop, options = gemm_sm90.launch, options | {"whole": whole}
+    N = bs[0].shape[1] if cutlass.const_expr(b_is_nk) else bs[0].shape[2]
+    if Int64(mA.shape[0]) * mA.shape[1] * N > 0:
+        loop(
+            stream, mA, bs, tensors, epilogue, b_is_nk=b_is_nk, paired="halves" if paired == "two" else paired,
+            vec=vec, ragged=ragged, reads=reads, row_ops=row_ops, column_ops=column_ops, rescaled=rescaled,
+            row_parts=row_parts, column_parts=column_parts, **options,
+        )  # fmt: skip
+
+
+def part(tensor: cute.Tensor | None, mode: int, which: int) -> cute.Tensor | None:
+    """One of the parts that a mode counts; nothing of nothing."""
+    if tensor is None:
+        return None
+    others = [i for i in range(cute.rank(tensor)) if i != mode]
+    layout = cute.make_layout(
+        tuple(tensor.shape[i] for i in others), stride=tuple(vectors.compact_stride(tensor, i) for i in others)
+    )
+    return cute.make_tensor(tensor.iterator + which * vectors.compact_stride(tensor, mode), layout)
+
+
+def _joined(mB: cute.Tensor, mode: int) -> cute.Tensor:
+    """A mode and the one after it, which lies within it, as one."""
+    shape = [mB.shape[i] for i in range(cute.rank(mB))]
+    stride = [vectors.compact_stride(mB, i) for i in range(cute.rank(mB))]
+    shape[mode : mode + 2] = [shape[mode] * shape[mode + 1]]
+    del stride[mode]
+    return cute.make_tensor(mB.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
+
+
+def _one(mX: cute.Tensor) -> cute.Tensor:
+    """A matrix as a batch of one."""
+    shape = tuple(mX.shape[i] for i in range(cute.rank(mX)))
+    stride = tuple(vectors.compact_stride(mX, i) for i in range(cute.rank(mX)))
+    return cute.make_tensor(mX.iterator, cute.make_layout((Int32(1), *shape), stride=(stride[0], *stride)))

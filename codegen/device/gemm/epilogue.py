@@ -1,0 +1,363 @@
+"""The end of a GEMM: from a warp's accumulators, as tensor cores leave them, to calls of a generated epilogue.
+
+Piece by piece they pass through shared memory and become vectors of rows (`gemm_pieces`), what the epilogue reads for
+them is read ahead, and what it returns is folded (`gemm_folds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from codegen.device import functions as device
+from codegen.device import reduce, vectors
+from codegen.device.functions import WARP
+from codegen.device.gemm import folds as gemm_folds
+from codegen.device.gemm import pieces as gemm_pieces
+from codegen.device.gemm import staging
+from codegen.device.gemm.pieces import Form, Pieces
+from codegen.shared import STAGED_ROWS
+
+
+@cute.jit
+def finish(
+    acc: cute.Tensor,
+    stage: cute.Tensor,
+    warp: cutlass.Int32,
+    peer: cutlass.Int32,
+    place: tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32],
+    slab_step: cutlass.Constexpr[int],
+    extents: tuple[cutlass.Int32, cutlass.Int32],
+    pieces: tuple[cutlass.Int32, cutlass.Int32],
+    memory: tuple,
+    form: cutlass.Constexpr[Form],
+    operands: tuple | None = None,
+    first: tuple | None = None,
+):
+    """Run an epilogue over what a warp holds of a tile; all its lanes take part. If `staged`, `begin` has begun it.
+
+    acc: (2, 2, J, I) registers, float32 or int32: in the i-th slab a lane holds columns 8j + 2*(lane%4) + {0, 1} of rows
+        lane//4 + {0, 8}; or, if in `fours`, columns 8(j - j%2) + 4*(lane%4) + 2*(j%2) + {0, 1}. The columns of "halves" are
+        those of the one accumulator, then those of the other.
+    stage: (form.stage, warps) words of shared memory, 16-byte aligned, which nothing else uses; `warp` is this one's place.
+    peer: which of the `form.warps` that share its columns it is.
+    place: row and column of the output, and the batch, where the warp's accumulators begin; slabs are `slab_step` rows apart.
+    extents: rows and columns of the output.
+    memory: the epilogue's tensors; row_parts (L, M, pieces) and column_parts (L, pieces, N), float32 or int32, one for each
+        fold.
+    pieces: where in these what this warp's columns, and these warps' rows, come to is written.
+    operands: what `begin` was given.
+    first: what `first_columns` has read, where that was called.
+    """
+    tensors, row_parts, column_parts = memory
+    tensors = tuple(_compact(t) for t in tensors)
+    lane = cute.arch.lane_idx()
+    walk = gemm_pieces.walk_over(acc, place, extents, slab_step, form)
+    shared = stage.iterator.toint() + warp * (form.stage * 4)
+    count = STAGED_ROWS * walk.slabs * walk.per_row // WARP
+    rRows = [reduce.accumulator(count, op, p.element_type) for op, p in zip(form.row_ops, row_parts, strict=True)]
+    columns = zip(form.column_ops, column_parts, strict=True)
+    rColumns = [reduce.accumulators(form.vec, walk.turns, op, p.element_type) for op, p in columns]
+
+    cute.arch.sync_warp()  # the tile before is read
+    gemm_pieces.write(acc, shared, gemm_pieces.write_place(lane, walk, form), walk.order[0], walk, form)
+    if cutlass.const_expr(form.rolled):
+        _in_loops(acc, shared, walk, tensors, rRows, rColumns, form, operands, first)
+    else:
+        _unrolled(acc, shared, walk, tensors, rRows, rColumns, form)
+
+    if cutlass.const_expr(len(form.row_ops) > 0):
+        gemm_folds.store_rows(rRows, walk, lane, pieces[0], row_parts, form)
+    if cutlass.const_expr(len(form.column_ops) > 0):
+        gemm_folds.store_columns(rColumns, stage, warp, peer, walk, lane, pieces[1], column_parts, form)
+
+
+@cute.jit
+def _in_loops(
+    acc: cute.Tensor,
+    shared: cutlass.Int32,
+    walk: cutlass.Constexpr[Pieces],
+    tensors: tuple,
+    rRows: list,
+    rColumns: list,
+    form: cutlass.Constexpr[Form],
+    operands: tuple | None,
+    first: tuple | None,
+):
+    """The epilogue of each piece in a loop over its vectors: its code is run more often than it is fetched. Each vector, and
+    what was read ahead for it into shared memory, comes to registers as soon as the one before is computed that far."""
+    order, lane = walk.order, cute.arch.lane_idx()
+    coming: Any = _columns(walk, 0, lane, tensors, form) if cutlass.const_expr(first is None) else first
+    slots = form.ahead * walk.buffers
+    if cutlass.const_expr(form.staged > 0):
+        _await_operands(0, walk, form, operands)
+    cute.arch.sync_warp()
+    early, written, reading = form.early, lane, lane
+    vector = own = ()
+    c = below = Int32(0)
+    if cutlass.const_expr(early):
+        written, reading = gemm_pieces.write_place(lane, walk, form), gemm_pieces.read_place(lane, walk, form)
+        vector = gemm_pieces.read(shared + reading, walk, acc.element_type, form)
+        own = _own_at(0, lane, walk, tensors, form, operands)
+    for i in cutlass.range_constexpr(len(order)):
+        turn, slab, part = order[i]
+        # Or the compiler would compute all places at once, and keep them in registers
+        lane = device.unseen(lane) & (WARP - 1)  # or it would divide as negative numbers need it
+        if cutlass.const_expr(early):
+            written, reading = device.unseen(written), device.unseen(reading)
+        else:
+            written, reading = gemm_pieces.write_place(lane, walk, form), gemm_pieces.read_place(lane, walk, form)
+        if cutlass.const_expr(slab + part == 0):
+            fixed = coming
+            c = walk.first_column(turn, lane)
+            below = cutlass.select_(c < walk.N, walk.M, Int32(0))
+        if cutlass.const_expr(slab + 1 == walk.slabs and part + 1 == walk.buffers and turn + 1 < walk.turns):
+            coming = _columns(walk, turn + 1, lane, tensors, form)
+        more = i + 1 < len(order)
+        if cutlass.const_expr(walk.buffers > 1 and more):
+            if cutlass.const_expr(i > 0):
+                cute.arch.sync_warp()  # the piece before is read
+            _bring(acc, shared, i + 1, written, walk, form, operands)
+        j = i + 1 if more else i  # past the last piece, what is read again is not used
+        # The next vector is in this piece or, past its end, the first of the next piece
+        first_spot = (reading, Int32(0), lane, walk.row_of(0, 0, 0, lane), walk.first_column(0, lane))
+        after = _spot(j, 0, walk, form)
+        following = _moved(first_spot, _spot(i, 1, walk, form) if walk.steps > 1 else after)
+        rHere = [cute.make_rmem_tensor((walk.steps,), rRow.element_type) for rRow in rRows]
+        before = (slab * walk.buffers + part) * walk.steps  # rows of a lane
+        rOwn = [cute.make_tensor(rRow.iterator + before, cute.make_layout((walk.steps,))) for rRow in rRows]
+        _put(rOwn, rHere)
+        for step in cutlass.range(walk.steps, unroll=1 if early or form.ragged else 2):
+            r = walk.row_of(slab, part, step, lane)
+            if cutlass.const_expr(early):
+                values, beside, limit, valid = vector, own, walk.N, walk.whole(r, below)
+            else:
+                here = _moved((reading, Int32(0), lane), _spot(i, step, walk, form)[:3])
+                values = gemm_pieces.read(shared + here[0], walk, acc.element_type, form)
+                _, limit, valid = walk.place(slab, part, step, lane, c)
+                beside = _own((r, c, valid), here[1], here[2], walk, tensors, form, operands)
+            given = ((*fixed, *beside),) if cutlass.const_expr(form.reads) else ()
+            found = form.run(values, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+            if cutlass.const_expr(early):
+                at, slot, which, row, column = following
+                _put(gemm_pieces.read(shared + at, walk, acc.element_type, form), vector)
+                # What is staged is there whatever the column
+                there = below if form.staged > 0 else cutlass.select_(column < walk.N, walk.M, Int32(0))
+                _put(_own((row, column, walk.whole(row, there)), slot, which, walk, tensors, form, operands), own)
+                if cutlass.const_expr(walk.steps > 1):
+                    more_here = step + 2 < walk.steps
+                    ways = zip(_spot(i, step + 2, walk, form), after, strict=True)
+                    following = _moved(
+                        first_spot, tuple(cutlass.select_(more_here, Int32(o), Int32(a)) for o, a in ways)
+                    )
+            if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
+                gemm_folds.fold(found, c, limit, 0, turn, rHere, rColumns, form)
+                gemm_folds.turn_round(rHere)
+        _put(rHere, rOwn)
+        if cutlass.const_expr(form.staged > 0 and i + slots < len(order)):
+            _fetch_operands(i + slots, walk, form, operands)
+        if cutlass.const_expr(walk.buffers == 1 and more):
+            cute.arch.sync_warp()
+            _bring(acc, shared, i + 1, written, walk, form, operands)
+            if cutlass.const_expr(early):
+                vector = gemm_pieces.read(shared + reading, walk, acc.element_type, form)
+                own = _own_at(i + 1, lane, walk, tensors, form, operands)
+
+
+def _bring(acc: cute.Tensor, shared: Int32, i: int, place: Int32, walk: Pieces, form: Form, operands: Any) -> None:
+    """The i-th piece to shared memory, and what it needs there, for all lanes to read."""
+    gemm_pieces.write(acc, shared + i % walk.buffers * form.buffer, place, walk.order[i], walk, form)
+    if form.staged > 0:
+        _await_operands(i, walk, form, operands)
+    cute.arch.sync_warp()
+
+
+def _put(sources: Sequence[cute.Tensor], places: Sequence[cute.Tensor]) -> None:
+    """Registers to others, whose names a loop knows."""
+    for source, place in zip(sources, places, strict=True):
+        place.store(source.load())
+
+
+@cute.jit
+def _unrolled(
+    acc: cute.Tensor,
+    shared: cutlass.Int32,
+    walk: cutlass.Constexpr[Pieces],
+    tensors: tuple,
+    rRows: list,
+    rColumns: list,
+    form: cutlass.Constexpr[Form],
+):
+    """The epilogue of each piece vector by vector, what it needs read pieces ahead into registers."""
+    order, lane = walk.order, cute.arch.lane_idx()
+    read: list[Any] = [None]  # of the pieces that come next, the one before first
+    for i in cutlass.range_constexpr(min(form.ahead, len(order))):
+        read.append(_operands(walk, i, lane, read[-1], tensors, form))
+    cute.arch.sync_warp()
+    for i in cutlass.range_constexpr(len(order)):
+        turn, slab, part = order[i]
+        lane = device.unseen(lane)  # or the compiler would compute all places at once, and keep them in registers
+        if cutlass.const_expr(form.ahead == 0):
+            read.append(_operands(walk, i, lane, read[-1], tensors, form))
+        read.pop(0)
+        now = read[0]
+        c = walk.first_column(turn, lane)
+        place, buffer = gemm_pieces.read_place(lane, walk, form), i % walk.buffers * form.buffer
+        values = [
+            gemm_pieces.read(shared + place + (walk.further(step) + buffer), walk, acc.element_type, form)
+            for step in range(walk.steps)
+        ]
+        _bring_next(acc, shared, lane, i, walk, read, tensors, form)
+        for step in cutlass.range_constexpr(walk.steps):
+            r, limit, valid = walk.place(slab, part, step, lane, c)
+            given = (now[step][0] + now[step][1],) if cutlass.const_expr(form.reads) else ()
+            found = form.run(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+            if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
+                at = (slab * (STAGED_ROWS // walk.rows) + part) * walk.steps + step
+                gemm_folds.fold(found, c, limit, at, turn, rRows, rColumns, form)
+
+
+def _compact(tensor: cute.Tensor | None) -> cute.Tensor | None:
+    """The same tensor, its strides made of its extents: products of 32-bit numbers, which take fewer instructions than strides
+    of 64 bits."""
+    if tensor is None or cute.rank(tensor) < 2:
+        return tensor
+    strides = tuple(vectors.compact_stride(tensor, mode) for mode in range(cute.rank(tensor)))
+    made = cute.make_tensor(tensor.iterator, cute.make_layout(tensor.shape, stride=strides))
+    return vectors.typed(made, tensor.element_type)
+
+
+def _bring_next(
+    acc: cute.Tensor,
+    shared: Int32,
+    lane: Int32,
+    i: int,
+    walk: Pieces,
+    read: list,
+    tensors: tuple,
+    form: Form,
+) -> None:
+    """The piece after the i-th to shared memory, which is read up to that one; and what a later one needs, to `read`."""
+    if i + 1 == len(walk.order):
+        return
+    if walk.buffers == 1:
+        cute.arch.sync_warp()
+    gemm_pieces.write(
+        acc, shared + (i + 1) % walk.buffers * form.buffer, gemm_pieces.write_place(lane, walk, form), walk.order[i + 1],
+        walk, form,
+    )  # fmt: skip
+    if form.ahead > 0 and i + form.ahead < len(walk.order):
+        read.append(_operands(walk, i + form.ahead, lane, read[-1], tensors, form))
+    cute.arch.sync_warp()
+
+
+def _operands(walk: Pieces, i: int, lane: Int32, before: Any, tensors: tuple, form: Form) -> list[tuple]:
+    """What the epilogue reads for the vectors of the i-th piece, given what it read for those of the piece before."""
+    turn, slab, part = walk.order[i]
+    c = walk.first_column(turn, lane)
+    # Where the columns are as before, so is what all rows share
+    fixed = before[0][0] if slab + part > 0 else _columns(walk, turn, lane, tensors, form)
+    found = []
+    for step in range(walk.steps):
+        r, _, valid = walk.place(slab, part, step, lane, c)
+        if form.tiles is None:
+            own: tuple = ()
+        else:
+            own = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
+        found.append((fixed, own))
+    return found
+
+
+def _columns(walk: Pieces, turn: int, lane: Int32, tensors: tuple, form: Form) -> tuple:
+    """What the epilogue reads of a lane's columns in a turn, the same for all rows."""
+    if form.columns is None:
+        return ()
+    c = walk.first_column(turn, lane)
+    return tuple(form.columns(c, walk.batch, walk.N - c, tensors, form.vec, form.ragged))
+
+
+def first_columns(
+    acc: cute.Tensor, place: tuple, slab_step: int, extents: tuple, tensors: tuple, form: Form
+) -> tuple | None:
+    """Before the products of a tile: what the epilogue will read first, on its way meanwhile, for `finish`, which must follow
+    with the same arguments. None where it reads that itself."""
+    if not form.rolled:
+        return None
+    tensors = tuple(_compact(t) for t in tensors)
+    return _columns(gemm_pieces.walk_over(acc, place, extents, slab_step, form), 0, cute.arch.lane_idx(), tensors, form)
+
+
+@cute.jit
+def begin(
+    acc: cute.Tensor,
+    place: tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32],
+    slab_step: cutlass.Constexpr[int],
+    extents: tuple[cutlass.Int32, cutlass.Int32],
+    form: cutlass.Constexpr[Form],
+    operands: tuple,
+):
+    """Before the products of a tile, where `form.staged`: send for what its first pieces need. `finish` must follow, with the
+    same arguments. operands: a warp's own `staged` bytes of shared memory for each of `ahead` pieces, aligned as
+    `staging.ALIGNED` says, and two barriers for each, of one arrival; how many tiles it began before; which row of
+    all batches' its first is; the fetchers of `form.boxes`."""
+    walk = gemm_pieces.walk_over(acc, place, extents, slab_step, form)
+    for i in cutlass.range_constexpr(min(form.ahead * walk.buffers, len(walk.order))):
+        _fetch_operands(i, walk, form, operands)
+
+
+def _fetch_operands(i: int, walk: Pieces, form: Form, operands: Any) -> None:
+    """Send for the operands of the i-th piece, in the place of those before that are read."""
+    memory, barriers, _, row, fetchers = operands
+    turn, slab, part = walk.order[i]
+    slot = i % (form.ahead * walk.buffers)
+    further = slab * walk.slab_step + part * walk.rows
+    rows = (row + further, walk.row + further)
+    cute.arch.sync_warp()
+    memory += slot * (form.staged // walk.buffers)
+    staging.fetch(form.boxes, fetchers, rows, walk.column + turn * walk.columns, memory, barriers + slot)
+
+
+def _await_operands(i: int, walk: Pieces, form: Form, operands: Any) -> None:
+    """Until those of the i-th piece have come."""
+    (_, barriers, tiles, *_), slots = operands, form.ahead * walk.buffers
+    before = len(range(i % slots, len(walk.order), slots)) * tiles  # times that other tiles had its place
+    cute.arch.mbarrier_wait(barriers + i % slots, (before + i // slots) & 1)
+
+
+def _spot(i: int, step: Int32 | int, walk: Pieces, form: Form) -> tuple[Int32 | int, ...]:
+    """How far a step of the i-th piece is from a lane's first: where its accumulators lie, bytes to its slot, its vector there,
+    its row and column."""
+    turn, slab, part = walk.order[i]
+    slot = i % (form.ahead * walk.buffers) * (form.staged // walk.buffers)
+    row = slab * walk.slab_step + part * walk.rows + step * walk.high
+    return walk.further(step) + i % walk.buffers * form.buffer, slot, step * WARP, row, turn * walk.columns
+
+
+def _moved(spot: tuple[Int32, ...], way: tuple[Int32 | int, ...]) -> tuple[Int32, ...]:
+    """Where one comes to from a spot."""
+    return tuple(a + b for a, b in zip(spot, way, strict=True))
+
+
+def _own_at(i: int, lane: Int32, walk: Pieces, tensors: tuple, form: Form, operands: Any) -> tuple[cute.Tensor, ...]:
+    """`_own` of the i-th piece's first vector."""
+    (turn, slab, part), (_, slot, *_) = walk.order[i], _spot(i, 0, walk, form)
+    c = walk.first_column(turn, lane)
+    r, _, valid = walk.place(slab, part, 0, lane, c)
+    return _own((r, c, valid), slot, lane, walk, tensors, form, operands)
+
+
+def _own(
+    place: tuple[Int32, ...], slot: Int32 | int, vector: Int32, walk: Pieces, tensors: tuple, form: Form, operands: Any
+) -> tuple[cute.Tensor, ...]:
+    """What an epilogue reads for a vector of a row, column and count: what was read ahead into shared memory, so many bytes on,
+    and the rest from where it lies."""
+    if form.tiles is None:
+        return ()
+    load: Any = vectors.load
+    if form.staged > 0:
+        load = staging.Slots(operands[0].toint() + slot, form.boxes, vector).load
+    return tuple(form.tiles(*place[:2], walk.batch, place[2], tensors, form.vec, form.ragged, load))

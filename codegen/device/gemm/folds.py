@@ -1,0 +1,135 @@
+"""What the epilogue of a GEMM returns, folded over the rows and columns of a tile, in a fixed order: two runs agree to the
+bit."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Numeric
+
+from codegen.device import reduce
+from codegen.device.functions import WARP
+from codegen.device.gemm.pieces import Form, Pieces
+
+
+def fold(
+    found: tuple, column: Int32, limit: Int32, at: int, turn: int, rRows: list, rColumns: list, form: Form
+) -> None:
+    """What the epilogue returned for one vector, that begins at a `column` of a row of `limit` columns (none where there is no
+    such row), into the statistics of its row and its columns."""
+    inside = reduce.inside(column, limit, form.vec, form.ragged, False)
+    ops = form.row_ops + form.column_ops
+    assert len(found) == len(ops), f"an epilogue returned {len(found)} vectors to be folded by {ops}"
+    followed = {follows[0]: follows[1:] for follows in form.rescaled}
+    before = [rRows[k][at] for k in range(len(form.row_ops))]
+    for k, op in enumerate(form.row_ops):
+        dtype = rRows[k].element_type
+        value, total = found[k], cute.full((1,), before[k], dtype)
+        if k in followed:
+            maximum, power, scale, finite = followed[k]
+            now = rRows[maximum][at]
+            total = reduce.rescale(total, before[maximum], now, power, scale)
+            value = reduce.exponentials(value, now, power, scale, finite)
+        one = reduce.accumulator(form.vec, op, dtype)
+        reduce.accumulate([one], (op,), value, inside if form.ragged else None)
+        folded = reduce.over_vector(one, op)
+        if not form.ragged:  # all of it counts, or none
+            nothing = dtype(reduce.identity(op, dtype))
+            folded = cute.full((1,), cutlass.select_(column < limit, folded[0], nothing), dtype)
+        rRows[k][at] = reduce.combine(op, total, folded)[0]
+    reduce.accumulate_at(turn, rColumns, form.column_ops, tuple(found[len(form.row_ops) :]), inside)
+
+
+def turn_round(rRows: list) -> None:
+    """The next row's statistics to the first place, those of the first to the last: a loop over rows has all in turn there."""
+    for held in rRows:
+        first = held[0]
+        for at in range(1, cute.size(held)):
+            held[at - 1] = held[at]
+        held[cute.size(held) - 1] = first
+
+
+@cute.jit
+def store_rows(
+    rRows: list,
+    walk: cutlass.Constexpr[Pieces],
+    lane: cutlass.Int32,
+    piece: cutlass.Int32,
+    row_parts: tuple,
+    form: cutlass.Constexpr[Form],
+):
+    """Rows' statistics, folded over the lanes that share a row, to memory."""
+    count = cute.size(rRows[0])
+    for at in cutlass.range_constexpr(count):
+        r, _, _ = walk.place(at // (count // walk.slabs), 0, at % (count // walk.slabs), lane, Int32(0))
+        held = [[cute.full((1,), rRow[at], rRow.element_type)] for rRow in rRows]
+        totals = reduce.all_over_lanes(held, form.row_ops, walk.per_row, tuple(f[:4] for f in form.rescaled))
+        if (lane % walk.per_row == 0) & (r < walk.M):
+            for k in cutlass.range_constexpr(len(rRows)):
+                row_parts[k][walk.batch, r, piece] = totals[k][0]
+
+
+@cute.jit
+def store_columns(
+    rColumns: list,
+    stage: cute.Tensor,
+    warp: cutlass.Int32,
+    peer: cutlass.Int32,
+    walk: cutlass.Constexpr[Pieces],
+    lane: cutlass.Int32,
+    piece: cutlass.Int32,
+    column_parts: tuple,
+    form: cutlass.Constexpr[Form],
+):
+    """Columns' statistics, folded over a warp's rows, then, in shared memory, over those of its peers, to memory."""
+    words = [cute.recast_ptr(stage.iterator, dtype=p.element_type) for p in column_parts]
+    vec, turns, per_row, column = form.vec, cute.size(rColumns[0], mode=[1]), walk.per_row, walk.column
+    span = turns * per_row * vec  # columns of the output
+    assert len(form.column_ops) * span <= form.stage, (
+        f"{len(form.column_ops)} statistics of {span} columns are too many"
+    )
+    cute.arch.sync_warp()
+    for k in cutlass.range_constexpr(len(form.column_ops)):
+        for turn in cutlass.range_constexpr(turns):
+            for i in cutlass.range_constexpr(vec):
+                total = _over_rows(rColumns[k][i, turn], form.column_ops[k], per_row)
+                if lane < per_row:
+                    (words[k] + (warp * form.stage + k * span + (turn * per_row + lane) * vec + i)).store(total)
+    _meet(warp, form)
+    if peer == 0:
+        for k in cutlass.range_constexpr(len(form.column_ops)):
+            for c in cutlass.range_constexpr(0, span, WARP):
+                at = c + lane
+                if (at < span) & (column + at < walk.N):
+                    first = words[k] + (warp * form.stage + k * span + at)
+                    dtype = column_parts[k].element_type
+                    column_parts[k][walk.batch, piece, column + at] = _over_peers(
+                        first, form.column_ops[k], dtype, form
+                    )
+    _meet(warp, form)  # the next tile may overwrite them
+
+
+def _over_rows(value: Numeric, op: str, per_row: int) -> Numeric:
+    """Folded over the lanes of a warp that hold the same column of other rows."""
+    total, lanes = cute.full((1,), value, type(value)), WARP // 2
+    while lanes >= per_row:
+        total = reduce.combine(op, total, cute.full((1,), cute.arch.shuffle_sync_bfly(total[0], lanes), type(value)))
+        lanes //= 2
+    return total[0]
+
+
+def _over_peers(first, op: str, dtype: type[Numeric], form: Form) -> Numeric:
+    """Folded over the warps that share a column, in their order."""
+    total = cute.full((1,), reduce.identity(op, dtype), dtype)
+    for p in range(form.warps):
+        value = (first + p * (form.step * form.stage)).load()
+        total = reduce.combine(op, total, cute.full((1,), value, dtype))
+    return total[0]
+
+
+def _meet(warp: Int32, form: Form) -> None:
+    if form.warps == 1:
+        cute.arch.sync_warp()
+    else:
+        set_of_warps = warp // (form.threads // WARP)
+        cute.arch.barrier(barrier_id=form.barrier + set_of_warps, number_of_threads=form.threads)

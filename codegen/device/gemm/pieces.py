@@ -1,0 +1,254 @@
+"""How what a tile's warps hold passes through shared memory, from tensor cores to an epilogue's vectors.
+
+Tensor cores leave each lane pairs of neighbouring columns; an epilogue wants whole vectors of a row. So accumulators pass
+through shared memory, slab by slab of 16 rows, in pieces of at most 64 columns: each warp has a piece of its own, and
+needs no barrier but its own lanes'. It holds a piece by blocks of 8 columns. A block has two planes, its even columns and
+its odd ones, each 16 bytes of every row: the words that lanes hold, as stmatrix writes them. After each block lie
+GAP * 8 / columns free bytes, so that lanes that read from several blocks and rows meet in no bank. A lane's place and a
+block's, a plane's or a row's are added, so an instruction has all but the lane's in itself.
+
+Without it, an epilogue straight from accumulators that packs its results to shared memory, all of its code unrolled, takes
+three instructions less an element, of seventeen; on an H100 GELU then took 1.13 to 1.16 of the product alone (8192 x 8192,
+K = 1024) where it took 1.09 so, ReLU as long. Pieces of 16 rows, whose loops are half as many but wait for each other's
+shared memory: 1.10. What it took beyond ReLU was the main loop's wait for instructions (`gemm_sm90`). These products run at
+the GPU's limit of power, where time is energy: an epilogue costs what its instructions and its bytes do, whether or not
+tensor cores work meanwhile. Reading a residual costs 6 %, with SiLU or without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32
+
+from codegen.device.functions import WARP
+from codegen.device.gemm import staging, tensorcore
+from codegen.shared import GAP, STAGED_ROWS, stage_bytes
+
+# A fold along rows that sums exponentials: its place, that of its maximum before it, exp or exp2, the factor of the
+# difference, and whether 0 stands for a maximum that is not finite
+Follows: TypeAlias = tuple[int, int, str, float, bool]
+
+PIECE = 64  # columns that pass through shared memory at once, at most
+
+
+@dataclass(frozen=True)
+class Form:
+    """An epilogue, what it takes and gives, and how a tile's warps share its columns.
+
+    run(acc, row, column, batch, valid, tensors, vec, ragged) is called for each vector, with what was read ahead for it, one
+    tuple, as its last argument where there are functions for that: columns(column, batch, valid, tensors, vec, ragged), called
+    once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged, load), which reads vectors by `load`, a
+    function like `vectors.load`.
+    """
+
+    run: Callable[..., tuple]
+    columns: Callable[..., tuple] | None
+    tiles: Callable[..., tuple] | None
+    vec: int  # columns that a lane handles at once: 4, 8 or 16
+    ragged: bool = False  # whether N is no multiple of vec
+    paired: str = ""  # "halves": a warp's columns are those of two accumulators, one after the other; "interleaved": column by column
+    row_ops: tuple[str, ...] = ()  # folds over a row of what the epilogue returns first: those of `reduce.combine`
+    column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
+    rescaled: tuple[Follows, ...] = ()  # which of row_ops sum exponentials of what is returned
+    fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
+    matrices: bool = False  # whether a warp writes them to shared memory by stmatrix (from sm_90 on)
+    piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
+    ahead: int = 1  # pieces by which operands are read before they are needed; pairs of pieces, where `staged`
+    # Whether a loop runs the epilogue of a piece; then the registers of accumulators are free once they are in shared memory.
+    # Elsewhere as much would be computed at once, while tensor cores read registers too: on an H100 folds along rows and tiles
+    # read ahead took a fifth to a half longer
+    rolled: bool = False
+    staged: int = (
+        0  # bytes of shared memory for the operands of `STAGED_ROWS` rows, read ahead: else registers do; if `rolled`
+    )
+    boxes: tuple[staging.Box, ...] = ()  # of what is `staged`, as `tiles` reads it
+    warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
+    step: int = 1  # between their numbers
+    barrier: int = 0  # at which they meet for that; the block's next warps at the next one
+    threads: int = WARP  # that meet at one
+
+    @property
+    def early(self) -> bool:
+        """Whether a loop reads vectors before they are needed: unless registers hold what columns come to, or elements."""
+        return self.rolled and not self.column_ops and not self.ragged
+
+    @property
+    def stage(self) -> int:
+        """Words of shared memory that a warp needs, aligned to 16 bytes."""
+        return stage_bytes(self.piece) // 4
+
+    @property
+    def buffer(self) -> int:
+        """Bytes of half of that, which has a piece where another is read meanwhile."""
+        return stage_bytes(self.piece) // 2
+
+    @property
+    def reads(self) -> bool:
+        """Whether anything is read ahead."""
+        return self.columns is not None or self.tiles is not None
+
+    @property
+    def accumulators(self) -> int:
+        """How many an epilogue is given, each of as many columns as the output: together they are the product's."""
+        return 2 if self.paired else 1
+
+    @property
+    def halves(self) -> int:
+        """How many parts a row of accumulators has."""
+        return 2 if self.paired == "halves" else 1
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a lane walks over its warp's accumulators: from piece to piece, each `rows` rows of a slab and `width` columns, and
+    in each piece from vector to vector. All pieces of the same columns come one after another."""
+
+    row: Int32  # of the output, where the warp's accumulators begin, as `column` and `batch`
+    column: Int32
+    batch: Int32
+    M: Int32
+    N: Int32
+    slab_step: int
+    slabs: int
+    turns: int  # pieces in a row
+    width: int  # accumulators in a row of a piece
+    rows: int
+    per_row: int  # lanes that share a row
+    vec: int
+    columns: int  # of the output, in a row of a piece
+
+    @property
+    def steps(self) -> int:
+        """Vectors of a lane in a piece."""
+        return self.rows * self.per_row // WARP
+
+    @property
+    def buffers(self) -> int:
+        """In shared memory: one is written while another is read."""
+        return STAGED_ROWS // self.rows
+
+    @property
+    def order(self) -> list[tuple[int, int, int]]:
+        """The pieces: turn, slab, and which rows of it."""
+        return [
+            (t, s, p) for t in range(self.turns) for s in range(self.slabs) for p in range(STAGED_ROWS // self.rows)
+        ]
+
+    def first_column(self, turn: int, lane: Int32) -> Int32:
+        """Of a lane's vectors in a turn."""
+        return self.column + turn * self.columns + lane % self.per_row * self.vec
+
+    @property
+    def high(self) -> int:
+        """Rows that lanes read at once."""
+        return WARP // self.per_row
+
+    @property
+    def plane(self) -> int:
+        """Bytes of a block's even columns, or of its odd ones."""
+        return self.rows * 16
+
+    @property
+    def block(self) -> int:
+        """Bytes from a block to the next."""
+        return 2 * self.plane + GAP * 8 // self.width
+
+    def further(self, step: Int32 | int) -> Int32 | int:
+        """Bytes from a step's vector to that of the first, in a piece."""
+        return step * (self.high * 16)
+
+    def row_of(self, slab: int, part: int, step: Int32 | int, lane: Int32) -> Int32:
+        """Of a lane's vector in a step of a piece."""
+        return self.row + slab * self.slab_step + part * self.rows + step * self.high + lane // self.per_row
+
+    def place(self, slab: int, part: int, step: Int32 | int, lane: Int32, column: Int32) -> tuple[Int32, Int32, Int32]:
+        """Of a vector: its row, the columns that its row has, and how many of them are the vector's."""
+        r = self.row_of(slab, part, step, lane)
+        limit = cutlass.select_(r < self.M, self.N, Int32(0))
+        return r, limit, cutlass.min(limit - column, Int32(self.vec))
+
+    def whole(self, row: Int32, below: Int32) -> Int32:
+        """How many elements of a vector there are, all or none, where `below` rows have its columns."""
+        return cutlass.select_(row < below, Int32(self.vec), Int32(0))
+
+
+def piece_of(columns: int, form: Form) -> tuple[int, int]:
+    """Rows and columns of a piece, of so many columns of accumulators."""
+    width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
+    per_row = width // (form.accumulators * form.vec)
+    assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
+    return STAGED_ROWS if form.rolled and not form.early else max(STAGED_ROWS // 2, WARP // per_row), width
+
+
+def walk_over(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, form: Form) -> Pieces:
+    columns, slabs, count = 8 * cute.size(acc, mode=[2]), cute.size(acc, mode=[3]), form.accumulators
+    rows, width = piece_of(columns, form)
+    (row, column, batch), (M, N), own = place, extents, width // count
+    return Pieces(
+        row, column, batch, M, N, slab_step, slabs, columns // width, width, rows, own // form.vec, form.vec, own,
+    )  # fmt: skip
+
+
+def write_place(lane: Int32, walk: Pieces, form: Form) -> Int32:
+    """Where a lane writes to, or a matrix's row that it names."""
+    if form.matrices:  # even columns, odd ones; of 16 rows, then those of the last 8
+        which = lane // 8
+        return lane % 8 * 16 + which % 2 * walk.plane + (which // 2 * 128 if walk.rows == STAGED_ROWS else 0)
+    row, quad = lane // 4, lane % 4
+    if form.fours:  # two lanes share a block
+        return row * 16 + quad // 2 * (form.halves * walk.block) + quad % 2 * 8
+    return row * 16 + quad * 4
+
+
+def write(acc: cute.Tensor, memory: Int32, place: Int32, piece: tuple[int, int, int], walk: Pieces, form: Form) -> None:
+    """A piece of accumulators to shared memory, from the address `memory` on. acc: (2, 2, J, I)."""
+    turn, slab, part = piece
+    words = cute.recast_tensor(acc, Uint32)
+    halves, each = form.halves, cute.size(acc, mode=[2]) // form.halves
+    rows = [part] if walk.rows < STAGED_ROWS else [0, 1]
+    memory += place
+    for block in range(walk.width // 8):
+        half, own = block % halves, block // halves
+        j = half * each + turn * (walk.width // 8 // halves) + own
+        if form.matrices:
+            tensorcore.stmatrix(memory + block * walk.block, [words[e, i, j, slab] for i in rows for e in range(2)])
+        else:
+            before, further = ((own - own % 2) * halves + half, own % 2 * 4) if form.fours else (block, 0)
+            for k, i in enumerate(rows):
+                for e in range(2):
+                    at = before * walk.block + further + e * walk.plane + k * 128
+                    tensorcore.store_word(memory + at, words[e, i, j, slab])
+
+
+def read_place(lane: Int32, walk: Pieces, form: Form) -> Int32:
+    """Where a lane reads the first vector of a piece."""
+    column = lane % walk.per_row * (walk.vec * (2 if form.paired == "interleaved" else 1))
+    return lane // walk.per_row * 16 + column // 8 * (form.halves * walk.block) + column % 8 * 2
+
+
+def read(memory: Int32, walk: Pieces, dtype, form: Form) -> tuple[cute.Tensor, ...]:
+    """A lane's vector of each accumulator, from the address `memory` on: (vec,) registers."""
+    count = walk.vec * (2 if form.paired == "interleaved" else 1)  # accumulators side by side
+    found: list[list[list[Uint32]]] = [[[], []] for _ in range(form.halves)]  # of even columns, of odd ones
+    for block in range(-(-count // 8)):
+        for half in range(form.halves):
+            for plane in range(2):
+                at = memory + ((block * form.halves + half) * walk.block + plane * walk.plane)
+                found[half][plane] += tensorcore.load_words(at, min(count, 8) // 2)
+    if form.paired == "interleaved":
+        (lists,) = found
+    else:
+        lists = [[planes[i % 2][i // 2] for i in range(walk.vec)] for planes in found]
+    made = []
+    for values in lists:
+        held = cute.make_rmem_tensor((walk.vec,), dtype)
+        words = cute.recast_tensor(held, Uint32)
+        for i, value in enumerate(values):
+            words[i] = value
+        made.append(held)
+    return tuple(made)

@@ -1,0 +1,486 @@
+"""A GEMM's main loop for every architecture since Ampere: cp.async, ldmatrix, mma.sync, in stages.
+
+A block computes a tile of tile_m x tile_n accumulators, each of its warps a part of tile_m/warps_m x tile_n/warps_n.
+Tiles of the operands come through `stages` buffers in shared memory; while one is multiplied, the next ones are on their
+way. What lies outside of an operand is zero there, and nothing outside is ever read: any M, N, K is right.
+
+In shared memory a tile lies in panels 128 bytes wide (or as wide as it is), row after row, whose 16-byte chunks are
+permuted by row (`Panels`): no two of the rows that ldmatrix, or a warp's loads, take at once meet in a bank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Numeric, Uint8, Uint16, Uint32
+from cutlass.memory import SmemAllocator
+
+from codegen.device import functions as device
+from codegen.device.functions import WARP
+from codegen.device.gemm import epilogue as gemm_epilogue
+from codegen.device.gemm import tensorcore
+from codegen.device.gemm.pieces import Follows, Form
+from codegen.device.gemm.tensorcore import STEP
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the work is cut: powers of two, but for stages."""
+
+    tile_m: int  # rows of a block's tile
+    tile_n: int  # its columns, of both b together where there are two
+    tile_k: int
+    warps_m: int
+    warps_n: int
+    stages: int  # buffers for tiles of the operands
+    group: int  # tiles above each other that run one after another, and find b in the second cache
+    precise: bool  # float32 as the sum of two tf32
+
+    @property
+    def warps(self) -> int:
+        return self.warps_m * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.warps
+
+    def check(self, size: int, parts: int) -> None:
+        """Whether there is a kernel for elements of so many bytes, and for so many b."""
+        for good, what in (
+            (self.tile_k * size in (2 * STEP, 4 * STEP), "a tile has 64 or 128 bytes along K"),
+            (self.tile_m // self.warps_m % 16 == 0, "a warp has 16 rows at least"),
+            (self.tile_n // self.warps_n // parts % 16 == 0, "a warp has 16 columns of each b at least"),
+            (self.stages >= 2, "there are two stages at least"),
+        ):
+            assert good, f"{what}: {self}"
+
+
+@dataclass(frozen=True)
+class Panels:
+    """An operand's tile in shared memory: `rows` of `width` bytes, which lie side by side in global memory too."""
+
+    rows: int
+    width: int
+    kind: str  # how it is read: "k" (along K), or across it, as "words", "bytes" or pairs of bytes, "halves"
+
+    @property
+    def panel(self) -> int:
+        return min(self.width, 128)
+
+    @property
+    def size(self) -> int:
+        return self.rows * self.width
+
+    def swizzle(self, row: Int32) -> Int32:
+        """What the bytes' places in a row's panel are XORed with."""
+        if self.kind == "words":  # rows 0..3 are read together, 32 bytes of each
+            bits = row << 5
+        elif self.kind == "bytes":  # rows 0, 1, 4, 5, 8, 9, 12, 13
+            bits = ((row & 1) | ((row >> 1) & 6)) << 4
+        else:  # eight consecutive rows
+            bits = (row // (128 // self.panel)) << 4
+        return bits & (96 if self.kind == "words" else 112) & (self.panel - 1)
+
+    def place(self, row: Int32, byte: Int32) -> Int32:
+        """Where a byte of a row is."""
+        return (byte // self.panel * self.rows + row) * self.panel + ((byte % self.panel) ^ self.swizzle(row))
+
+    def along(self, byte: int) -> tuple[int, int]:
+        """What a place is XORed with, and what is added then, to go so many bytes along the row, from one where these
+        bits are zero."""
+        return byte % self.panel, byte // self.panel * self.rows * self.panel
+
+
+def row_pieces(N: int, *, paired: str, tile_n: int, warps_n: int) -> int:
+    """Partials of a row of N outputs."""
+    return -(-N // (tile_n // (2 if paired else 1))) * warps_n
+
+
+def column_pieces(M: int, *, tile_m: int) -> int:
+    """Partials of a column."""
+    return -(-M // tile_m)
+
+
+def launch(
+    stream,
+    mA: cute.Tensor,
+    mBs: tuple[cute.Tensor, ...],
+    tensors: tuple,
+    epilogue: Callable,
+    *,
+    b_is_nk: bool,
+    paired: str = "",
+    vec: int,
+    ragged: bool,
+    row_ops: tuple[str, ...] = (),
+    column_ops: tuple[str, ...] = (),
+    rescaled: tuple[Follows, ...] = (),
+    row_parts: tuple[cute.Tensor, ...] = (),
+    column_parts: tuple[cute.Tensor, ...] = (),
+    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
+    tile_m: int,
+    tile_n: int,
+    tile_k: int,
+    warps_m: int,
+    warps_n: int,
+    stages: int,
+    group: int = 8,
+    blocks: int = 1,
+    precise: bool = False,
+) -> None:
+    """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
+
+    mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, their L 1 where
+        the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Two give two accumulators ("halves");
+        one with 2N columns too, if "interleaved".
+    row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32 or int32.
+    blocks: that a multiprocessor should hold at once.
+    precise: float32 as two of tf32 instead of one. Where an operand is infinite, the sum may be NaN then.
+    """
+    tiling = Tiling(tile_m, tile_n, tile_k, warps_m, warps_n, stages, group, precise)
+    form = Form(
+        epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, fours=not b_is_nk and mA.element_type.width == 8,
+        rolled=reads[1] is None and not row_ops, warps=warps_m, step=1, barrier=1, threads=tiling.threads,
+    )  # fmt: skip
+    assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
+    tiling.check(mA.element_type.width // 8, len(mBs))
+    L, M, _ = mA.shape
+    tiles = cute.ceil_div(M, tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tile_n // len(mBs)) * L
+    _kernel(mA, mBs, (tensors, row_parts, column_parts), b_is_nk, tiling, form).launch(
+        grid=(cutlass.max(tiles, 1), 1, 1), block=(tiling.threads, 1, 1), stream=stream, min_blocks_per_mp=blocks,
+        preferred_smem_carveout=-1,  # as much as the driver sees fit
+    )  # fmt: skip
+
+
+def _columns(mBs: tuple[cute.Tensor, ...], b_is_nk: bool) -> Int32:
+    """Of each b."""
+    return mBs[0].shape[1 if b_is_nk else 2]
+
+
+@cute.kernel
+def _kernel(
+    mA: cute.Tensor,  # (L, M, K)
+    mBs: tuple[cute.Tensor, ...],  # each (L or 1, N, K) or (L or 1, K, N)
+    memory: tuple,  # the epilogue's tensors, row parts and column parts
+    b_is_nk: cutlass.Constexpr[bool],
+    tiling: cutlass.Constexpr[Tiling],
+    form: cutlass.Constexpr[Form],
+):
+    dtype, threads, parts = mA.element_type, tiling.threads, len(mBs)
+    types, size = (dtype, mBs[0].element_type), dtype.width // 8
+    tile_m, tile_n, tile_k = tiling.tile_m, tiling.tile_n // parts, tiling.tile_k  # columns of each b
+    warp_rows, warp_columns = tile_m // tiling.warps_m, tile_n // tiling.warps_n
+    steps = tile_k * size // STEP
+    tidx, _, _ = cute.arch.thread_idx()
+    warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
+    warp_m, warp_n = warp % tiling.warps_m, warp // tiling.warps_m
+
+    L, M, K = mA.shape
+    N = _columns(mBs, b_is_nk)
+    tiles_m, tiles_n = cute.ceil_div(M, tile_m), cute.ceil_div(N, tile_n)
+    some = tiles_m * tiles_n * L > 0  # else there is one block, and nothing for it to do
+    batch, m, n = _tile(tiles_m, tiles_n, tiling.group)
+
+    # The operands' tiles in a stage, and what this thread copies and reads of them
+    across = Panels(tile_k, tile_n * size, {4: "words", 2: "halves", 1: "bytes"}[size])
+    panels = [Panels(tile_m, tile_k * size, "k")] + [Panels(tile_n, tile_k * size, "k") if b_is_nk else across] * parts
+    starts = [sum(p.size for p in panels[:k]) for k in range(1 + parts)]
+    stage_size = sum(p.size for p in panels)
+    buffer = SmemAllocator().allocate_tensor(
+        Uint8, cute.make_layout((max(tiling.stages * stage_size, tiling.warps * form.stage * 4),)), 128
+    )
+    shared = buffer.iterator.toint()
+    along_k = [(0, tile_k)] + [(0, tile_k) if b_is_nk else (tile_k, 0)] * parts
+    place_b = (batch, n * tile_n, Int32(0)) if b_is_nk else (batch, Int32(0), n * tile_n)
+    places = [(batch, m * tile_m, Int32(0))] + [place_b] * parts
+    chunks = [_chunks(mX, p, threads, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
+    sources = [_source(mX, p, some, tidx, c) for mX, p, c in zip((mA, *mBs), places, chunks, strict=True)]
+    own_a = _lane_of_a(lane, warp_m * warp_rows, panels[0])
+    own_b = _lane_of_b(lane, warp_n * warp_columns, panels[1], size)
+
+    # All stages but one are filled; beyond K with zeros, here and below.
+    for stage in cutlass.range_constexpr(tiling.stages - 1):
+        for k in cutlass.range_constexpr(1 + parts):
+            _load(sources[k], Int32(stage), shared + (stage * stage_size + starts[k]), tidx, chunks[k])
+        cute.arch.cp_async_commit_group()
+    cute.arch.cp_async_wait_group(tiling.stages - 2)
+    cute.arch.sync_threads()
+
+    # A tile a turn. While a step along K is multiplied, the next one's fragments are read, and with the first step the
+    # copies begin that fill the stage which was read in the turn before.
+    acc = cute.make_rmem_tensor((4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(dtype))
+    acc.fill(0)
+    rA = cute.make_rmem_tensor((4, warp_rows // 16, 2), Uint32)
+    rB = cute.make_rmem_tensor((2, parts * warp_columns // 8, 2), Uint32)
+    _fragments(shared, own_a, own_b, 0, rA[None, None, 0], rB[None, None, 0], panels, starts)
+    read, write = Int32(0), Int32((tiling.stages - 1) * stage_size)
+    for turn in cutlass.range(cute.ceil_div(K, tile_k)):
+        for step in cutlass.range_constexpr(steps):
+            now, then = step % 2, (step + 1) % 2
+            if cutlass.const_expr(step == steps - 1):
+                read = _next(read, stage_size, tiling.stages)
+                cute.arch.cp_async_wait_group(tiling.stages - 2)
+                cute.arch.sync_threads()
+            after = (step + 1) % steps
+            _fragments(shared + read, own_a, own_b, after, rA[None, None, then], rB[None, None, then], panels, starts)
+            if cutlass.const_expr(step == 0):
+                for k in cutlass.range_constexpr(1 + parts):
+                    _load(sources[k], turn + (tiling.stages - 1), shared + (write + starts[k]), tidx, chunks[k])
+                cute.arch.cp_async_commit_group()
+                write = _next(write, stage_size, tiling.stages)
+            _multiply(types, acc, rA[None, None, now], rB[None, None, now], tiling.precise)
+
+    # What is left of the stages' memory serves the epilogue.
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.sync_threads()
+    words = cute.make_tensor(
+        cute.recast_ptr(buffer.iterator, dtype=Uint32), cute.make_layout((form.stage, tiling.warps))
+    )
+    extents = (cutlass.select_(some, M, Int32(0)), cutlass.select_(some, N * parts // form.accumulators, Int32(0)))
+    column = (n * tiling.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
+    gemm_epilogue.finish(
+        _for_epilogue(acc, form.fours), words, warp, warp_m, (m * tile_m + warp_m * warp_rows, column, batch), 16, extents,
+        (n * tiling.warps_n + warp_n, m), memory, form,
+    )  # fmt: skip
+
+
+def _next(stage: Int32, size: int, stages: int) -> Int32:
+    """Where the stage after this begins."""
+    return cutlass.select_(stage == (stages - 1) * size, Int32(0), stage + size)
+
+
+def _tile(tiles_m: Int32, tiles_n: Int32, group: int) -> tuple[Int32, Int32, Int32]:
+    """The batch, row and column of this block's tile: down `group` rows of tiles, then the next column."""
+    block, _, _ = cute.arch.block_idx()
+    each = cutlass.max(tiles_m * tiles_n, 1)
+    batch, block = block // each, block % each
+    width = cutlass.max(group * tiles_n, 1)
+    first, inside = block // width * group, block % width
+    rows = cutlass.max(cutlass.min(tiles_m - first, group), 1)
+    return batch, first + inside % rows, inside // rows
+
+
+# From global to shared memory
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How a thread copies an operand's tile: chunk after chunk, `hop` rows apart."""
+
+    panels: Panels
+    size: int  # of an element, in bytes
+    chunk: int  # bytes that are copied at once
+    aligned: bool  # whether chunks are so in memory, and lie all inside of the operand or all outside
+    threads: int
+    along_k: tuple[int, int]  # rows and columns from a tile to the next
+
+    @property
+    def per_row(self) -> int:
+        return self.panels.width // self.chunk
+
+    @property
+    def hop(self) -> int:
+        return self.threads // self.per_row
+
+    @property
+    def count(self) -> int:
+        return self.panels.size // (self.chunk * self.threads)
+
+
+def _chunks(mX: cute.Tensor, panels: Panels, threads: int, along_k: tuple[int, int]) -> Chunks:
+    """The widest chunks of which an operand's strides and extents are multiples; cp.async takes 4 bytes at least."""
+    size = mX.element_type.width // 8
+    known = [cute.get_divisibility(x) * size for x in (mX.stride[0], mX.stride[1], mX.shape[2])]
+    chunk = math.gcd(16, mX.iterator.alignment, *known)
+    chunks = Chunks(panels, size, chunk if chunk >= 4 else 16, chunk >= 4, threads, along_k)
+    assert chunks.hop and chunks.count * chunks.chunk * threads == panels.size, (
+        f"{threads} threads cannot share {chunks}"
+    )
+    return chunks
+
+
+def _source(mX: cute.Tensor, place: tuple[Int32, Int32, Int32], some: Boolean, tidx: Int32, chunks: Chunks) -> tuple:
+    """What a thread copies of the operand's tile at this batch, row and column: the address of its first chunk, that of
+    the operand's end and the stride of rows, in bytes; the chunk's row and column, and how many of each there are (unless
+    `some`: none)."""
+    batch, row, column = place
+    row = row + tidx // chunks.per_row
+    column = column + tidx % chunks.per_row * (chunks.chunk // chunks.size)
+    batch = cutlass.select_(mX.shape[0] == 1, Int32(0), batch)
+    rows = cutlass.select_(some, Int32(mX.shape[1]), Int32(0))
+
+    def address(batch: Int32, row: Int32, column: Int32) -> Int64:
+        element = Int64(batch) * mX.stride[0] + Int64(row) * mX.stride[1] + Int64(column)
+        return mX.iterator.toint() + element * chunks.size
+
+    end = address(mX.shape[0] - 1, mX.shape[1] - 1, mX.shape[2])
+    return address(batch, row, column), end, Int64(mX.stride[1]) * chunks.size, row, column, rows, mX.shape[2]
+
+
+@cute.jit
+def _load(
+    source: tuple, turn: cutlass.Int32, target: cutlass.Int32, tidx: cutlass.Int32, chunks: cutlass.Constexpr[Chunks]
+):
+    """A thread's chunks of the tile of this turn; zeros where there is nothing."""
+    first, end, stride, row, column, rows, columns = source
+    down, right = chunks.along_k
+    row, column = row + turn * down, column + turn * right
+    first = first + (Int64(turn * down) * stride + Int64(turn * (right * chunks.size)))
+    own_row, own_byte = tidx // chunks.per_row, tidx % chunks.per_row * chunks.chunk
+    if cutlass.const_expr(chunks.aligned):
+        for i in cutlass.range_constexpr(chunks.count):
+            there = (row + i * chunks.hop < rows) & (column < columns)
+            at = target + chunks.panels.place(own_row + i * chunks.hop, own_byte)
+            given = cutlass.select_(there, Int32(chunks.chunk), Int32(0))
+            tensorcore.copy_async(at, first + i * (chunks.hop * stride), chunks.chunk, given)
+    else:
+        at_once = min(chunks.count, 2)
+        for batch in cutlass.range(chunks.count // at_once, unroll=1):
+            hops = [(batch * at_once + i) * chunks.hop for i in range(at_once)]
+            there = [(row + hop < rows) & (column < columns) for hop in hops]
+            places = [first + Int64(hop) * stride for hop in hops]
+            around = [_around(there[i], places[i], end) for i in range(at_once)]
+            for i in cutlass.range_constexpr(at_once):
+                held = _found(around[i], there[i], places[i], end, columns - column, chunks.size)
+                at = target + chunks.panels.place(own_row + hops[i], own_byte)
+                whole = cute.make_ptr(held.element_type, at, cute.AddressSpace.smem, assumed_align=16)
+                cute.autovec_copy(held, cute.make_tensor(whole, held.layout))
+
+
+@cute.jit
+def _around(there: cutlass.Boolean, place: cutlass.Int64, end: cutlass.Int64):
+    """The two aligned vectors that a chunk lies in, (8,) words; zeros where it is not there, or they pass the operand's
+    end. They may begin before the operand: arrays begin at multiples of 16 bytes."""
+    words = cute.make_rmem_tensor((8,), Uint32)
+    words.fill(0)
+    low = place & Int64(-16)
+    if there & (low + 32 <= end):
+        pointer = cute.make_ptr(Uint32, low, cute.AddressSpace.gmem, assumed_align=16)
+        for k in cutlass.range_constexpr(2):
+            half = cute.make_tensor(words.iterator + 4 * k, cute.make_layout((4,)))
+            cute.autovec_copy(cute.make_tensor(pointer + 4 * k, cute.make_layout((4,))), half)
+    return words
+
+
+@cute.jit
+def _found(
+    around: cute.Tensor,
+    there: cutlass.Boolean,
+    place: cutlass.Int64,
+    end: cutlass.Int64,
+    left: cutlass.Int32,
+    size: cutlass.Constexpr[int],
+):
+    """The elements of a chunk, as unsigned integers of their size: shifted out of what is around it. Where a row ends with
+    fewer than it has, or the operand near it, element by element."""
+    dtype, vec = Uint16 if size == 2 else Uint8, 16 // size
+    held = cute.make_rmem_tensor((vec,), dtype)
+    device.shift_words([around[w] for w in range(8)], Int32(place & 15) // size, vec - 1, held)
+    if there & ((left < vec) | ((place & Int64(-16)) + 32 > end)):
+        pointer = cute.make_ptr(dtype, place, cute.AddressSpace.gmem, assumed_align=size)
+        for e in cutlass.range_constexpr(vec):
+            held[e] = dtype(0)
+            if e < left:
+                held[e] = (pointer + e).load()
+    return held
+
+
+# From shared memory to registers
+
+
+def _lane_of_a(lane: Int32, row: Int32, panels: Panels) -> Int32:
+    """Where the first row lies that a lane gives ldmatrix: matrices of rows 0..7 and 8..15, then further along K."""
+    return panels.place(row + lane % 16, lane // 16 * 16)
+
+
+def _lane_of_b(lane: Int32, column: Int32, panels: Panels, size: int) -> Int32:
+    """The same for b; of words, where the lane's first one lies."""
+    if panels.kind == "k":  # matrices of columns 0..7, then further along K, then of columns 8..15
+        return panels.place(column + lane % 8 + lane // 16 * 8, lane // 8 % 2 * 16)
+    if panels.kind == "halves":  # matrices of k 0..7 and 8..15, then of columns 8..15
+        return panels.place(lane % 16, (column + lane // 16 * 8) * size)
+    if panels.kind == "bytes":  # of k 0, 1, 4, 5, ..., 13 and 2, 3, 6, 7, ..., 15, then of those 16 further on
+        k = lane % 2 + lane % 8 // 2 * 4 + lane // 8 % 2 * 2 + lane // 16 * 16
+        return panels.place(k, column * size)
+    return panels.place(lane % 4, (column + lane // 4) * size)
+
+
+def _fragments(
+    base: Int32,
+    a: Int32,
+    b: Int32,
+    step: int,
+    rA: cute.Tensor,
+    rB: cute.Tensor,
+    panels: list[Panels],
+    starts: list[int],
+) -> None:
+    """The fragments of one step along K, from the stage at `base`: rA (4, I), rB (2, J) words. `panels` and `starts` are
+    those of a and of each b."""
+    for i in range(cute.size(rA, mode=[1])):
+        words = tensorcore.ldmatrix(base + ((a ^ (step * STEP)) + i * 16 * panels[0].panel))
+        for w in range(4):
+            rA[w, i] = words[w]
+    pairs = cute.size(rB, mode=[1]) // (len(panels) - 1) // 2
+    for part, (shape, start) in enumerate(zip(panels[1:], starts[1:], strict=True)):
+        for pair in range(pairs):  # of blocks of 8 columns
+            words = _pair_of_b(base + start, b, step, pair, shape)
+            for w in range(4):
+                rB[w % 2, 2 * (part * pairs + pair) + w // 2] = words[w]
+
+
+def _pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) -> list[Uint32]:
+    """The words of b for 16 columns: of two blocks of 8 neighbours, or, from bytes across, of the even and the odd ones."""
+    if panels.kind == "k":
+        return tensorcore.ldmatrix(base + ((own ^ (step * STEP)) + pair * 16 * panels.panel))
+    if panels.kind == "words":
+        words = []
+        for block in (2 * pair, 2 * pair + 1):
+            flipped, added = panels.along(block * 32)
+            for k in (8 * step, 8 * step + 4):
+                words.append(tensorcore.load_word(base + ((own ^ flipped) + (added + k * panels.panel))))
+        return words
+    flipped, added = panels.along(pair * (32 if panels.kind == "halves" else 16))
+    k = step * (16 if panels.kind == "halves" else 32)
+    words = tensorcore.ldmatrix(base + ((own ^ flipped) + (added + k * panels.panel)), transposed=True)
+    if panels.kind == "halves":
+        return words
+    # Two rows of k a word, and in each two columns: what lies together must be four rows of one column
+    return [
+        tensorcore.pick_bytes(words[2 * w], words[2 * w + 1], places) for places in (0x6420, 0x7531) for w in (0, 1)
+    ]
+
+
+def _multiply(
+    types: tuple[type[Numeric], type[Numeric]], acc: cute.Tensor, rA: cute.Tensor, rB: cute.Tensor, precise: bool
+) -> None:
+    """acc (4, I, J) += the products of fragments (4, I) and (2, J)."""
+
+    def terms(words: cute.Tensor, place: int) -> list[list[Uint32]]:
+        """A fragment; float32 as the tf32 that sum to it, one or two."""
+        own = [words[w, place] for w in range(cute.size(words, mode=[0]))]
+        if types[0] is not Float32:
+            return [own]
+        return [list(part) for part in zip(*(tensorcore.split(word, precise) for word in own), strict=True)]
+
+    a = [terms(rA, i) for i in range(cute.size(rA, mode=[1]))]
+    for j in range(cute.size(rB, mode=[1])):
+        b = terms(rB, j)
+        for i in range(len(a)):
+            if precise:
+                tensorcore.mma(*types, acc[None, i, j], a[i][1], b[0])
+                tensorcore.mma(*types, acc[None, i, j], a[i][0], b[1])
+            tensorcore.mma(*types, acc[None, i, j], a[i][0], b[0])
+
+
+def _for_epilogue(acc: cute.Tensor, fours: bool) -> cute.Tensor:
+    """The accumulators (4, I, J) in the order that `gemm_epilogue` takes: (2, 2, J, I)."""
+    rows, columns = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
+    if not fours:
+        return cute.make_tensor(acc.iterator, cute.make_layout((2, 2, columns, rows), stride=(1, 2, 4 * rows, 4)))
+    shape, stride = (2, 2, (2, columns // 2), rows), (4 * rows, 2, (1, 8 * rows), 4)
+    return cute.make_tensor(acc.iterator, cute.make_layout(shape, stride=stride))

@@ -1,0 +1,453 @@
+"""The GEMM main loop for Hopper (sm_90a): acc = a @ b by TMA and WGMMA, then the epilogue.
+
+A block is three warpgroups. One warp of the last is the producer: by TMA it fills a ring of stages in shared memory with
+tiles of a and b. The first two are consumers: they multiply by WGMMA and hand accumulators to the driver of the epilogue.
+They share one tile (cooperative: 64 rows each, alternately), or have a tile each and take turns with the tensor cores
+(pingpong: the epilogue of the one runs while the other multiplies). Blocks are persistent: each walks over the tiles of
+the product, in an order that keeps what its neighbours read in the L2 cache. In a cluster of two, what both blocks read is
+loaded once and multicast: b where the cluster is two tiles high, a where it is two tiles wide. Or a cluster shares one tile,
+each of its blocks with a part of the contracted axis (`gemm_split`): such clusters are as many as tiles, one tile each.
+
+Of two stages one is multiplied while the other waits, 768 cycles each for the widest tiles. Beside an epilogue, with which it
+shares schedulers and registers' ports, a warp issues an instruction every five to ten cycles, so what a stage takes must be
+few, above all between the end of one's products and the start of the next but one's: with 84 instructions a stage in place
+of 65 tensor cores were idle for that, and GELU took 314 thousand cycles of 296 on an H100 (8192 x 8192, K = 1024; ReLU 295).
+
+What lies outside of a and b is zero to TMA, and what lies outside of the product is never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import LayoutEnum
+from cutlass.utils import hopper_helpers
+
+from codegen.device import functions as device
+from codegen.device.functions import WARP
+from codegen.device.gemm import epilogue as gemm_epilogue
+from codegen.device.gemm import pieces as gemm_pieces
+from codegen.device.gemm import split as gemm_split
+from codegen.device.gemm import staging, tensorcore
+from codegen.device.gemm.pieces import Follows, Form
+from codegen.shared import WARPS, Tiles
+
+WARPGROUP = 128  # threads
+CONSUMERS = 2  # warpgroups, the first two of a block
+TURN, MEET = 1, 3  # named barriers, one for each consumer: that it is its turn to multiply; where its warps meet
+ROW_MAJOR, COLUMN_MAJOR = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
+
+
+def launch(
+    stream: cuda.CUstream,
+    mA: cute.Tensor,
+    mBs: tuple[cute.Tensor, ...],
+    tensors: tuple[cute.Tensor, ...],
+    epilogue: Callable[..., tuple],
+    *,
+    b_is_nk: bool,
+    paired: str = "",
+    vec: int,
+    ragged: bool,
+    row_ops: tuple[str, ...] = (),
+    column_ops: tuple[str, ...] = (),
+    rescaled: tuple[Follows, ...] = (),
+    row_parts: tuple[cute.Tensor, ...] = (),
+    column_parts: tuple[cute.Tensor, ...] = (),
+    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
+    whole: tuple[tuple[cute.Tensor | None, int, bool], ...] = (),
+    **config: Any,
+) -> None:
+    """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
+
+    mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
+    multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
+    (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
+    row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32 or int32.
+    reads: what the epilogue reads ahead: columns and tiles of `Form`.
+    whole: the tensors that `tiles` reads by `load`, in its order, how many elements each has side by side for a column of the
+        output, and whether each batch has its own; needed where `staged`, for which their rows must be whole 16 bytes.
+    config: the fields of `Tiles`; `hopper_tiles.refusal` says of which products they cannot be.
+
+    WGMMA adds float8 products up with fewer bits than float32 has, and nothing here makes up for that.
+    """
+    tiles = Tiles(**config)
+    staged = 0 if ragged or reads[1] is None or tiles.splits > 1 else tiles.staged
+    warps = 4 if tiles.pingpong else 4 * CONSUMERS  # that share a tile
+    form = Form(
+        epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
+        rolled=tiles.rolled, staged=staged, matrices=True,
+        warps=warps, step=1, barrier=MEET, threads=32 * warps,
+    )  # fmt: skip
+    fetchers: tuple[staging.Fetcher, ...] = ()
+    if staged:
+        high, wide = gemm_pieces.piece_of(tiles.tile_n, form)
+        wide //= form.accumulators
+        found = [staging.fetcher(t, count, batched, high, wide) for t, count, batched in whole if t is not None]
+        form, fetchers = replace(form, boxes=tuple(box for box, _ in found)), tuple(f for _, f in found)
+    parts = len(mBs)
+    assert parts == (2 if paired == "halves" else 1), f"{parts} tensors b, and paired is {paired!r}"
+    a_type, b_type = mA.element_type, mBs[0].element_type
+    tile, box = (tiles.tile_m, tiles.tile_n, tiles.tile_k), (tiles.tile_m, tiles.tile_n // parts, tiles.tile_k)
+    b_order, b_major = (ROW_MAJOR, OperandMajorMode.K) if b_is_nk else (COLUMN_MAJOR, OperandMajorMode.MN)
+    a_layout = hopper_helpers.make_smem_layout_a(ROW_MAJOR, tile, a_type, tiles.stages)
+    b_layout = hopper_helpers.make_smem_layout_b(b_order, tile, b_type, tiles.stages)
+    b_part = hopper_helpers.make_smem_layout_b(b_order, box, b_type, 1)
+    tiled_mma = hopper_helpers.make_trivial_tiled_mma(
+        a_type, b_type, OperandMajorMode.K, b_major, Float32 if a_type.is_float else Int32,
+        (1 if tiles.pingpong else CONSUMERS, 1, 1), tiler_mn=(64, tiles.tile_n),
+    )  # fmt: skip
+
+    # As WGMMA names modes: (M, K, L) and (N, K, L)
+    load_a, tA = _loader(mA, (1, 2, 0), a_layout, box[::2], tiles.cluster_n)
+    loads = [_loader(mB, (1, 2, 0) if b_is_nk else (2, 1, 0), b_part, box[1:], tiles.cluster_m) for mB in mBs]
+
+    L, M, K = mA.shape
+    columns = mBs[0].shape[1 if b_is_nk else 2]
+    high = cute.ceil_div(cute.ceil_div(M, tiles.tile_m), tiles.cluster_m)  # in clusters
+    wide = cute.ceil_div(cute.ceil_div(columns, box[1]), tiles.cluster_n)
+    N = columns // 2 if paired == "interleaved" else columns
+    _launch(
+        stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
+        (tensors, row_parts, column_parts), fetchers, (high, wide, L), (M, N, K), tiled_mma, a_layout, b_layout, tiles, form,
+    )  # fmt: skip
+
+
+@cute.jit
+def _launch(
+    stream, load_a, tA, load_bs, tBs, memory, fetchers, clusters, extents, tiled_mma, a_layout, b_layout,
+    tiles: cutlass.Constexpr, form: cutlass.Constexpr,
+):  # fmt: skip
+    """The kernel, where there is something to do."""
+    high, wide, batches = clusters
+    count = high * wide * batches
+    last = high - (high - 1) // tiles.group * tiles.group  # rows of the last band
+    if count > 0:
+        divisors = tuple(cute.fast_divmod_create_divisor_v2(d) for d in (high * wide, tiles.group * wide, last))
+        if cutlass.const_expr(tiles.splits == 1):
+            count = cutlass.min(count, tiles.blocks // tiles.multicast)
+        _kernel(
+            load_a, tA, load_bs, tBs, memory, fetchers, (*clusters, divisors), extents, tiled_mma, a_layout, b_layout,
+            tiles, form,
+        ).launch(
+            grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
+            cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
+        )  # fmt: skip
+
+
+def _loader(
+    tensor: cute.Tensor, modes: tuple[int, ...], layout: cute.ComposedLayout, box: tuple[int, int], sharers: int
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """How TMA loads a tensor's boxes into shared memory, and the tensor, its modes permuted, as coordinates for it."""
+    tensor = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
+    op = cpasync.CopyBulkTensorTileG2SOp() if sharers == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
+    info = cpasync.make_tiled_tma_atom(op, tensor, cute.select(layout, mode=[0, 1]), box, num_multicast=sharers)
+    return info[0], info[1]
+
+
+@cute.kernel
+def _kernel(
+    load_a: cute.CopyAtom,
+    tA: cute.Tensor,  # (M, K, L), coordinates
+    load_bs: tuple,
+    tBs: tuple,  # (N, K, L or 1), coordinates
+    memory: tuple,  # the epilogue's tensors, row parts and column parts
+    fetchers: tuple,  # of what it reads ahead
+    clusters: tuple,  # rows and columns of clusters, batches; what `_place` divides by
+    extents: tuple,  # rows and columns of the output, K
+    tiled_mma: cute.TiledMma,
+    a_layout: cute.ComposedLayout,  # (tile_m, tile_k, stages)
+    b_layout: cute.ComposedLayout,  # (tile_n, tile_k, stages)
+    tiles: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+):
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    consumer = warp // 4  # which warpgroup
+    rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    k_tiles = cute.ceil_div(cute.ceil_div(extents[2], tiles.tile_k), tiles.splits)  # of this block's part of K
+    a_type, b_type = tiled_mma.op.a_dtype, tiled_mma.op.b_dtype
+
+    allocator = SmemAllocator()
+    sA = allocator.allocate_tensor(a_type, a_layout.outer, 1024, swizzle=a_layout.inner)
+    sB = allocator.allocate_tensor(b_type, b_layout.outer, 1024, swizzle=b_layout.inner)
+    stage = allocator.allocate_tensor(Float32, cute.make_layout((form.stage, 4 * CONSUMERS)), 16)
+    size = max(16, WARPS * form.ahead * form.staged)
+    operands = allocator.allocate_tensor(cutlass.Uint8, cute.make_layout((size,)), staging.ALIGNED).iterator
+    full = allocator.allocate_array(Int64, tiles.stages)  # a stage's bytes have come
+    empty = allocator.allocate_array(Int64, tiles.stages)  # all that read a stage have read it
+    pieces = 2 * form.ahead if form.staged > 0 else 0  # whose operands a warp waits for
+    here = allocator.allocate_array(Int64, max(1, WARPS * pieces))  # these have come
+
+    if warp == 0:
+        with cute.arch.elect_one():
+            readers = (4 if tiles.pingpong else 4 * CONSUMERS) * tiles.multicast  # warps
+            for i in cutlass.range_constexpr(tiles.stages):
+                cute.arch.mbarrier_init(full + i, 1)
+                cute.arch.mbarrier_init(empty + i, readers)
+            for i in cutlass.range_constexpr(WARPS * pieces):
+                cute.arch.mbarrier_init(here + i, 1)
+        cute.arch.mbarrier_init_fence()
+    if cutlass.const_expr(tiles.multicast > 1):
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+
+    if consumer == CONSUMERS:
+        cute.arch.setmaxregister_decrease(tiles.registers[0])
+        if warp == 4 * CONSUMERS:
+            _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tiles)
+    else:
+        cute.arch.setmaxregister_increase(tiles.registers[1])
+        _consume(
+            sA, sB, stage, (operands, here, fetchers), full, empty, clusters, rank, k_tiles, consumer, extents,
+            memory, tiled_mma, tiles, form,
+        )  # fmt: skip
+
+
+def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Tiles) -> tuple[Int32, Int32, Int32]:
+    """Row, column and batch, in tiles, of this block's in the index-th cluster: bands of `group` rows of clusters, each
+    walked column by column."""
+    high, _, _, (of_batch, of_band, last) = clusters
+    batch, index = map(Int32, divmod(index, of_batch))
+    band, index = map(Int32, divmod(index, of_band))
+    column, row = map(Int32, divmod(index, last))
+    first = band * tiles.group
+    whole = first + tiles.group <= high
+    column = cutlass.select_(whole, index // tiles.group, column)
+    row = first + cutlass.select_(whole, index % tiles.group, row)
+    if cutlass.const_expr(tiles.cluster_m > 1):
+        row = row * 2 + rank
+    if cutlass.const_expr(tiles.cluster_n > 1):
+        column = column * 2 + rank
+    return row, column, batch
+
+
+@cute.jit
+def _produce(
+    load_a: cute.CopyAtom,
+    tA: cute.Tensor,
+    load_bs: tuple,
+    tBs: tuple,
+    sA: cute.Tensor,
+    sB: cute.Tensor,
+    full: cute.Pointer,
+    empty: cute.Pointer,
+    clusters: tuple,
+    rank: cutlass.Int32,
+    k_tiles: cutlass.Int32,
+    tiles: cutlass.Constexpr,
+):
+    """One warp: the tiles of this block, stage by stage, as soon as a stage is free."""
+    cpasync.prefetch_descriptor(load_a)
+    stages, part_n = tiles.stages, tiles.tile_n // len(tBs)
+    both = cutlass.Int16(0b11)  # the blocks of a cluster
+    a_mask = both if cutlass.const_expr(tiles.cluster_n > 1) else None
+    b_mask = both if cutlass.const_expr(tiles.cluster_m > 1) else None
+    gA = cute.local_tile(tA, (tiles.tile_m, tiles.tile_k), (None, None, None))
+    a_copy = staging.partition(load_a, gA, sA, rank, tiles.cluster_n)  # (box, stages) and (box, tiles, K tiles, L)
+    b_copies = []
+    for i in cutlass.range_constexpr(len(tBs)):
+        cpasync.prefetch_descriptor(load_bs[i])
+        gB = cute.local_tile(tBs[i], (part_n, tiles.tile_k), (None, None, None))
+        sPart = cute.local_tile(sB, (part_n, tiles.tile_k), (i, 0, None))
+        b_copies.append(staging.partition(load_bs[i], gB, sPart, rank, tiles.cluster_m))
+    b_batches = cute.size(tBs[0], mode=[2])
+    size = (tiles.tile_m * sA.element_type.width + tiles.tile_n * sB.element_type.width) * tiles.tile_k // 8
+
+    filled = Uint32(0)  # stages so far
+    first = rank * k_tiles if cutlass.const_expr(tiles.splits > 1) else 0
+    index = cute.arch.block_idx()[0] // tiles.cluster
+    while index < clusters[0] * clusters[1] * clusters[2]:
+        row, column, batch = _place(index, clusters, rank, tiles)
+        b_batch = cutlass.min(batch, b_batches - 1)
+        for k in cutlass.range(k_tiles, unroll=1):
+            at, phase = _place_in_ring(filled, stages)
+            cute.arch.mbarrier_wait(empty + at, phase ^ 1)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full + at, size)
+            dst, src = a_copy
+            cute.copy(load_a, src[None, row, first + k, batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=a_mask)
+            for i in cutlass.range_constexpr(len(tBs)):
+                dst, src = b_copies[i]
+                src = src[None, column, first + k, b_batch]
+                cute.copy(load_bs[i], src, dst[None, at], tma_bar_ptr=full + at, mcast_mask=b_mask)
+            filled += 1
+        index += cute.arch.grid_dim()[0] // tiles.cluster
+    # The other block of a cluster signals this one's barriers: they must be there until it has
+    for _ in cutlass.range_constexpr(stages):
+        at, phase = _place_in_ring(filled, stages)
+        cute.arch.mbarrier_wait(empty + at, phase ^ 1)
+        filled += 1
+
+
+def _place_in_ring(count: Uint32, stages: int) -> tuple[Int32, Int32]:
+    """Which stage comes after so many, and the parity of the phases of its barriers then."""
+    return Int32(count % stages), Int32(count // stages & 1)
+
+
+def _pass_turn(consumer: Int32, tiles: Tiles) -> None:
+    """Let the other consumer multiply."""
+    if tiles.pingpong:
+        cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
+
+
+@cute.jit
+def _multiply(
+    tiled_mma: cute.TiledMma,
+    acc: cute.Tensor,
+    tCrA: cute.Tensor,
+    tCrB: cute.Tensor,
+    at: cutlass.Int32,
+    adds: cutlass.Boolean | bool,
+):
+    """Start the products of the stage at a place, which are added to what `acc` holds, or take its place."""
+    warpgroup.fence()
+    for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+        mma = cute.make_mma_atom(tiled_mma.op)
+        mma.set(warpgroup.Field.ACCUMULATE, adds if cutlass.const_expr(block == 0) else True)
+        cute.gemm(mma, acc, tCrA[None, None, block, at], tCrB[None, None, block, at], acc)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def _products(
+    tiled_mma: cute.TiledMma,
+    factors: tuple,
+    ring: tuple,
+    used: cutlass.Uint32,
+    k_tiles: cutlass.Int32,
+    consumer: cutlass.Int32,
+    tiles: cutlass.Constexpr,
+    anew: cutlass.Constexpr[bool],
+):
+    """All products of a tile, whose first stage comes after `used` others. While tensor cores work on one stage, the next is
+    waited for and sent to them, and the one before is given back.
+
+    factors: the accumulators, fragments of a and b.
+    ring: barriers of full stages; the address of that of the first stage to be filled again, and whether this lane arrives there.
+    anew: whether the accumulators' registers are free before, which takes the first stage's products apart; K is not 0 then.
+    """
+    (acc, tCrA, tCrB), (full, freed, signals) = factors, ring
+    stages, everywhere = tiles.stages, tiles.multicast > 1
+    at, phase = _place_in_ring(used, stages)
+    if cutlass.const_expr(anew):
+        cute.arch.mbarrier_wait(full + at, phase)
+        _multiply(tiled_mma, acc, tCrA, tCrB, at, False)
+    for k in cutlass.range(1 if cutlass.const_expr(anew) else 0, k_tiles, unroll=1):
+        before = at
+        at, phase = _place_in_ring(used + k, stages)
+        cute.arch.mbarrier_wait(full + at, phase)
+        _multiply(tiled_mma, acc, tCrA, tCrB, at, True if cutlass.const_expr(anew) else k > 0)
+        warpgroup.wait_group(1)
+        tensorcore.arrive(freed + before * 8, signals if cutlass.const_expr(anew) else signals & (k > 0), everywhere)
+    _pass_turn(consumer, tiles)
+    warpgroup.wait_group(0)
+    tensorcore.arrive(freed + at * 8, signals & (k_tiles > 0), everywhere)
+
+
+@cute.jit
+def _consume(
+    sA: cute.Tensor,
+    sB: cute.Tensor,
+    stage: cute.Tensor,
+    operands: tuple,
+    full: cute.Pointer,
+    empty: cute.Pointer,
+    clusters: tuple,
+    rank: cutlass.Int32,
+    k_tiles: cutlass.Int32,
+    consumer: cutlass.Int32,
+    extents: tuple,
+    memory: tuple,
+    tiled_mma: cute.TiledMma,
+    tiles: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+):
+    """One warpgroup: every tile of this block, or every second one, multiplied and handed to the epilogue."""
+    M, N, _ = extents
+    lane = cute.arch.lane_idx()
+    # A lane tells a block of the cluster, since both fill this one's stages, that this warp has read one
+    signals = lane < tiles.multicast
+    freed = empty.toint()
+    if cutlass.const_expr(tiles.multicast > 1):
+        freed = tensorcore.in_cluster(freed, lane % tiles.multicast)
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    groups = 1 if cutlass.const_expr(tiles.pingpong) else CONSUMERS  # that share a tile
+    slabs = tiles.tile_m // 64 // groups
+    accumulators = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8, slabs), tiled_mma.op.acc_dtype)
+    acc = cute.make_tensor(accumulators.iterator, cute.make_layout(((2, 2, tiles.tile_n // 8), slabs, 1)))
+    if cutlass.const_expr(not form.rolled):
+        acc.fill(0)  # and so it stays where K is 0
+    own = tiled_mma.get_slice((0 if cutlass.const_expr(tiles.pingpong) else consumer) * WARPGROUP)
+    tCrA = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
+    tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
+    peer = warp % 4 if cutlass.const_expr(tiles.pingpong) else warp
+    mine, here, fetchers = operands
+    mine += cute.assume(warp * (form.ahead * form.staged), divby=staging.ALIGNED)
+    here += warp * (2 * form.ahead)
+    begun = Int32(0)  # tiles
+    step = cute.arch.grid_dim()[0] // tiles.cluster
+    index = cute.arch.block_idx()[0] // tiles.cluster
+    used = Uint32(0)  # stages so far, by both consumers
+    if cutlass.const_expr(tiles.pingpong):
+        if consumer == 1:
+            index += step
+            used = Uint32(k_tiles)
+            cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
+        step = step * CONSUMERS
+
+    while index < clusters[0] * clusters[1] * clusters[2]:
+        row, column, batch = _place(index, clusters, rank, tiles)
+        row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
+        sent = None
+        if cutlass.const_expr(form.staged > 0):
+            top = device.unseen(batch * M + row0)  # or it would be computed again for each piece
+            sent = (mine, here, begun, top, fetchers)
+            if (row * tiles.tile_m < M) & (column0 < N):
+                gemm_epilogue.begin(accumulators, (row0, column0, batch), 64 * groups, (M, N), form, sent)
+        first = None
+        if cutlass.const_expr(tiles.splits == 1):
+            first = gemm_epilogue.first_columns(
+                accumulators, (row0, column0, batch), 64 * groups, (M, N), memory[0], form
+            )
+        if cutlass.const_expr(tiles.pingpong):
+            cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
+        factors, ring = (acc, tCrA, tCrB), (full, freed, signals)
+        if cutlass.const_expr(not form.rolled):
+            _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, False)
+        elif k_tiles == 0:
+            acc.fill(0)
+            _pass_turn(consumer, tiles)
+        else:
+            _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, True)
+        used += k_tiles
+
+        share = accumulators
+        if cutlass.const_expr(tiles.splits > 1):
+            share = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8 // tiles.splits, slabs), tiled_mma.op.acc_dtype)
+            gemm_split.add_up(
+                accumulators, share, sB.iterator, rank, tiles.splits, 2 if form.paired == "halves" else 1,
+                peer * WARP + lane, form.threads, MEET + warp // form.warps,
+            )  # fmt: skip
+            column = column * tiles.splits + rank
+            column0 = column * (tiles.tile_n // form.accumulators // tiles.splits)
+        if (row * tiles.tile_m < M) & (column0 < N):
+            gemm_epilogue.finish(
+                share, stage, warp, peer, (row0, column0, batch), 64 * groups, (M, N),
+                (column, row), memory, form, sent, first,
+            )  # fmt: skip
+            begun += 1
+        if cutlass.const_expr(tiles.splits > 1):
+            cute.arch.cluster_wait()  # the others have read this block's shared memory
+        index += step
+        if cutlass.const_expr(tiles.pingpong):
+            used += k_tiles

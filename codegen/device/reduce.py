@@ -1,0 +1,370 @@
+"""Device functions of kernels that reduce: folding values over threads, blocks and clusters.
+
+A row is shared by `per_row` neighbouring threads of a block (a power of two), and by all blocks of a cluster. Each thread
+holds `vectors` pieces of `vec` columns, `step` columns apart. What lies beyond a row's end is never accessed; values
+there are replaced by the reduction's identity. Every fold has a fixed order: two runs agree to the bit. How pieces are read and
+written stands in `access`, how rows are folded in `partials`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Numeric
+from cutlass.memory import SmemAllocator
+
+from codegen.device import functions as device
+from codegen.device.functions import WARP
+
+Vector = device.Vector
+# Which of a vector's columns lie inside a row: all (None), a mask, or its first column and how many the row has
+Inside: TypeAlias = Any
+# A sum that follows a maximum: their places among the statistics, the exponential, and the factor inside it
+Rescaled: TypeAlias = tuple[int, int, str, float]
+AT_ONCE = 8  # values of warps that every lane reads
+
+
+def identity(op: str, dtype: type[Numeric]) -> Any:
+    """What changes nothing that it is combined with: of sums of floats -0.0, since 0.0 makes -0.0 to 0.0, and so would cost an
+    addition; `result` ends such sums."""
+    if op in ("sum", "mean"):
+        return device.negative_zero(dtype) if dtype.is_float else 0
+    if op == "prod":
+        return 1
+    if op in ("any", "all"):
+        return int(op == "all")
+    if dtype.is_float:
+        return -float("inf") if op == "max" else float("inf")
+    low, high = device.limits(dtype)
+    return low if op == "max" else high
+
+
+def combine(op: str, a: Vector, b: Vector) -> Vector:
+    """One step of a reduction, element by element."""
+    if op in ("sum", "mean"):
+        return a + b
+    if op == "prod":
+        return a * b
+    return device.maximum(a, b) if op in ("max", "any") else device.minimum(a, b)
+
+
+def result(op: str, value: Vector) -> Vector:
+    """What has been folded, once all is: a sum of nothing, or of -0.0 alone, is 0.0, as jnp has it."""
+    return value + 0.0 if op in ("sum", "mean") and value.dtype.is_float else value
+
+
+def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
+    """A thread's running values, one for each element of a vector."""
+    return accumulators(vec, 1, op, dtype)[None, 0]
+
+
+def accumulate(
+    running: list[cute.Tensor], ops: tuple[str, ...], values: Vector | tuple[Vector, ...], inside: Inside
+) -> None:
+    """Fold vectors in, one for each statistic, where their columns lie inside the row."""
+    values = values if isinstance(values, tuple) else (values,)
+    for held, op, value in zip(running, ops, values, strict=True):
+        value = value.to(held.element_type)
+        if isinstance(inside, tuple):
+            value = _inside_row(value, op, *inside)
+        elif inside is not None:
+            value = device.where(inside, value, identity(op, held.element_type))
+        held.store(combine(op, held.load(), value))
+
+
+def _inside_row(value: Vector, op: str, first: cutlass.Int32, columns: cutlass.Int32) -> Vector:
+    """A vector with what adds nothing where its columns, from `first` on, lie outside the row."""
+    held = cute.make_rmem_tensor(value.shape, value.dtype)
+    held.store(value)
+    _replace_outside(held, op, first, columns)
+    return held.load()
+
+
+@cute.jit
+def _replace_outside(held: cute.Tensor, op: cutlass.Constexpr[str], first: cutlass.Int32, columns: cutlass.Int32):
+    vec = cute.size(held)
+    if (first < 0) | (first + vec > columns):  # few vectors: for the others a branch costs less than masks
+        for i in cutlass.range(vec, unroll_full=True):
+            if (first + i < 0) | (first + i >= columns):
+                held[i] = held.element_type(identity(op, held.element_type))
+
+
+def accumulators(vec: int, vectors: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
+    """A thread's running values, one for each of its columns: (vec, vectors)."""
+    dtype = Int32 if dtype is Boolean else dtype
+    result = cute.make_rmem_tensor((vec, vectors), dtype)
+    result.fill(identity(op, dtype))
+    return result
+
+
+def column_accumulators(
+    vec: int, vectors: int, op: str, dtype: type[Numeric], shared: bool, threads: int
+) -> cute.Tensor:
+    """The same; `shared`: in a thread's own part of shared memory, 16 bytes of it next to those of its neighbour."""
+    if not shared:
+        return accumulators(vec, vectors, op, dtype)
+    dtype = Int32 if dtype is Boolean else dtype
+    wide = min(vec, 128 // dtype.width)
+    whole = SmemAllocator().allocate_tensor(dtype, cute.make_layout((threads * vec * vectors,)), 16)
+    layout = cute.make_layout(((wide, vec // wide), vectors), stride=((1, threads * wide), threads * vec))
+    tidx, _, _ = cute.arch.thread_idx()
+    result = cute.make_tensor(whole.iterator + cute.assume(tidx * wide, divby=wide), layout)
+    for v in range(vectors):
+        for i in range(vec):
+            result[i, v] = dtype(identity(op, dtype))
+    return result
+
+
+def accumulate_at(
+    v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Inside
+) -> None:
+    """Fold vectors into those of the v-th vector's columns; each into one value, where those have one result."""
+    for held, op, value in zip(running, ops, values, strict=True):
+        if cute.size(held, mode=[0]) < cute.size(value.shape):
+            one = accumulator(cute.size(value.shape), op, held.element_type)
+            accumulate([one], (op,), value, inside)
+            held[0, v] = combine(op, cute.full((1,), held[0, v], held.element_type), over_vector(one, op))[0]
+        elif held.memspace == cute.AddressSpace.smem:
+            own = cute.make_rmem_tensor((cute.size(held, mode=[0]),), held.element_type)
+            place = cute.make_tensor(own.iterator, cute.make_layout(held.shape[0]))
+            for j in range(held.shape[0][1]):
+                cute.autovec_copy(held[(None, j), v], place[None, j])
+            accumulate([own], (op,), value, inside)
+            for j in range(held.shape[0][1]):
+                cute.autovec_copy(place[None, j], held[(None, j), v])
+        else:
+            accumulate([held[None, v]], (op,), value, inside)
+
+
+def columns_left(total: cutlass.Int64, row: cutlass.Int32, width: int) -> cutlass.Int32:
+    """How many of `total` elements lie in this row of `width`."""
+    left = total - Int64(row) * width
+    left = cutlass.select_(left < width, left, Int64(width))
+    return Int32(cutlass.select_(left < 0, Int64(0), left))
+
+
+def within(v: int, vectors: int, ragged: bool) -> bool:
+    """Whether a thread's v-th vector of a row that exists surely lies inside it: only the last may pass its end, and, where
+    vectors do not begin with the row, the last but one, and the first begin before it."""
+    return 0 < v < vectors - 2 if ragged else v < vectors - 1
+
+
+def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool, certain: bool) -> Inside:
+    """Which of a vector's columns, from `first` on, lie inside the row."""
+    if certain:
+        return None
+    return (first, columns) if ragged else cute.full((vec,), first < columns, Boolean)
+
+
+def count_up(first: cutlass.Int32, vec: int) -> Vector:
+    """The columns of a vector: first, first + 1, ..."""
+    return device.counting(vec, first)
+
+
+# Folding over threads
+
+
+def shared(
+    threads: int, per_row: int, cluster: int, dtypes: tuple[type[Numeric], ...], turns: int = 1
+) -> list[cute.Tensor]:
+    """Shared memory for one stage's statistics, for each of them (turns, rows, warps of a row, in all blocks that share
+    it). In a cluster the last tensor holds a barrier for each turn, which counts the bytes that all blocks send. Rows
+    that take turns need no barrier between one's reading and the next but one's writing."""
+    if per_row <= WARP and cluster == 1:
+        return []
+    rows, warps = threads // per_row, max(per_row // WARP, 1) * cluster
+    allocator = SmemAllocator()
+    held = [Int32 if d is Boolean else d for d in dtypes]
+    layout = cute.make_layout((turns, rows, warps), stride=(rows * warps, warps, 1))
+    found = [allocator.allocate_tensor(d, layout, 16) for d in held]
+    if cluster > 1:
+        found.append(allocator.allocate_tensor(Int64, cute.make_layout((turns,)), 16))
+    return found
+
+
+@cute.jit
+def meet(buffers: list[cute.Tensor], cluster: cutlass.Constexpr[int]):
+    """Before the first fold: the blocks of a cluster are all there, and so are the barriers of their stages, `buffers`
+    the shared memory of all of these."""
+    if cutlass.const_expr(cluster > 1):
+        tidx, _, _ = cute.arch.thread_idx()
+        if tidx == 0:
+            for buffer in buffers:
+                if cutlass.const_expr(cute.rank(buffer) == 1):
+                    for turn in range(cute.size(buffer)):
+                        cute.arch.mbarrier_init(buffer.iterator + turn, 1)
+        cute.arch.mbarrier_init_fence()
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+
+
+def over_vector(running: cute.Tensor, op: str) -> Vector:
+    """A thread's own values folded, in pairs."""
+    values = [cute.full((1,), running[i], running.element_type) for i in range(cute.size(running))]
+    while len(values) > 1:
+        odd = values[len(values) & ~1 :]
+        values = [combine(op, values[i], values[i + 1]) for i in range(0, len(values) - 1, 2)] + odd
+    return values[0]
+
+
+def over_lanes(value: Vector, op: str, lanes: int) -> Vector:
+    """Folded over groups of this many neighbouring lanes; all of them get the result."""
+    while lanes > 1:
+        lanes //= 2
+        other = cute.arch.shuffle_sync_bfly(value[0], lanes)
+        value = combine(op, value, cute.full((1,), other, value.dtype))
+    return value
+
+
+def over_group(value: Vector, op: str, columns: int) -> Vector:
+    """Each group of so many columns of a row folded, to a vector that holds the result for each of its columns. A group lies
+    with neighbouring lanes, a whole number of vectors; all lanes of a warp take part."""
+    vec = cute.size(value.shape)
+    held = cute.make_rmem_tensor((vec,), Int32 if value.dtype is Boolean else value.dtype)
+    held.store(value.to(held.element_type))
+    total = cute.full((vec,), over_lanes(over_vector(held, op), op, columns // vec)[0], held.element_type)
+    if value.dtype is Boolean:
+        return total != 0
+    return total / columns if op == "mean" else total
+
+
+@cute.jit
+def _meet_row(row: cutlass.Int32, rows: cutlass.Constexpr[int], per_row: cutlass.Constexpr[int]):
+    """The threads of a row wait for each other, and not for the block's other rows. Each row's barrier is a constant: for
+    numbers that it does not know, the assembler gives a block all 16, of which a multiprocessor has too few for many blocks."""
+    if cutlass.const_expr(1 < rows < 16):
+        for i in cutlass.range_constexpr(rows):
+            if row == i:
+                cute.arch.barrier(barrier_id=i + 1, number_of_threads=per_row)
+    else:
+        cute.arch.sync_threads()
+
+
+@cute.jit
+def over_row(
+    running: list[cute.Tensor],
+    ops: cutlass.Constexpr[tuple[str, ...]],
+    buffers: list[cute.Tensor],
+    per_row: cutlass.Constexpr[int],
+    cluster: cutlass.Constexpr[int],
+    turn: cutlass.Int32 = 0,
+    rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
+):
+    """Each row's statistics, from all its threads' running values; every thread gets them. Rows that a block folds one
+    after the other have the turns 0, 1, 2, ..."""
+    values = [[over_vector(r, op)] for r, op in zip(running, ops, strict=True)]
+    values = all_over_lanes(values, ops, min(per_row, WARP), rescaled)
+    if cutlass.const_expr(per_row > WARP or cluster > 1):
+        tidx, _, _ = cute.arch.thread_idx()
+        lane, warp, row = tidx % WARP, tidx % per_row // WARP, tidx // per_row
+        turns = cute.size(buffers[0], mode=[0])
+        slot = turn % turns if cutlass.const_expr(turns > 1) else 0
+        if cutlass.const_expr(cluster > 1):
+            barrier = buffers[len(ops)].iterator + slot
+            _send(values, buffers, barrier, slot, row, warp, lane, cluster)
+            cute.arch.mbarrier_wait(barrier, turn // turns % 2)
+        else:
+            if lane == 0:
+                for k in cutlass.range_constexpr(len(ops)):
+                    buffers[k][slot, row, warp] = values[k][0]
+            _meet_row(row, cute.size(buffers[0], mode=[1]), per_row)
+        warps = cute.size(buffers[0], mode=[2])
+        # Few values are read by all lanes sooner than lanes can hand them on; those that are rescaled cost more than that
+        lanes = 1 if cutlass.const_expr(warps <= AT_ONCE and len(rescaled) == 0) else min(WARP, warps)
+        values = [_of_warps(buffers[k], slot, row, lane % lanes, lanes) for k in range(len(ops))]
+        values = all_over_lanes(values, ops, lanes, rescaled)
+    return [result(op, v)[0] for op, v in zip(ops, values, strict=True)]
+
+
+def all_over_lanes(
+    values: list[list[Vector]], ops: tuple[str, ...], lanes: int, rescaled: tuple[Rescaled, ...]
+) -> list[Vector]:
+    """Each statistic folded over what a lane has of it, and over groups of this many neighbouring lanes. Sums that follow
+    a maximum are rescaled to that of all these lanes first."""
+    followed = {place: (maximum, power, scale) for place, maximum, power, scale in rescaled}
+    found: list[Vector] = []
+    for k, op in enumerate(ops):
+        own = values[k]
+        if k in followed:  # a sum, which stands after its maximum
+            maximum, power, scale = followed[k]
+            seen, risen_to = values[maximum], found[maximum][0]
+            own = [rescale(value, m[0], risen_to, power, scale) for value, m in zip(own, seen, strict=True)]
+        total = own[0]
+        for value in own[1:]:
+            total = combine(op, total, value)
+        found.append(over_lanes(total, op, lanes))
+    return found
+
+
+@cute.jit
+def _send(values: list, buffers: list[cute.Tensor], barrier, slot, row, warp, lane, cluster: cutlass.Constexpr[int]):
+    """A warp's values to every block of the cluster, whose barrier counts their bytes as they come."""
+    tidx, _, _ = cute.arch.thread_idx()
+    own = cute.arch.block_idx_in_cluster() * (cute.size(buffers[0], mode=[2]) // cluster) + warp
+    count = cute.size(buffers[0]) // cute.size(buffers[0], mode=[0])
+    if tidx == 0:
+        total = sum(count * b.element_type.width // 8 for b in buffers[: len(values)])
+        cute.arch.mbarrier_arrive_and_expect_tx(barrier, total)
+    if lane < cluster:
+        for k in cutlass.range_constexpr(len(values)):
+            held = cute.make_rmem_tensor((1,), buffers[k].element_type)
+            held.store(values[k])
+            words = cute.recast_tensor(held, Int32)
+            place = buffers[k].iterator + cute.crd2idx((slot, row, own), buffers[k].layout)
+            sent = tuple(words[i] for i in range(cute.size(words)))
+            cute.arch.store_async_dsmem(place, sent, barrier, lane)
+
+
+def _of_warps(buffer: cute.Tensor, slot, row, lane, lanes: int) -> list[Vector]:
+    """What a lane of so many folds first of all warps' values of a row, of every block of the cluster: a power of two of them."""
+    count = cute.size(buffer, mode=[2])
+    if lanes > 1:
+        return [cute.full((1,), buffer[slot, row, base + lane], buffer.element_type) for base in range(0, count, lanes)]
+    held = cute.make_rmem_tensor((count,), buffer.element_type)
+    cute.autovec_copy(buffer[slot, row, None], held)
+    return [cute.full((1,), held[i], buffer.element_type) for i in range(count)]
+
+
+# Sums of exponentials that follow a maximum while it rises (`codegen.graph.online`)
+
+
+def rescale(value: Vector, was: Numeric, now: Numeric, power: str, scale: float) -> Vector:
+    """Sums of `power` of `scale` times differences from the maximum `was`, as sums of those from `now`, which is no less. A
+    thread that has met nothing but -inf adds nothing to a row that holds more."""
+    was, now = (cute.full((1,), m, value.dtype) for m in (was, now))
+    factor = _POWERS[power]((was - now) * scale)
+    factor = device.where(was == now, 1.0, factor)  # also where both are infinite
+    nothing = (was == -float("inf")) & (now > -float("inf"))
+    scaled = value * cute.full(value.shape, factor[0], value.dtype)
+    return device.where(cute.full(value.shape, nothing[0], Boolean), 0.0, scaled)
+
+
+_POWERS = {"exp": cute.math.exp, "exp2": cute.math.exp2}
+
+
+def exponentials(value: Vector, maximum: Numeric, power: str, scale: float, finite: bool) -> Vector:
+    """`power` of `scale` times the differences from a maximum; from 0 where only a `finite` one counts, and it is not."""
+    base = cute.full((1,), maximum, value.dtype)
+    if finite:
+        base = device.where(device.isfinite(base), base, 0.0)
+    return _POWERS[power]((value - cute.full(value.shape, base[0], value.dtype)) * scale)
+
+
+def risen(
+    maximum: cute.Tensor, seen: cute.Tensor, sums: list[cute.Tensor], ways: tuple[tuple[str, float], ...], once: bool
+) -> Numeric:
+    """The maximum of all that a thread has met, which is then what it has `seen`; its sums so far are rescaled to it, each
+    in its way (power, scale), unless the row is read `once`, and there are none yet."""
+    now = over_vector(maximum, "max")[0]
+    if not once:
+        for held, (power, scale) in zip(sums, ways, strict=True):
+            held.store(rescale(held.load(), seen[0], now, power, scale))
+    seen[0] = now
+    return now
+
+
+def rescale_kept(kept: cute.Tensor, seen: cute.Tensor, maximum: Numeric, power: str, scale: float) -> None:
+    """Exponentials that a thread keeps, of differences from what it has `seen`, as those from the row's maximum."""
+    kept.store(rescale(kept.load(), seen[0], maximum, power, scale))

@@ -1,0 +1,105 @@
+"""Vectors in global memory, accessed or not without a branch: what comes after can be scheduled among what came before.
+
+A branch around a load or a store keeps the compiler from overlapping one vector's arithmetic with the next one's memory;
+an instruction under a predicate does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int64, Uint32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+
+from codegen.device import functions as device
+
+_SUFFIX = {1: "b32", 2: "v2.b32", 4: "v4.b32"}
+
+
+def load(src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged: bool) -> cute.Tensor:
+    """The `vec` elements from `place` on of a compact tensor, or as many as are `valid`: (vec,) registers. Where not
+    `ragged`, all or none are, and `place` is a multiple of `vec`."""
+    dst = cute.make_rmem_tensor((vec,), src.element_type)
+    if ragged or not _whole_words(dst):
+        _load_some(src, place, valid, dst)
+    else:
+        address, words = (src.iterator + place).toint(), cute.recast_tensor(dst, Uint32)
+        for first, count in accesses(cute.size(words)):
+            for i, word in enumerate(_load_words(address + 4 * first, count, valid > 0)):
+                words[first + i] = word
+    return dst
+
+
+def store(src: cute.Tensor, dst: cute.Tensor, place: Int64, valid: cutlass.Int32, ragged: bool) -> None:
+    """The (vec,) registers, or as many as are `valid`, to a compact tensor from `place` on, as `load` takes them."""
+    if ragged or not _whole_words(src):
+        _store_some(src, dst, place, valid)
+    else:
+        address, words = (dst.iterator + place).toint(), cute.recast_tensor(src, Uint32)
+        for first, count in accesses(cute.size(words)):
+            _store_words(address + 4 * first, [words[first + i] for i in range(count)], valid > 0)
+
+
+def compact_stride(tensor: cute.Tensor, mode: int) -> Any:
+    """A compact tensor's stride: the product of the extents within the mode, in 64 bits, and known to be a multiple of what
+    they are multiples of."""
+    stride: Any = 1
+    for inner in range(cute.rank(tensor) - 1, mode, -1):
+        extent = tensor.shape[inner]
+        stride = (extent if isinstance(extent, int) else Int64(extent)) * stride
+    return stride
+
+
+def _whole_words(registers: cute.Tensor) -> bool:
+    return cute.size(registers) * registers.element_type.width % 32 == 0
+
+
+def accesses(words: int) -> list[tuple[int, int]]:
+    """The first word and the count of each access, 16 bytes where possible."""
+    widest = next(count for count in (4, 2, 1) if words % count == 0)
+    return [(first, widest) for first in range(0, words, widest)]
+
+
+@cute.jit
+def _load_some(src: cute.Tensor, place: cutlass.Int64, valid: cutlass.Int32, dst: cute.Tensor):
+    if valid > 0:
+        gX = cute.make_tensor(src.iterator + place, cute.make_layout((cute.size(dst),)))
+        device.copy_whole_or_part(gX, dst, Int64(valid))
+
+
+@cute.jit
+def _store_some(src: cute.Tensor, dst: cute.Tensor, place: cutlass.Int64, valid: cutlass.Int32):
+    if valid > 0:
+        gX = cute.make_tensor(dst.iterator + place, cute.make_layout((cute.size(src),)))
+        device.copy_whole_or_part(src, gX, Int64(valid))
+
+
+def _load_words(address: Int64, count: int, there: Boolean) -> list[Uint32]:
+    names = ", ".join(f"${i}" for i in range(count))
+    zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(count))
+    text = f"{zeros} @${count} ld.global.{_SUFFIX[count]} {{{names}}}, [${count + 1}];"
+    operands = [there.ir_value(), address.ir_value()]
+    outputs = ",".join(["=&r"] * count)
+    word = Uint32.mlir_type
+    if count == 1:
+        text = text.replace("{$0}", "$0")
+        return [Uint32(llvm.inline_asm(word, operands, text, f"{outputs},b,l", has_side_effects=True))]
+    struct = llvm.StructType.get_literal([word] * count)
+    found = llvm.inline_asm(struct, operands, text, f"{outputs},b,l", has_side_effects=True)
+    return [Uint32(llvm.extractvalue(word, found, ir.DenseI64ArrayAttr.get([i]))) for i in range(count)]
+
+
+def _store_words(address: Int64, words: list[Uint32], there: Boolean) -> None:
+    names = ", ".join(f"${i + 2}" for i in range(len(words)))
+    values = names if len(words) == 1 else f"{{{names}}}"
+    text = f"@$0 st.global.{_SUFFIX[len(words)]} [$1], {values};"
+    operands = [there.ir_value(), address.ir_value(), *(word.ir_value() for word in words)]
+    llvm.inline_asm(None, operands, text, "b,l" + ",r" * len(words), has_side_effects=True)
+
+
+def typed(tensor: Any, dtype: Any) -> Any:
+    """The same tensor, of this CuTe dtype: one that is made of a pointer is signed, as the pointer does not know better."""
+    return type(tensor)(tensor, dtype=dtype)

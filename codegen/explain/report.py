@@ -1,0 +1,477 @@
+"""What an op does and what it costs, before anything is compiled: its graph, its kernel's plan, bytes, launches, roofline.
+
+Bytes moved, for one shape and one choice of dtypes:
+  fused    each input read once, each output written once
+  unfused  one kernel an operation of the graph: it reads its operands and writes its result. Inputs and outputs have
+           their own types, values between have the compute type (a bool one byte, a `cast` the type it rounds to).
+           Constants, parameters and positions (`index`) are not memory; conversions between types ride along. `take`
+           reads its indices and the elements it picks.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.autodiff.backward import Derived, backward_of
+from codegen.errors import Mistake
+from codegen.explain.words import words
+from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, dtype_of, lost_axes, topological
+from codegen.graph.ops import REDUCTIONS
+from codegen.language.sizes import Shape, array_bytes, elements, extents
+from codegen.plan.op import Gemm, Op
+from codegen.plan.planner import Extents, Launch, overrides
+from codegen.plan.reductions import Reduction, RowLaunch, WalkLaunch
+from codegen.plan.supported import lacks
+from codegen.plan.tiles import Product
+from codegen.shared import read_config
+from codegen.spec.spec import Array, Spec
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of an architecture, with NVIDIA's figures: its memory's bytes a second, and the operations a second that its
+    tensor cores do on dense bfloat16, summed in float32."""
+
+    arch: str
+    name: str
+    bandwidth: float
+    tensor_cores: float
+
+
+GPUS = (
+    Gpu("sm_80", "A100 80GB SXM", 2.039e12, 312e12),
+    Gpu("sm_89", "L4", 0.300e12, 121e12),
+    Gpu("sm_89", "RTX 4090", 1.008e12, 165.2e12),
+    Gpu("sm_90a", "H100 SXM", 3.35e12, 989.4e12),
+    Gpu("sm_90a", "H200", 4.8e12, 989.4e12),
+    Gpu("sm_100a", "B200", 8.0e12, 2250e12),
+    Gpu("sm_120a", "RTX 5090", 1.792e12, 209.5e12),
+)
+
+
+# The graph
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the chain: `args` name inputs, parameters, earlier operations, or are constants."""
+
+    name: str
+    op: str
+    args: tuple[str, ...]
+    type: str  # kind and axes, as in float[..., N]
+    node: Node
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The chain as its operations in order, and where each output (or part of one) comes from."""
+
+    operations: tuple[Operation, ...]
+    outputs: tuple[tuple[str, str], ...]  # (y or y[0], name of its value)
+
+
+NOT_COMPUTED = ("input", "param", "const", "index", "size", "float")
+
+
+def graph(op: Op) -> Graph:
+    """A value that a statement names keeps that name; others are numbered."""
+    names: dict[int, str] = {}
+    outputs = {a.name for a in op.spec.outputs}
+    for statement in sorted(op.statements, key=lambda s: s.name in outputs):
+        if statement.value.op not in NOT_COMPUTED:
+            names.setdefault(id(statement.value), statement.target)
+    operations: list[Operation] = []
+    results: list[tuple[str, str]] = []
+    numbers = itertools.count()
+    met: set[int] = set()
+    for statement in op.statements:
+        for node in topological([statement.value], lambda n: id(n) in met):
+            if id(node) in met:
+                continue
+            met.add(id(node))
+            if node.op in NOT_COMPUTED:
+                names[id(node)] = names[id(node.args[0])] if node.op == "float" else _leaf(node)
+            else:
+                name = names.get(id(node))
+                if name is None:
+                    name = names[id(node)] = f"%{next(numbers)}"
+                args = tuple(names[id(a)] for a in node.args)
+                if node.op in REDUCTIONS:
+                    args += (f"axis={axes_text(lost_axes(node))}",)
+                elif node.op in ("cast", "take", "contract"):
+                    args += (str(node.attr),)
+                operations.append(Operation(name, node.op, args, node.kind + dims_text(node.dims), node))
+        if statement.name in outputs:
+            results.append((statement.target, names[id(statement.value)]))
+    return Graph(tuple(operations), tuple(results))
+
+
+def _leaf(node: Node) -> str:
+    if node.op in ("index", "size"):
+        return f"{node.op}({node.attr})"
+    return repr(node.attr) if node.is_const else str(node.attr)
+
+
+# Bytes
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One choice of the type variables' dtypes."""
+
+    spec: Spec
+    types: tuple[tuple[str, str], ...]
+
+    def dtype(self, array: Array | str) -> str:
+        name = array if isinstance(array, str) else array.dtype
+        return dtype_of(name, dict(self.types))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={dtype}" for name, dtype in self.types) or "-"
+
+    def width(self, kind: str) -> int:
+        """The bytes of a computed value: what the runtime computes a kind in."""
+        return self._widths[kind]
+
+    @functools.cached_property
+    def _widths(self) -> dict[str, int]:
+        wide = any(self.dtype(a) == "float64" for a in self.spec.inputs)
+        return {"float": 8 if wide else 4, "bool": 1, "int": DTYPES[self.spec.integer].size}
+
+
+def bindings(spec: Spec) -> Iterator[Binding]:
+    for dtypes in itertools.product(*(dtypes for _, dtypes in spec.types)):
+        yield Binding(spec, tuple(zip((name for name, _ in spec.types), dtypes, strict=True)))
+
+
+def fused_bytes(binding: Binding, shape: Shape, statements: Sequence[Statement]) -> int:
+    """What a kernel of this chain moves: each input and output once, and of a table no more than is taken from it."""
+    tables: dict[str, int] = {}
+    whole = {s.value.attr.name for s in statements if isinstance(s.value.attr, Leaf)}
+    for node in topological(s.value for s in statements):
+        for place, value in enumerate(node.args):
+            if isinstance(value.attr, Leaf) and node.op == "take" and place == 0:
+                tables[value.attr.name] = tables.get(value.attr.name, 0) + elements(node.dims, shape)
+            elif isinstance(value.attr, Leaf):
+                whole.add(value.attr.name)
+    total = 0
+    for array in binding.spec.arrays:
+        size = array_bytes(array, shape, binding.dtype(array))
+        taken = tables.get(array.name, 0) * DTYPES[binding.dtype(array)].size
+        total += size if array.name in whole or not taken else min(size, taken)
+    return total
+
+
+def unfused_bytes(op: Op, binding: Binding, shape: Shape) -> int:
+    return sum(read + written for read, written in _traffic(op, binding, shape))
+
+
+def unfused_kernels(op: Op) -> int:
+    """How many kernels: one an operation, and one for each output that is a copy."""
+    binding = next(bindings(op.spec))
+    return len(_traffic(op, binding, dict.fromkeys(op.spec.axes, 1)))
+
+
+def _traffic(op: Op, binding: Binding, shape: Shape) -> list[tuple[int, int]]:
+    """What each kernel reads and writes, were each operation a kernel of its own."""
+    stored: dict[int, int] = {}  # a value that is an output: the bytes of an element
+    copies = []
+    for statement in op.statements:
+        output = next((a for a in op.spec.outputs if a.name == statement.name), None)
+        if output is None:
+            continue
+        value, width = _source(statement.value), DTYPES[binding.dtype(output)].size
+        if value.op in NOT_COMPUTED or id(value) in stored:
+            copies.append((value, output.axes, width))
+        else:
+            stored[id(value)] = width
+
+    def size(node: Node) -> int:
+        if node.op in ("const", "param", "index", "size"):
+            return 0
+        if isinstance(node.attr, Leaf):
+            width = DTYPES[binding.dtype(op.spec.array(node.attr.name))].size
+        elif node.op == "cast":
+            width = DTYPES[binding.dtype(str(node.attr))].size
+        else:
+            width = binding.width(node.kind)
+        return elements(node.dims, shape) * stored.get(id(node), width)
+
+    def reads(node: Node) -> int:
+        if node.op == "take":
+            table, index = node.args
+            assert isinstance(table.attr, Leaf)
+            return size(index) + elements(node.dims, shape) * DTYPES[binding.dtype(op.spec.array(table.attr.name))].size
+        return sum(size(argument) for argument in {id(a): a for a in map(_source, node.args)}.values())
+
+    kernels = [(reads(o.node), size(o.node)) for o in graph(op).operations]
+    return kernels + [(size(value), elements(axes, shape) * width) for value, axes, width in copies]
+
+
+def _source(node: Node) -> Node:
+    """What a value is stored as: a conversion to float happens as it is read."""
+    while node.op == "float":
+        node = node.args[0]
+    return node
+
+
+# The kernel
+
+
+def launched(op: Op) -> Op:
+    """The op whose launch is told: of one that contracts, its epilogue, as it runs after XLA's matmul."""
+    return op.plan.epilogue if isinstance(op.plan, Gemm) else op
+
+
+def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
+    """The launch of a call with these dtypes and extents, on an architecture without clusters if none is given."""
+    op = launched(op)
+    dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
+    return op.plan.launch(dtypes, _extents(op, shape), overrides(op.spec, arch), arch)
+
+
+def _extents(op: Op, shape: Shape) -> Extents:
+    rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
+    inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
+    apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
+    return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart)
+
+
+def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int:
+    """The blocks of that launch."""
+    return how.blocks(*launched(op).plan.rows_and_columns(functools.partial(elements, shape=shape)))
+
+
+def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> dict[str, Any]:
+    """A launch, as a script reads it."""
+    op = launched(op)
+    plan, how = op.plan, launch_of(op, binding, shape, arch)
+    vector_bytes = {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in plan.full}
+    facts = {"vector": how.vec, "vector_bytes": vector_bytes, "threads": how.threads, "ragged": how.ragged}
+    if isinstance(plan, Reduction) and plan.rows and isinstance(how, RowLaunch | WalkLaunch):
+        facts |= {"threads_a_row": how.per_row, "vectors_a_thread": how.vectors, "cluster": how.cluster}
+        facts |= {"rows_at_once": how.at_once, "rows_read": plan.rows_read(how)}
+    if isinstance(plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
+        dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
+        facts |= {"left_to_xla": plan.left_to_xla(how, dtypes, _extents(op, shape))}
+    # blocks of a kernel that folds columns walk down as many rows as there are
+    return facts | {"blocks": blocks_of(op, how, shape) if not plan.columns else None}
+
+
+def accesses(op: Op) -> list[dict[str, Any]]:
+    """How the kernel reaches each array, in words."""
+    rows: list[dict[str, Any]] = []
+    words_of = words(op.plan)
+    for stored, found in ((False, op.plan.loads), (True, op.plan.stores)):
+        for access in found:
+            name, how, ragged = words_of.access(access)
+            array = access.array
+            rows.append(
+                {
+                    "value": name,
+                    "array": array.name if array else None,
+                    "type": str(array) if array else None,
+                    "stored": stored,
+                    "mode": access.mode,
+                    "how": how,
+                    "ragged": ragged,
+                }
+            )
+    return rows
+
+
+def ragged_words(op: Op) -> str:
+    """What becomes of extents that vectors do not divide."""
+    op = launched(op)
+    if all(launch_of(op, binding, dict.fromkeys(op.spec.axes, 1)).vec == 1 for binding in bindings(op.spec)):
+        return "one element a thread: every extent is as good as any other"
+    return words(op.plan).ragged()
+
+
+def saved(op: Op) -> dict[str, Any]:
+    """What the forward pass keeps for the backward one."""
+    if op.spec.grad == "none":
+        return {"names": [], "why": "it has no gradient"}
+    backward = backward_of(op)
+    if not isinstance(backward, Derived):
+        names = [a.name for a in op.spec.inputs] + [p.name for p in op.spec.params if not p.static]
+        return {"names": names, "why": "the backward differentiates the jnp form (jax.vjp)"}
+    how, own = backward.how, backward.op.spec
+    names = [*how.saved, *how.inputs, *(p.name for p in own.params if not p.static)]
+    if isinstance(op.plan, Gemm):
+        made = dict.fromkeys((*how.saved, *(acc for acc, _ in backward.products)))
+        factors = (x.name for p in op.plan.products for x in (p.a, p.b))
+        why = "the products' factors and inputs"
+        why += f", and {', '.join(made)} as the forward writes it" if made else ""
+        return {"names": list(dict.fromkeys((*made, *factors, *names))), "why": why}
+    why = "inputs; everything else is computed again, which costs no memory"
+    outputs, chosen = {a.name for a in op.spec.outputs}, [name for name in how.saved if name not in op.spec.save]
+    reasons = []
+    if taken := [name for name in chosen if name in outputs]:
+        reasons.append(f"with {', '.join(taken)} it reads fewer arrays or reduces less")
+    if more := [name for name in chosen if name not in outputs]:
+        rows = all(how.spec.array(name).axes[:1] == op.plan.order[:1] for name in more)
+        what = "a value each for a row, for a pass over it less" if rows else "which every row would wait for"
+        reasons.append(f"the forward writes {', '.join(more)}, {what}")
+    if not reasons and how.saved:
+        reasons.append("what the spec's `save` says, and inputs")
+    if reasons:
+        why = "; ".join([*reasons, "all else is computed again"])
+    return {"names": names, "why": why}
+
+
+def _kept(op: Op, names: list[str]) -> list[Array]:
+    """The arrays that a call keeps."""
+    backward = backward_of(op)
+    more = backward.how.spec.inputs if isinstance(backward, Derived) else ()
+    arrays = {a.name: a for a in (*op.spec.inputs, *more)}
+    return [arrays[name] for name in names if name in arrays]
+
+
+def backward(op: Op) -> dict[str, Any] | None:
+    """The generated backward, as a spec would say it; None where the op has no gradient."""
+    if op.spec.grad == "none":
+        return None
+    found = backward_of(op)
+    if not isinstance(found, Derived):
+        return {"kernel": False, "why": found.message}
+    spec = found.op.spec
+    return {
+        "kernel": True,
+        "first": None if found.first is None else found.first.spec.chain.value.splitlines(),
+        "beside": None if found.beside is None else found.beside.spec.chain.value.splitlines(),
+        "kind": found.op.plan.kind,
+        "why": words(found.op.plan).kind(),
+        "inputs": {a.name: str(a) for a in spec.inputs},
+        "outputs": {a.name: str(a) for a in (*spec.outputs, *(found.beside.spec.outputs if found.beside else ()))},
+        "chain": spec.chain.value.splitlines(),
+        "same": {name: array.name for name, array in found.how.same},
+        "frozen": _frozen(found),
+    }
+
+
+def _frozen(found: Derived) -> dict[str, Any] | None:
+    """What takes the backward's place where nothing is asked of what all rows share."""
+    gradients = list(dict.fromkeys(name for name, _ in (*found.how.gradients, *found.how.same)))
+    names = [name for name in gradients if name in found.shared]
+    if not names or len(names) == len(gradients):
+        return None
+    if found.frozen is None:
+        why = "XLA: nothing is computed" if found.hands_on else "the same"
+        return {"without": names, "kernel": False, "why": why, "inputs": {}, "chain": []}
+    spec = found.frozen.op.spec
+    return {
+        "without": names,
+        "kernel": True,
+        "why": words(found.frozen.op.plan).kind(),
+        "inputs": {a.name: str(a) for a in spec.inputs},
+        "chain": spec.chain.value.splitlines(),
+    }
+
+
+def products(op: Op, shape: Shape) -> list[tuple[Product, int]]:
+    """The contractions, and the operations (multiplications and additions) of each."""
+    if not isinstance(op.plan, Gemm):
+        return []
+    return [(p, 2 * elements((*p.acc.axes, p.axis), shape) * (p.acc.parts or 1)) for p in op.plan.products]
+
+
+def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> dict[str, Any] | None:
+    """How the products are made, of an op that contracts: in one kernel with the epilogue, and its tiles, or by XLA, and why."""
+    if not isinstance(op.plan, Gemm):
+        return None
+    try:
+        how = op.plan.in_one_kernel(binding, functools.partial(elements, shape=shape), arch)
+    except Mistake as mistake:
+        return {"arch": arch, "one_kernel": False, "why": mistake.message, "tiles": {}}
+    return {
+        "arch": arch,
+        "one_kernel": how.fast,
+        "why": how.why,
+        "tiles": read_config(how.config)[1] if how.fast else {},
+    }
+
+
+def _roofline(op: Op, binding: Binding, moved: int, found: list[tuple[Product, int]], gpu: Gpu) -> float | None:
+    """Microseconds to move the bytes, or to do the products where that takes longer; None where the architecture lacks a
+    dtype. Tensor cores do twice as many operations on half as many bits."""
+    if lacks(op, binding, gpu.arch):
+        return None
+    work = sum(count * DTYPES[binding.dtype(p.a)].size / 2 for p, count in found)
+    return round(max(moved / gpu.bandwidth, work / gpu.tensor_cores) * 1e6, 3)
+
+
+# All of it
+
+
+def explain(op: Op, shape: Shape) -> dict[str, Any]:
+    """Everything, as a script reads it; `explain_text` prints the same."""
+    spec, found = op.spec, graph(op)
+    reducing = graph(op.plan.epilogue) if isinstance(op.plan, Gemm) else found
+    calls = {id(o.node): f"{o.op}({', '.join(o.args)})" for o in reducing.operations}
+    costs = []
+    for binding in bindings(spec):
+        fused = fused_bytes(binding, shape, op.statements)
+        facts, clustered = (launch_facts(op, binding, shape, arch) for arch in (None, "sm_90a"))
+        keeps = saved(op)["names"]
+        costs.append(
+            {
+                "types": dict(binding.types),
+                "launch": facts,
+                "launch_in_clusters": None if clustered == facts else clustered,
+                "main_loop": main_loop(op, binding, shape),
+                "bytes": {
+                    "fused": fused,
+                    "unfused": unfused_bytes(op, binding, shape),
+                    "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in _kept(op, keeps)),
+                },
+                "roofline_us": {g.name: _roofline(op, binding, fused, products(op, shape), g) for g in GPUS},
+            }
+        )
+    return {
+        "op": spec.op,
+        "summary": spec.summary,
+        "kind": op.plan.kind,
+        "why": words(op.plan).kind(),
+        "shape": dict(shape),
+        "inputs": {a.name: {"type": str(a), "shape": list(extents(a, shape))} for a in spec.inputs},
+        "params": {p.name: {"type": p.kind, "static": p.static, "default": p.default} for p in spec.params},
+        "outputs": {a.name: {"type": str(a), "shape": list(extents(a, shape))} for a in spec.outputs},
+        "graph": [{"name": o.name, "op": o.op, "args": list(o.args), "type": o.type} for o in found.operations],
+        "results": dict(found.outputs),
+        "products": {
+            p.acc.name: {
+                "type": str(p.acc),
+                "shape": list(extents(p.acc, shape)),
+                "a": p.a.name,
+                "b": p.b.name,
+                "over": p.axis,
+                "operations": count,
+            }
+            for p, count in products(op, shape)
+        },
+        "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
+        "groups_why": words(op.plan).groups(),
+        "statistics": [
+            {
+                "name": s.name,
+                "value": calls[id(s.node)],
+                "stage": s.stage,
+                "over": s.over,
+                "same_pass": s.over == "row" and isinstance(op.plan, Reduction) and s.stage in op.plan.following,
+            }
+            for s in (*op.plan.rows, *op.plan.inner, *op.plan.columns)
+        ],
+        "accesses": accesses(op),
+        "ragged": ragged_words(op),
+        "kernels": {"fused": op.plan.kernels, "unfused": unfused_kernels(op)},
+        "saved": saved(op),
+        "backward": backward(op),
+        "gpus": [{"arch": g.arch, "name": g.name, "bandwidth": g.bandwidth} for g in GPUS],
+        "costs": costs,
+    }

@@ -1,0 +1,224 @@
+"""What an op does and costs (`explain`), as tables for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen import extras
+from codegen.explain.words import statistics_words
+
+with extras.needed("build"):
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+
+def as_text(report: dict[str, Any]) -> Group:
+    """The report as a person reads it."""
+    title = Text.assemble((report["op"], "bold"), "  ", report["summary"])
+    parts: list[Table | Group] = [_facts(report), _steps(report), _arrays(report), _costs(report), _rooflines(report)]
+    if report["products"]:
+        parts.insert(4, _main_loops(report))
+    if report["backward"]:
+        parts.append(_backward(report["backward"]))
+    if "interpreted" in report:
+        parts.append(_interpreted(report))
+    return Group(title, *(x for part in parts for x in ("", part)))
+
+
+def _facts(report: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    saved, kernels = report["saved"], report["kernels"]
+    rows = {
+        "kind": report["why"],
+        "statistics": statistics_words(report["statistics"]),
+        "axes": report["groups_why"],
+        "shape": ", ".join(f"{axis} = {extent}" for axis, extent in report["shape"].items()),
+        "kernels": f"{kernels['fused']}; one for each operation would be {kernels['unfused']}",
+        "saved": f"{', '.join(saved['names']) or 'nothing'} ({saved['why']})",
+        "ragged": report["ragged"],
+        "left to XLA": _left_to_xla(report),
+    }
+    for name, text in rows.items():
+        if text:
+            table.add_row(f"[bold]{name}[/bold]", escape(text))
+    return table
+
+
+def _left_to_xla(report: dict[str, Any]) -> str:
+    """Why a call of this shape that asks for no implementation takes XLA's form, where it does."""
+    apart = [cost for cost in report["costs"] if not (cost["main_loop"] or {}).get("one_kernel")]
+    costs = [(cost, cost["launch_in_clusters"] or cost["launch"]) for cost in apart]
+    found = [(_types_text(cost["types"]), launch.get("left_to_xla")) for cost, launch in costs]
+    return "; ".join(f"{types}: {why}" for types, why in found if why)
+
+
+def _backward(made: dict[str, Any]) -> Table:
+    """The backward: its arrays and its chain, or why it is none of ours."""
+    if not made["kernel"]:
+        table = _table("backward: no kernel")
+        table.add_row(escape(f"jax.vjp of the jnp form: {made['why']}"))
+        return table
+    table = _table("backward", "")
+    table.add_row("kind", escape(made["why"]))
+    for what in ("inputs", "outputs"):
+        table.add_row(what, escape(", ".join(f"{name}: {array}" for name, array in made[what].items())))
+    for what in ("first", "chain", "beside"):
+        for place, line in enumerate(made[what] or ()):
+            table.add_row("" if place else what, escape(line))
+    for name, other in made["same"].items():
+        table.add_row("", escape(f"that of {name} is {other}"))
+    if frozen := made["frozen"]:
+        names = ", ".join(frozen["without"])
+        table.add_row("frozen", escape(f"where no gradient of {names} is asked for: {frozen['why']}"))
+        for line in frozen["chain"]:
+            table.add_row("", escape(line))
+    return table
+
+
+def _steps(report: dict[str, Any]) -> Table:
+    table = _table("value", "operation", "type")
+    for o in report["graph"]:
+        table.add_row(*map(escape, (o["name"], f"{o['op']} {', '.join(o['args'])}", o["type"])))
+    for name, value in report["results"].items():
+        if name != value:
+            table.add_row(*map(escape, (name, value, "")))
+    return table
+
+
+def _arrays(report: dict[str, Any]) -> Table:
+    table = _table("array", "", "type", "shape", "how the kernel reaches it", "and in a ragged call")
+    arrays = {**report["inputs"], **report["outputs"], **report["products"]}
+    for name in dict.fromkeys(p[factor] for factor in "ab" for p in report["products"].values()):
+        shape = " x ".join(map(str, arrays[name]["shape"]))
+        table.add_row(
+            *map(escape, (name, "read", arrays[name]["type"], shape, "in tiles, for the tensor cores", "the same"))
+        )
+    for a in report["accesses"]:
+        shape = " x ".join(map(str, arrays[a["array"]]["shape"])) if a["array"] else ""
+        verb = ("write" if a["stored"] else "read") if a["array"] else ""
+        verb = "" if a["array"] in report["products"] else verb
+        table.add_row(*map(escape, (a["value"], verb, a["type"] or "", shape, a["how"], a["ragged"])))
+    return table
+
+
+def _costs(report: dict[str, Any]) -> Group:
+    """A row for each number and a column for each choice of types, so few in a table that 80 columns hold it."""
+    lines = _LAUNCH_OF_ROWS if "threads_a_row" in report["costs"][0]["launch"] else _LAUNCH
+    columns: list[tuple[str, list[str]]] = []
+    for cost in report["costs"]:
+        types, moved = _types_text(cost["types"]), cost["bytes"]
+        ratio = f"{moved['unfused'] / moved['fused']:.2f}x" if moved["fused"] else "-"
+        sizes = [size_text(moved["fused"]), size_text(moved["unfused"]), ratio]
+        columns.append((types, [*_facts_of(cost["launch"], lines), *sizes]))
+        if cost["launch_in_clusters"]:
+            columns.append((f"{types} in clusters", [*_facts_of(cost["launch_in_clusters"], lines), "", "", ""]))
+    names, tables = [*lines.values(), "bytes fused", "bytes unfused", "ratio"], []
+    for start in range(0, len(columns), _CHOICES):
+        some = columns[start : start + _CHOICES]
+        tables.append(_table("types", *(types for types, _ in some), right=1))
+        for place, name in enumerate(names):
+            tables[-1].add_row(name, *(values[place] for _, values in some))
+    return Group(*tables)
+
+
+def _facts_of(launch: dict[str, Any], lines: dict[str, str]) -> list[str]:
+    words = {"None": "-", "True": "yes", "False": "no"}
+    return [words.get(str(launch[line]), str(launch[line])) for line in lines]
+
+
+_CHOICES = 3
+_LAUNCH = {"vector": "elements a thread", "threads": "threads", "blocks": "blocks", "ragged": "ragged"}
+_LAUNCH_OF_ROWS = {
+    "vector": "elements a vector", "vectors_a_thread": "vectors a thread", "rows_at_once": "rows at once", "threads_a_row": "threads a row",
+    "cluster": "blocks a row", "rows_read": "times read", "threads": "threads", "blocks": "blocks", "ragged": "ragged",
+}  # fmt: skip
+
+
+def _main_loops(report: dict[str, Any]) -> Table:
+    """What multiplies."""
+    table = _table("types", report["costs"][0]["main_loop"]["arch"])
+    for cost in report["costs"]:
+        found = cost["main_loop"]
+        text = (
+            _tiles_text(found["tiles"]) if found["one_kernel"] else f"XLA's matmul, then the epilogue: {found['why']}"
+        )
+        table.add_row(_types_text(cost["types"]), escape(text))
+    return table
+
+
+def _tiles_text(tiles: dict[str, Any]) -> str:
+    """Of the main loop for Hopper."""
+    words = [
+        f"one kernel: tiles of {tiles['tile_m']} x {tiles['tile_n']}, {tiles['tile_k']} along K, {tiles['stages']} stages"
+    ]
+    if tiles["splits"] == 1:
+        words += ["two warpgroups take turns" if tiles["pingpong"] else "two warpgroups share a tile"]
+    words += [f"clusters of {tiles['cluster_m']} x {tiles['cluster_n']}"] * (
+        tiles["cluster_m"] * tiles["cluster_n"] > 1
+    )
+    words += [f"{tiles['splits']} blocks of a cluster share out K"] * (tiles["splits"] > 1)
+    return ", ".join(words)
+
+
+def _rooflines(report: dict[str, Any]) -> Table:
+    """The least time that memory, or the tensor cores, allow."""
+    table = _table(
+        "roofline" if report["products"] else "memory roofline",
+        *(f"{g['name']}\n{g['arch']}" for g in report["gpus"]),
+        right=1,
+    )
+    table.add_row("TB/s", *(f"{g['bandwidth'] / 1e12:.2f}" for g in report["gpus"]), style="dim")
+    for cost in report["costs"]:
+        times = [cost["roofline_us"][g["name"]] for g in report["gpus"]]
+        table.add_row(_types_text(cost["types"]), *("-" if t is None else time_text(t) for t in times))
+    return table
+
+
+def _interpreted(report: dict[str, Any]) -> Group:
+    """What one call of each kernel did in the interpreter: runtime/explained.py."""
+    calls = report["interpreted"]
+    if not calls:
+        return Group(
+            "interpreted: nothing, for the architecture that CUTE_DSL_ARCH names has no kernel for these dtypes"
+        )
+    shape = ", ".join(f"{axis} = {extent}" for axis, extent in calls[0]["shape"].items())
+    table = _table(
+        f"interpreted: {shape}", "array", "bytes", "loaded", "stored", "sectors a request", "coalesced", right=2
+    )
+    work = _table("", "instructions a thread", "an element", "idle lanes", right=1)
+    for call in calls:
+        types = _types_text(call["types"])
+        for name, a in call["arrays"].items():
+            moved = (size_text(a["minimum"]), *(size_text(a[k]) if a[k] else "-" for k in ("loaded", "stored")))
+            table.add_row(types, name, *moved, f"{a['sectors_per_request']:.4g}", f"{a['coalescing']:.0%}")
+            types = ""
+        numbers = (call["instructions_per_thread"], call["instructions_per_element"])
+        work.add_row(_types_text(call["types"]), *(f"{n:.4g}" for n in numbers), f"{call['divergence']:.1%}")
+    return Group(table, "", work)
+
+
+def _table(*columns: str, right: int = 99) -> Table:
+    """Columns from number `right` on hold numbers."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place >= right else "left", overflow="fold")
+    return table
+
+
+def _types_text(types: dict[str, str]) -> str:
+    return " ".join(f"{name}={dtype}" for name, dtype in types.items()) or "-"
+
+
+def size_text(count: float) -> str:
+    """Bytes in the largest unit that leaves a number from 1 on."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:g} B"
+
+
+def time_text(us: float) -> str:
+    """Microseconds, or milliseconds from 10 of them on."""
+    return f"{us / 1e3:.3g} ms" if us >= 1e4 else f"{us:.3g} us" if us < 100 else f"{us:.0f} us"

@@ -1,0 +1,199 @@
+"""A kernel's plan in words, for `explain`: one class a plan, with the same questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from codegen.errors import Mistake
+from codegen.graph.nodes import ROWS, lost_axes, part_text
+from codegen.plan.op import Gemm
+from codegen.plan.planner import Access, Elementwise, Plan
+from codegen.plan.reductions import Reduction
+
+
+def words(plan: Elementwise | Reduction | Gemm) -> ElementwiseWords | ReductionWords | GemmWords:
+    """What answers for a plan."""
+    if isinstance(plan, Gemm):
+        return GemmWords(plan)
+    return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
+
+
+def statistics_words(statistics: list[dict[str, Any]]) -> str:
+    """The reductions of a report, stage by stage; nothing where there is none."""
+    stages: dict[Any, list[str]] = {}
+    for s in statistics:
+        ending = " in the same pass" if s["same_pass"] else ""
+        stages.setdefault((s["over"], s["stage"]), []).append(f"{s['name']} = {s['value']}{ending}")
+    named = {"row": "of a row", "group": "of groups in a row", "column": "of columns", "total": "of everything"}
+    texts = []
+    for kind, name in named.items():
+        found = [listed(names) for (over, _), names in stages.items() if over == kind]
+        texts += [f"{name}: {', then '.join(found)}"] if found else []
+    return "; ".join(texts)
+
+
+def listed(words: Iterable[str]) -> str:
+    """a, b and c"""
+    words = list(words)
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def axis_word(name: str) -> str:
+    return "rows (...)" if name == ROWS else name
+
+
+def value_name(plan: Plan, access: Access) -> str:
+    """What an access reads or writes, as the chain writes it."""
+    if access.array is None:
+        assert access.group is not None
+        return f"{access.mode}({plan.groups[access.group].axes[0]})"
+    name = part_text(access.array.name, access.part)
+    if access.index_of:
+        index, axis = access.index_of
+        return f"take({name}, {index}, axis={axis})"
+    return name
+
+
+def coordinate_words(access: Access) -> tuple[str, str]:
+    return "the position itself, no memory" if access.mode == "index" else "the extent itself, no memory", "the same"
+
+
+class ElementwiseWords:
+    def __init__(self, plan: Elementwise):
+        self.plan = plan
+
+    def kind(self) -> str:
+        what = "no reduction and no contraction, so an output element needs one element of each input or part"
+        return f"{self.plan.kind}: {what}"
+
+    def groups(self) -> str:
+        plan = self.plan
+        if plan.collapsed:
+            return "every array has the same axes in the same order, or none: the kernel sees one long vector"
+        if not plan.groups:
+            return "every array is a scalar: one element"
+        groups = [" x ".join(axis_word(a) for a in g.axes) for g in plan.groups]
+        if not plan.coordinates:
+            return f"{' and '.join(groups)}; no access needs a coordinate"
+        used = listed(groups[i] for i in plan.coordinates)
+        return f"{listed(groups)} (axes that all arrays have together are one); a thread needs its place in {used}"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is reached; how in a ragged call."""
+        name, array = value_name(self.plan, access), access.array
+        if array is None:
+            return name, *coordinate_words(access)
+        if access.index_of:
+            index, axis = access.index_of
+            inner = {"tile": "whole vectors", "scalar": "one value for the whole vector"}.get(access.mode, "one by one")
+            return name, f"{inner}, where {index} points along {axis}", "element by element"
+        if access.mode == "flat":
+            one = f", {array.parts} neighbouring parts together" if array.parts else ""
+            return name, f"whole vectors, in the order of memory{one}", "whole vectors, but for the last of the array"
+        if access.mode == "tile":
+            last = self.plan.groups[-1].axes[-1]
+            where = f"part {access.part}" if access.part is not None else f"its own place along {last}"
+            return name, f"whole vectors, from {where}", "element by element"
+        if access.mode == "scalar":
+            return name, "one value for the whole vector", "one value an element"
+        return name, "element by element: its neighbours are not neighbours in memory", "the same"
+
+    def ragged(self) -> str:
+        plan = self.plan
+        if plan.collapsed or not plan.coordinates:
+            return "where a thread's elements do not divide the element count, the last ones are taken one by one"
+        found = [(self.access(a), a.mode) for a in (*plan.loads, *plan.stores)]
+        slow = list(dict.fromkeys(name for (name, _, ragged), _ in found if ragged == "element by element"))
+        fast = list(dict.fromkeys(name for (name, _, _), mode in found if mode == "flat"))
+        inner = " x ".join(axis_word(a) for a in plan.groups[-1].axes)
+        text = f"where a thread's elements do not divide {inner}, so that a vector may run over the end of a row, "
+        text += f"{listed(fast)} keep{'s' * (len(fast) == 1)} wide accesses" if fast else "no array keeps wide accesses"
+        return text + (f"; {listed(slow)} go{'es' * (len(slow) == 1)} element by element" if slow else "")
+
+
+class ReductionWords:
+    def __init__(self, plan: Reduction):
+        self.plan = plan
+
+    def kind(self) -> str:
+        plan = self.plan
+        sets: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for word, found in (("along", plan.rows), ("within a row along", plan.inner), ("over", plan.columns)):
+            for s in found:
+                sets.setdefault((word, lost_axes(s.node)), []).append(s.op)
+        both = [
+            f"{listed(dict.fromkeys(ops))} {word} {' x '.join(axis_word(a) for a in axes)}"
+            for (word, axes), ops in sets.items()
+        ]
+        how = ["the threads that share a row fold it together"] if plan.rows else []
+        if plan.columns:
+            second = "a second kernel" if plan.kernels == 2 else "further kernels"
+            how.append(f"each block folds the rows it reads, {second} the blocks' results, in a fixed order")
+        if plan.first is not None:
+            how.append("rows too long for a block or a cluster are read twice: a kernel before folds along them")
+        return f"{plan.kind}: {listed(both)}; {'; '.join(how)}"
+
+    def groups(self) -> str:
+        plan = self.plan
+        kept, columns = (
+            listed(" x ".join(axis_word(a) for a in g.axes) for g in groups) or "nothing"
+            for groups in (plan.row_groups, plan.column_groups)
+        )
+        return f"a row's place: {kept}; its columns: {columns}"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is reached; how in a ragged call."""
+        plan, name = self.plan, value_name(self.plan, access)
+        if access.array is None:
+            return name, *coordinate_words(access)
+        taken = "" if access.index_of is None else f", where {access.index_of[0]} points along {access.index_of[1]}"
+        if access.mode == "row":
+            return name, f"one value a row{taken}", "the same"
+        if access.mode == "gather" and access in plan.stores:
+            return name, "element by element, one value for columns that share it", "the same"
+        if access.mode == "gather":
+            return name, f"element by element{taken}: its neighbours are not neighbours in memory", "the same"
+        rows = any(isinstance(t, int) and t < plan.kept for t in access.tokens) or plan.kept == 0
+        of = "of its row" if rows else "the same for every row"
+        end = "but for the ends of a row"
+        if plan.shifts and plan.aligned(access):
+            return name, f"whole vectors, {of}{taken}", f"whole vectors where memory is aligned, {end}"
+        return name, f"whole vectors, {of}{taken}", f"each vector from the two that hold it, {end}"
+
+    def ragged(self) -> str:
+        if not self.plan.column_groups:
+            return "nothing is read in vectors: every extent is as good as any other"
+        columns = listed(" x ".join(axis_word(a) for a in g.axes) for g in self.plan.column_groups)
+        return (
+            f"where a vector's elements do not divide {columns}, accesses stay wide; what of a vector lies outside the row "
+            "is neither read nor written, and counts as nothing in a reduction"
+        )
+
+
+class GemmWords:
+    """A contraction's: its own for the products, its epilogue's for all else."""
+
+    def __init__(self, plan: Gemm):
+        self.plan, self.epilogue = plan, words(plan.epilogue.plan)
+
+    def kind(self) -> str:
+        products = listed(
+            f"{p.acc.name} = {p.a.name} @ {p.b.name} over {axis_word(p.axis)}" for p in self.plan.products
+        )
+        tile = self.plan.tile
+        how = "on sm_90a its epilogue in the same kernel, where rows are whole 16 bytes and that is faster; else after XLA's matmul"
+        if isinstance(tile, Mistake):
+            how = f"its epilogue in a kernel after XLA's matmul: {tile.message}"
+        elif tile.folds:
+            how += f"; its tiles leave parts of {listed(dict.fromkeys(f.name for f in tile.folds))}, which are folded after it"
+        return f"{self.plan.kind}: {products}; {how}"
+
+    def groups(self) -> str:
+        return self.epilogue.groups()
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        return self.epilogue.access(access)
+
+    def ragged(self) -> str:
+        return self.epilogue.ragged()

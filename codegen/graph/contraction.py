@@ -1,0 +1,175 @@
+"""Which operations of a chain must not become part of a fused multiply-add.
+
+A compiler may round `a * b + c` once instead of twice, and whether it does depends on what else uses the product. A value
+that is computed in two places (two passes over a row, two kernels) may then differ in its last bit. Where such a value meets
+a statistic of itself, the last bit decides: `z == max(z)` finds no element, and `z - max(z)` of a single element is not 0.
+
+So a value that is reduced, and also used together with the result, is *pinned*: each product and sum that it is made of is
+rounded by itself, in kernels and in jnp. The argument of a maximum or minimum is always pinned: the result may be stored and
+compared elsewhere.
+
+Where a second kernel computes a pinned value again, its chain marks the value: `_pinned(value)`. A function may be
+approximate in one kernel and precise in another, because `math: auto` looks at the types of the outputs that it reaches. The
+mark of such a function names the types that decide in both: `_pinned(sigmoid(x), T)`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from codegen.graph.nodes import Node, Statement, topological
+from codegen.graph.ops import OPS, PINNED, REDUCTIONS
+
+SUMS = frozenset({"add", "sub"})
+# Functions that multiply or divide what they take before they add anything to it; others may begin with a sum
+FACTORS_FIRST = frozenset({"div", "reciprocal", "sqrt", "rsqrt", "exp", "exp2"})
+DEFINITE = frozenset(
+    "input param const index size float add sub mul neg abs maximum minimum floor ceil round sign where".split()
+) | {PINNED}
+THROUGH = frozenset({"neg", "where", PINNED})  # compilers contract through these
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a chain's float operations are rounded: sets of nodes, by identity."""
+
+    products: frozenset[int] = field(default=frozenset())  # never contracted with a sum that takes them
+    sums: frozenset[int] = field(default=frozenset())  # never contracted with the product that an argument may end in
+    functions: frozenset[int] = field(default=frozenset())  # whose last operation no sum may be contracted with
+
+
+def rounding(nodes: Sequence[Node]) -> Rounding:
+    """The rounding of a chain. `nodes` are all that it has, arguments before their users."""
+    roots = [value for value, _ in meetings(nodes)]
+    roots += [n.args[0] for n in nodes if n.op == PINNED and is_computed(n.args[0])]
+    if not roots:
+        return Rounding()
+    pinned = {id(n): n for root in roots for n in made_of(root)}
+    users = users_of(nodes)
+    products, sums, functions = set(), set(), set()
+    for node in pinned.values():
+        takers = list(takers_of(node, users))
+        added = [user for user in takers if user.op in SUMS]
+        inside = any(id(u) in pinned and is_function(u) and u.op not in FACTORS_FIRST for u in takers)
+        if node.op == "mul" and (added or inside):
+            products.add(id(node))
+        elif is_function(node):  # which may end in a product
+            sums |= {id(user) for user in added}
+            if added or inside:
+                functions.add(id(node))
+    return Rounding(frozenset(products), frozenset(sums), frozenset(functions))
+
+
+def meetings(nodes: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
+    """The computed values that meet a statistic of themselves, each with that reduction."""
+    users = users_of(nodes)
+    for reduction in nodes:
+        if reduction.op not in REDUCTIONS or reduction.args[0].kind != "float":
+            continue
+        (reduced,) = reduction.args
+        if reduction.op in ("max", "min") and is_computed(reduced):
+            yield reduced, reduction
+        inside = {id(n): n for n in made_of(reduced)}
+        if not inside:
+            continue
+        together = _with(reduction, nodes, users)
+        for value in inside.values():
+            if any(id(user) in together and id(user) not in inside for user in users[id(value)]):
+                yield value, reduction
+
+
+def _with(reduction: Node, nodes: Sequence[Node], users: dict[int, list[Node]]) -> set[int]:
+    """The nodes that use a reduction's result, and what else those are made of, by identity."""
+    found = {id(reduction)}
+    for node in nodes:
+        if any(id(a) in found for a in node.args):
+            found.add(id(node))
+    found.discard(id(reduction))
+    for node in reversed(nodes):
+        if node is not reduction and any(id(user) in found for user in users[id(node)]):
+            found.add(id(node))
+    return found
+
+
+def marks(
+    values: Iterable[Node], first: Mapping[int, frozenset[str]], again: Mapping[int, frozenset[str]]
+) -> dict[int, tuple[str, ...]]:
+    """The pinned values that a second kernel computes again, by identity, each with the types that decide whether it may be
+    approximate, where the kernels would decide differently. `first` and `again` have the types of the outputs that a node
+    reaches in either kernel."""
+    found: dict[int, tuple[str, ...]] = {}
+    for value in values:
+        found.setdefault(id(value), ())
+        for node in made_of(value):
+            here, there = first.get(id(node)), again.get(id(node))
+            if is_approximable(node) and here and there and here != there:
+                found[id(node)] = tuple(sorted(here))
+    return found
+
+
+def reached_types(
+    statements: Iterable[Statement], types: Mapping[str, str], leaves: Collection[int] = ()
+) -> dict[int, frozenset[str]]:
+    """The types of the outputs that each node reaches, by identity; not through `leaves`, which an array holds. `types` are
+    those of all outputs."""
+    found: dict[int, frozenset[str]] = {}
+    for statement in statements:
+        if statement.name in types:
+            for node in topological([statement.value], lambda n: id(n) in leaves):
+                found[id(node)] = found.get(id(node), frozenset()) | {types[statement.name]}
+    return found
+
+
+def pin_types(node: Node) -> tuple[str, ...]:
+    """The types that the mark of a pinned value names."""
+    assert node.op == PINNED
+    return node.attr if isinstance(node.attr, tuple) else ()
+
+
+def is_approximable(node: Node) -> bool:
+    """Whether kernels have an approximate form of an operation."""
+    return node.op in OPS and "{approx}" in OPS[node.op].cute
+
+
+def users_of(nodes: Iterable[Node]) -> dict[int, list[Node]]:
+    """The nodes that take each node as an argument, by its identity."""
+    users: dict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        for argument in node.args:
+            users[id(argument)].append(node)
+    return users
+
+
+def made_of(value: Node) -> list[Node]:
+    """The float operations that a value is made of, up to inputs and reductions."""
+    found = topological([value], lambda n: n.op in REDUCTIONS or n.op == "contract")
+    return [n for n in found if n.op not in REDUCTIONS and is_computed(n)]
+
+
+def takers_of(node: Node, users: dict[int, list[Node]]) -> Iterator[Node]:
+    """The operations that take a value, as it is or by way of a sign or a selection."""
+    for user in users[id(node)]:
+        if user.op in THROUGH:
+            yield from takers_of(user, users)
+        else:
+            yield user
+
+
+def is_computed(node: Node) -> bool:
+    """Whether a value is the result of float arithmetic, and not of an input, a constant or a conversion."""
+    return node.kind == "float" and bool(node.args) and node.op not in ("float", "take", "contract")
+
+
+def is_definite(value: Node) -> bool:
+    """Whether a pinned value has the same bits in any kernel and in jnp: no operation of it may be approximate, and none
+    depends on the order of a sum."""
+    return all(
+        n.op in DEFINITE or (n.op in OPS and OPS[n.op].rule in ("compare", "logic")) for n in topological([value])
+    )
+
+
+def is_function(node: Node) -> bool:
+    """Whether an operation is computed by several instructions."""
+    return node.op in OPS and OPS[node.op].rule == "float"

@@ -1,0 +1,306 @@
+"""Typed statements to lines of Python: the chain on CuTe vectors, and the same chain in jnp.
+
+A value used once stands inside the expression that uses it; shared values, and expressions that would grow too long
+for a line, get a name. Chain names are kept, so the code reads like the spec.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from codegen.graph.contraction import Rounding
+from codegen.graph.nodes import ROWS, Node, Statement, lost_axes, topological
+from codegen.graph.ops import OPS, REDUCTIONS
+
+WIDTH = 96  # of an expression
+
+# How tightly Python's operators bind; a name, a literal or a call binds tightest.
+ATOM = 10
+BINDING = {"or": 2, "not": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, "pow": 9} | dict.fromkeys(
+    ("lt", "le", "gt", "ge", "eq", "ne"), 1
+)
+SEPARATE = {"add": "device.add", "sub": "device.subtract", "mul": "device.multiply"}  # rounded by themselves
+# Where text is Python's own operators: some that a kernel calls as functions, and `~`, which binds as a sign does
+PLAIN = {**BINDING, "div": BINDING["mul"], "not": BINDING["neg"]}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How values are written where the chain is emitted.
+
+    `leaves` names what the chain reads, by (op, attr, index name); `floating` and `integer` are the compute types;
+    `approx` is the text of the approximation flag.
+    """
+
+    name: str  # "cute" or "jnp"
+    leaves: Mapping[tuple, str]
+    floating: str
+    integer: str
+    types: Mapping[str, str]  # dtype or type variable -> how this dialect writes it
+    approx: str = "False"
+    exact: bool = False
+    fast: bool = False
+    like: str = ""  # a vector of the compute type, for constants that need one
+    order: tuple[str, ...] = ()  # jnp: the axes of every operand that is no scalar
+    columns: tuple[str, ...] = ()  # the axes that a vector runs along, where others make a row
+    approx_of: Mapping[int, str] = field(default_factory=dict)  # of single nodes, by identity
+    written: Mapping[int, str] = field(default_factory=dict)  # how single nodes are written, by identity
+    given: Mapping[int, str] = field(default_factory=dict)  # nodes that are there already, by identity
+    widths: Mapping[int, int] = field(default_factory=dict)  # cute: the columns that a reduction within a row is over
+    rounding: Rounding = field(default_factory=Rounding)
+
+
+def leaf_key(node: Node) -> tuple:
+    if node.op == "take":
+        return "take", node.args[0].attr, node.args[1].attr, node.attr
+    if node.op in REDUCTIONS:
+        return node.op, node.attr, id(node)
+    return node.op, node.attr
+
+
+def emit(statements: tuple[Statement, ...], names: Mapping[tuple[str, int | None], str], dialect: Dialect) -> list[str]:
+    """The statements as lines; `names` gives each target's variable."""
+    return _Emitter(statements, names, dialect, [s.value for s in statements]).lines()
+
+
+def emit_values(
+    statements: tuple[Statement, ...],
+    names: Mapping[tuple[str, int | None], str],
+    dialect: Dialect,
+    values: Sequence[Node],
+) -> tuple[list[str], list[str]]:
+    """The lines that some values need, and the values' texts. What the dialect has as a leaf is not computed."""
+    emitter = _Emitter(statements, names, dialect, values)
+    lines, results = emitter.lines(), [emitter.result(value) for value in values]
+    # A second name of what is there already, which nothing here asks for
+    idle = emitter.aliases - set(re.findall(r"\w+", " ".join([*(t.partition(" = ")[2] for t in lines), *results])))
+    return [line for line in lines if line.partition(" = ")[0] not in idle], results
+
+
+class _Emitter:
+    def __init__(self, statements, names, dialect: Dialect, roots: Sequence[Node]):
+        self.names, self.dialect, self.roots = names, dialect, roots
+        self.uses: Counter[int] = Counter()
+        reached = set()
+        for node in topological(roots, self.is_leaf, self.arguments):
+            reached.add(id(node))
+            if not self.is_leaf(node):
+                self.uses.update(id(arg) for arg in self.arguments(node))
+        self.uses.update(id(root) for root in roots)
+        self.statements = [s for s in statements if id(s.value) in reached]
+        self.own = {id(s.value): names[(s.name, s.part)] for s in reversed(self.statements)}
+        self.taken = {*names.values(), *dialect.leaves.values(), *dialect.given.values()}
+        self.text: dict[int, str] = {}
+        self.binding: dict[int, int] = {}  # how tightly the text of a node binds
+        self.out: list[str] = []
+        self.aliases: set[str] = set()
+        self.count = 0
+
+    def arguments(self, node: Node) -> tuple[Node, ...]:
+        """What a node is written with."""
+        return self.rounded(node) or node.args
+
+    def rounded(self, node: Node) -> tuple[Node, ...]:
+        """What is rounded, where a node is that as an integer, in a kernel: a value, or the two of a quotient by what is one value
+        for a vector."""
+        if self.dialect.name != "cute" or node.op != "cast" or node.kind != "int":
+            return ()
+        (value,) = node.args
+        if value.op != "round" or self.is_leaf(value):
+            return ()
+        divided = value.args[0].op == "div" and not self.is_leaf(value.args[0]) and self.by_one(value.args[0])
+        return value.args[0].args if divided else value.args
+
+    def is_leaf(self, node: Node) -> bool:
+        return leaf_key(node) in self.dialect.leaves or id(node) in self.dialect.given
+
+    def is_met(self, node: Node) -> bool:
+        """Whether nothing that is still to be written lies behind a node."""
+        return id(node) in self.text or self.is_leaf(node)
+
+    def lines(self) -> list[str]:
+        # A value that a statement names is written under that name
+        for statement in self.statements:
+            name = self.names[(statement.name, statement.part)]
+            for node in topological([statement.value], self.is_met, self.arguments):
+                if id(node) not in self.text:
+                    self.visit(node, name if node is statement.value else None)
+            node = statement.value
+            text = self.text[id(node)]
+            if text != name:
+                if node.is_const:
+                    text = self.constant_output(node)
+                self.out.append(f"{name} = {text}")
+                if node.is_const or self.is_leaf(node):
+                    self.aliases.add(name)
+            if not node.is_const:
+                self.text[id(node)], self.binding[id(node)] = name, ATOM
+        for root in self.roots:
+            for node in topological([root], self.is_met, self.arguments):
+                if id(node) not in self.text:
+                    self.visit(node, None)
+        return self.out
+
+    def result(self, node: Node) -> str:
+        return self.constant_vector(node) if node.is_const else self.text[id(node)]
+
+    def visit(self, node: Node, name: str | None) -> None:
+        text, binding = self.expression(node)
+        leaf = node.is_const or self.is_leaf(node)
+        later = self.own.get(id(node))  # the name of a statement still to come
+        if not leaf and name is None and (later or self.uses[id(node)] > 1 or len(text) > WIDTH):
+            fresh = later or self.fresh()
+            self.out.append(f"{fresh} = {text}")
+            text, binding = fresh, ATOM
+        self.text[id(node)], self.binding[id(node)] = text, binding
+
+    def fresh(self) -> str:
+        while (name := f"t{self.count}") in self.taken:
+            self.count += 1
+        self.taken.add(name)
+        return name
+
+    def expression(self, node: Node) -> tuple[str, int]:
+        dialect = self.dialect
+        if node.is_const:
+            return constant(node), BINDING["neg"] if constant(node).startswith("-") else ATOM
+        if id(node) in dialect.given:
+            return dialect.given[id(node)], ATOM
+        if leaf_key(node) in dialect.leaves:
+            return dialect.leaves[leaf_key(node)], ATOM
+        if node.op == "float":
+            return self.convert(node.args[0], dialect.floating), ATOM
+        if node.op == "cast":
+            return self.cast(node), ATOM
+        if node.op in REDUCTIONS:
+            return self.reduction(node), ATOM
+        op = OPS[node.op]
+        if op.cute == op.jnp == "{0}":
+            return self.text[id(node.args[0])], self.binding[id(node.args[0])]
+        binding = BINDING.get(node.op, ATOM)
+        separate = dialect.rounding.products | dialect.rounding.sums
+        if dialect.name == "cute" and id(node) in separate and not all(a.is_const for a in node.args):
+            return f"{SEPARATE[node.op]}({', '.join(self.text[id(a)] for a in node.args)})", ATOM
+        if dialect.name == "jnp":
+            binding = PLAIN.get(node.op, binding)
+            args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
+            text = op.jnp
+            if node.op == "where" and all(a.is_const for a in node.args[1:]) and node.kind != "bool":
+                # Python's numbers have no type of their own: x64 would widen them
+                args[1] = self.typed_constant(node.args[1], node.kind)
+            elif node.kind != "bool" and not op.infix and all(a.is_const for a in node.args):
+                args[0] = self.typed_constant(node.args[0], node.args[0].kind)
+            if node.op == "rem":  # jax.lax's wants one type
+                args = [
+                    self.typed_constant(a, node.kind) if a.is_const else t for a, t in zip(node.args, args, strict=True)
+                ]
+        else:
+            args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
+            text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)
+            if node.op == "div" and self.by_row(node):
+                text = "device.divide_by_row({0}, {1}, {approx})"
+            if text == "{0}":
+                return self.text[id(node.args[0])], self.binding[id(node.args[0])]
+            alone = all(a.is_const for a in node.args) and not (op.infix and node.kind != "bool")
+            if alone or (node.op == "where" and node.args[0].is_const):
+                args[0] = self.constant_vector(node.args[0])
+            if node.op == "where" and all(a.is_const for a in node.args[1:]) and self.is_wide(node.kind):
+                args[1] = self.constant_vector(node.args[1])  # of two numbers a kernel makes 32 bits
+        approx = dialect.approx_of.get(id(node), dialect.approx)
+        text = text.format(*args, approx=approx, exact=dialect.exact)
+        if dialect.name == "jnp" and id(node) in dialect.rounding.products | dialect.rounding.functions:
+            return f"runtime.settled({text})", ATOM
+        return (f"device.settled({text})", ATOM) if id(node) in dialect.rounding.functions else (text, binding)
+
+    def reduction(self, node: Node) -> str:
+        """A reduction in jnp, where the axes lost stay, of length 1, and sums and products of integers keep their type, which
+        jnp widens. A kernel has it as a leaf, but for one within a row."""
+        if self.dialect.name == "cute":
+            return f'reduce.over_group({self.text[id(node.args[0])]}, "{node.op}", {self.dialect.widths[id(node)]})'
+        axes = axis_numbers(lost_axes(node), self.dialect.order)
+        widened = node.kind == "int" and node.op in ("sum", "prod")
+        dtype = f", dtype={self.dialect.integer}" if widened else ""
+        return f"{REDUCTIONS[node.op][2]}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"
+
+    def by_row(self, node: Node) -> bool:
+        """Whether a vector is divided by one value of its row."""
+        along = [any(axis in self.dialect.columns for axis in a.dims) for a in node.args]
+        return along == [True, False] and not node.args[1].is_const
+
+    def by_one(self, node: Node) -> bool:
+        """Whether a vector is divided by one value, of its row or of its group of columns."""
+        return bool(self.dialect.columns) and [self.dialect.columns[-1] in a.dims for a in node.args] == [True, False]
+
+    def argument(self, node: Node, binding: int, place: int) -> str:
+        """An argument's text, as `parenthesised` beside an operator; as it is in a call."""
+        text = self.text[id(node)]
+        return text if binding == ATOM else parenthesised(text, self.binding[id(node)], binding, place)
+
+    def constant_output(self, node: Node) -> str:
+        """What an output is everywhere: jnp's is broadcast to its shape later."""
+        if self.dialect.name == "jnp":
+            return self.typed_constant(node, node.kind)
+        return self.constant_vector(node)
+
+    def typed_constant(self, node: Node, kind: str) -> str:
+        return f"jnp.asarray({constant(node)}, {self.typed(kind)})"
+
+    def constant_vector(self, node: Node) -> str:
+        if self.dialect.name == "jnp":
+            return f"jnp.full_like({self.dialect.like}, {constant(node)}, {self.typed(node.kind)})"
+        return f"cute.full_like({self.dialect.like}, {constant(node)}, {self.typed(node.kind)})"
+
+    def typed(self, kind: str) -> str:
+        if kind == "bool":
+            return self.dialect.types["bool"]
+        return self.dialect.floating if kind == "float" else self.dialect.integer
+
+    def is_wide(self, kind: str) -> bool:
+        """Whether values of a kind may be computed in 64 bits."""
+        return kind != "bool" and self.typed(kind) not in ("cutlass.Float32", "cutlass.Int32")
+
+    def convert(self, node: Node, dtype: str) -> str:
+        text = self.text[id(node)] if self.binding[id(node)] == ATOM else f"({self.text[id(node)]})"
+        return f"{text}.astype({dtype})" if self.dialect.name == "jnp" else f"{text}.to({dtype})"
+
+    def cast(self, node: Node) -> str:
+        dtype, target = self.dialect.types[str(node.attr)], self.typed(node.kind)
+        texts = [self.result(n) for n in self.arguments(node)]
+        if self.dialect.name == "jnp":
+            return f"runtime.cast({texts[0]}, {dtype})" + ("" if node.kind == "bool" else f".astype({target})")
+        function = "cast" if not self.rounded(node) else "round_to" if len(texts) == 1 else "round_quotient"
+        stored = f"device.{function}({', '.join(texts)}, {dtype})"
+        return stored if node.kind == "bool" else f"{stored}.to({target})"
+
+
+def parenthesised(text: str, own: int, binding: int, place: int) -> str:
+    """An operand, in parentheses where the operator around it binds tighter."""
+    loose = own < binding or (own == binding and (place > 0 or binding in (BINDING["lt"], BINDING["pow"])))
+    return f"({text})" if loose else text
+
+
+def axis_numbers(axes: tuple[str, ...], order: tuple[str, ...]) -> str:
+    """Axes as jnp takes them: named ones from the end, since `...` is any number of leading ones, `row_axes`."""
+    if axes == order:
+        return "None"
+    numbers = [str(order.index(axis) - len(order)) for axis in axes if axis != ROWS]
+    if ROWS not in axes:
+        return numbers[0] if len(numbers) == 1 else f"({', '.join(numbers)})"
+    return f"(*row_axes, {', '.join(numbers)})" if numbers else "row_axes"
+
+
+def constant(node: Node) -> str:
+    return literal(node.attr)
+
+
+def literal(value: object) -> str:
+    """A number or a bool in Python's syntax."""
+    if isinstance(value, float):
+        if value != value:
+            return 'float("nan")'
+        if value in (float("inf"), float("-inf")):
+            return 'float("inf")' if value > 0 else '-float("inf")'
+    return repr(value)

@@ -1,0 +1,70 @@
+"""Sums of exponentials that need not wait for the row's maximum (Milakov and Gimelshein, "Online normalizer calculation for
+softmax", arXiv:1805.02867): where the maximum that a thread has seen rises, what it has summed is rescaled.
+
+    sum(exp(scale * (u - max(u)))), where only finite maxima may count: max(u), or where(isfinite(max(u)), max(u), 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.graph.nodes import Node
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """How a sum of exponentials follows a maximum: the exponential, the factor of the difference, which is positive, and
+    whether 0 stands for a maximum that is not finite."""
+
+    maximum: Node
+    power: str  # exp or exp2
+    scale: float
+    finite: bool
+
+
+def rescaled(node: Node) -> Rescaled | None:
+    """How this reduction follows a maximum along the same axes; None where it does not."""
+    if node.op not in ("sum", "mean") or node.args[0].op not in ("exp", "exp2"):
+        return None
+    exponent, scale = _unscaled(node.args[0].args[0])
+    if exponent.op != "sub" or scale <= 0:
+        return None
+    value, top = exponent.args
+    finite = _finite_or_zero(top)
+    maximum = top.args[1] if finite else top
+    follows = maximum.op == "max" and maximum.attr == node.attr and maximum.args[0] is value
+    return Rescaled(maximum, node.args[0].op, scale, finite) if follows and value.kind == "float" else None
+
+
+def _unscaled(node: Node) -> tuple[Node, float]:
+    """What constants multiply and divide here, and their product."""
+    scale = 1.0
+    while node.op in ("mul", "div"):
+        left, right = node.args
+        if right.is_const:
+            factor = float(str(right.attr))
+            if not factor:
+                break
+            node, scale = left, scale * factor if node.op == "mul" else scale / factor
+        elif left.is_const and node.op == "mul":
+            node, scale = right, scale * float(str(left.attr))
+        else:
+            break
+    return node, scale
+
+
+def _finite_or_zero(node: Node) -> bool:
+    """where(isfinite(x), x, 0)"""
+    if node.op != "where" or node.args[0].op != "isfinite":
+        return False
+    condition, value, other = node.args
+    return condition.args[0] is value and other.is_const and other.attr == 0
+
+
+def follows(stage: Sequence[Node], before: Sequence[Node], carried: Sequence[Node]) -> bool:
+    """Whether one pass folds both: all of a stage follow maxima of the one before, and what it `carried` on is among what
+    they sum."""
+    ways = [rescaled(node) for node in stage]
+    known = all(way is not None and any(way.maximum is node for node in before) for way in ways)
+    return known and all(any(value is node.args[0] for node in stage) for value in carried)

@@ -1,0 +1,120 @@
+"""Between which bounds a chain's values lie, NaN apart: what lets a kernel divide and exponentiate in fewer instructions.
+
+Signs are exact, since rounding keeps them; other bounds are those of exact arithmetic, which what uses them must allow for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from codegen.graph.nodes import Node
+
+Range: TypeAlias = tuple[float, float]
+
+ANY: Range = (-math.inf, math.inf)
+NORMAL = 2.0**100  # a divisor between 1/NORMAL and NORMAL has a reciprocal that is a normal number, with room to spare
+
+
+def ranges(nodes: Iterable[Node]) -> dict[int, Range]:
+    """The bounds of each node, by identity; arguments come before what they are arguments of."""
+    found: dict[int, Range] = {}
+    for node in nodes:
+        found[id(node)] = _range(node, [found.get(id(a), ANY) for a in node.args])
+    return found
+
+
+def is_normal(bounds: Range) -> bool:
+    """Whether all within bounds, or their negatives, can be divided by without scaling them first."""
+    low, high = bounds if bounds[0] > 0 else (-bounds[1], -bounds[0])
+    return low >= 1 / NORMAL and high <= NORMAL
+
+
+def _range(node: Node, args: list[Range]) -> Range:
+    if node.is_const:
+        value = float(str(node.attr)) if node.kind != "bool" else float(bool(node.attr))
+        return ANY if math.isnan(value) else (value, value)
+    if node.kind == "bool":
+        return 0.0, 1.0
+    if node.op == "mul" and node.args[0] is node.args[1]:
+        return _square(args[0])
+    if node.op == "float" and node.args[0].kind == "float":
+        return args[0]
+    rule = RULES.get(node.op)
+    return ANY if rule is None else rule(*args)
+
+
+def _square(a: Range) -> Range:
+    low, high = _abs(a)
+    return low * low, high * high
+
+
+def _abs(a: Range) -> Range:
+    ends = abs(a[0]), abs(a[1])
+    return (0.0 if a[0] <= 0 <= a[1] else min(ends)), max(ends)
+
+
+def _add(a: Range, b: Range) -> Range:
+    low, high = a[0] + b[0], a[1] + b[1]
+    return (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
+
+
+def _neg(a: Range) -> Range:
+    return -a[1], -a[0]
+
+
+def _mul(a: Range, b: Range) -> Range:
+    ends = [0.0 if math.isnan(p * q) else p * q for p in a for q in b]
+    return min(ends), max(ends)
+
+
+def _div(a: Range, b: Range) -> Range:
+    if b[0] > 0 or b[1] < 0:
+        return _mul(a, (1 / b[1], 1 / b[0]))
+    return (0.0, math.inf) if a[0] >= 0 and b[0] >= 0 else ANY
+
+
+def _sum(a: Range) -> Range:
+    return (0.0 if a[0] >= 0 else -math.inf), (0.0 if a[1] <= 0 else math.inf)
+
+
+def _rising(function: Callable[[float], float]) -> Callable[[Range], Range]:
+    """Of a function that rises."""
+
+    def at(x: float) -> float:
+        try:
+            return function(x)
+        except OverflowError:
+            return math.inf
+
+    return lambda a: (at(a[0]), at(a[1]))
+
+
+RULES: dict[str, Callable[..., Range]] = {
+    "add": _add,
+    "sub": lambda a, b: _add(a, _neg(b)),
+    "mul": _mul,
+    "div": _div,
+    "neg": _neg,
+    "abs": _abs,
+    "reciprocal": lambda a: _div((1.0, 1.0), a),
+    "exp": _rising(math.exp),
+    "exp2": _rising(lambda x: 2.0**x),
+    "sqrt": lambda a: (math.sqrt(max(a[0], 0.0)), math.sqrt(max(a[1], 0.0))),
+    "where": lambda _, a, b: (min(a[0], b[0]), max(a[1], b[1])),
+    "maximum": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "minimum": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    "tanh": lambda _: (-1.0, 1.0),
+    "sigmoid": lambda _: (0.0, 1.0),
+    "gelu": lambda a: (-0.17 if a[0] < 0 else 0.0, max(a[1], 0.0)),
+    "dgelu": lambda _: (-0.13, 1.13),
+    "erf": lambda _: (-1.0, 1.0),
+    "erfc": lambda _: (0.0, 2.0),
+    "sin": lambda _: (-1.0, 1.0),
+    "cos": lambda _: (-1.0, 1.0),
+    "sum": _sum,
+    "mean": lambda a: a,
+    "max": lambda a: a,
+    "min": lambda a: a,
+}

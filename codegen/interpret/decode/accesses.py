@@ -1,0 +1,177 @@
+"""Memory instructions: loads, stores, atomics, and addresses between spaces. `memory` checks what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codegen.interpret.decode import tensormaps
+from codegen.interpret.decode.decoding import DTYPES, WINDOWS, Execute, Unknown, only
+from codegen.interpret.memory import mbarriers
+from codegen.interpret.ptx import Address, Imm, Symbol, Vector
+
+if TYPE_CHECKING:
+    from codegen.interpret.machine import Machine
+
+
+SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "const")
+# How an access is ordered or cached says nothing here: lanes step together, and memory is one
+HINTS = (
+    "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys",
+    "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt",
+)  # fmt: skip
+
+
+def memory_of(words) -> tuple[str, list[str]]:
+    """The space, and the words that are neither it nor a hint."""
+    space = next((w for w in words if w in SPACES), "generic")
+    rest = [w for w in words if w != space and w not in HINTS and not w.startswith(("L1::", "L2::"))]
+    return "shared" if space == "shared::cta" else space, rest
+
+
+def vector_of(words) -> tuple[str, int, str]:
+    """The space, how many words, and their type."""
+    space, rest = memory_of(words)
+    count = 1
+    if rest and rest[0] in ("v2", "v4", "v8"):
+        count = int(rest.pop(0)[1:])
+    (kind,) = rest
+    if kind not in DTYPES:
+        raise Unknown("." + kind)
+    return space, count, kind
+
+
+def load(words, operands) -> Execute:
+    space, count, kind = vector_of(words)
+    target, address = operands
+    targets = target.items if isinstance(target, Vector) else (target,)
+    assert isinstance(address, Address) and len(targets) == count
+    signed = kind.startswith("s")
+    # What goes to no register is not read: the compiler may ask for whole vectors at an array's end
+    used = max((i + 1 for i, item in enumerate(targets) if item is not None), default=0)
+
+    def run(m: Machine) -> None:
+        values = m.spaces.load(space, address, used, np.dtype(DTYPES[kind]).itemsize, count)
+        for item, value in zip(targets, values, strict=False):
+            if item is not None:
+                m.write(item, value.view(DTYPES[kind]) if signed else value)
+
+    return run
+
+
+def store(words, operands) -> Execute:
+    if words[:1] == ("async",):
+        return mbarriers.store_async(words[1:], operands)
+    space, count, kind = vector_of(words)
+    address, source = operands
+    sources = source.items if isinstance(source, Vector) else (source,)
+    assert isinstance(address, Address) and len(sources) == count
+    held = [s for s in sources if s is not None]
+    if space == "const":
+        raise Unknown(".const")
+    unsigned = f"u{np.dtype(DTYPES[kind]).itemsize * 8}"
+    return lambda m: m.spaces.store(
+        space, address, [m.read(s, unsigned) for s in held], np.dtype(DTYPES[kind]).itemsize
+    )
+
+
+ATOMS: dict[str, Callable] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor, "exch": lambda old, new: new,
+}  # fmt: skip
+
+
+def atomic(words, operands, result: bool) -> Execute:
+    space, (op, kind) = memory_of(words)
+    if space not in ("global", "shared", "shared::cluster") or op not in (*ATOMS, "cas"):
+        raise Unknown(f".{op}")
+    target = operands[0] if result else None
+    address, *values = operands[1:] if result else operands
+    assert isinstance(address, Address)
+    return lambda m: m.spaces.atomic(space, address, op, ATOMS.get(op), kind, values, target)
+
+
+def address(words, operands) -> Execute:
+    """cvta: between a space's addresses and generic ones, which are the same but for a window's place."""
+    back = words[:1] == ("to",)
+    space, kind = words[1:] if back else words
+    target, a = operands
+    if space not in WINDOWS or kind not in ("u64", "u32"):
+        raise Unknown("." + space)
+    start = WINDOWS[space]
+
+    def run(m: Machine) -> None:
+        where = m.spaces.address_of(a.name) if isinstance(a, Symbol) else m.read(a, "u64")
+        m.write(
+            target, where.astype(np.uint64) - np.uint64(start) if back else where.astype(np.uint64) + np.uint64(start)
+        )
+
+    return run
+
+
+# Clusters
+
+
+def map_address(words, operands) -> Execute:
+    """mapa: from a block's own shared memory to the same place in another's of its cluster."""
+    only(words, ("shared::cluster", "u32"))
+    target, a, rank = operands
+    if isinstance(a, Symbol):
+        return lambda m: m.spaces.map_shared(target, m.spaces.address_of(a.name), m.read(rank, "u32"))
+    return lambda m: m.spaces.map_shared(target, m.read(a, "u32"), m.read(rank, "u32"))
+
+
+def rank_of(words, operands) -> Execute:
+    """getctarank: of the block whose shared memory an address lies in."""
+    only(words, ("shared::cluster", "u32"))
+    target, a = operands
+    return lambda m: m.write(target, m.spaces.rank_of(m.read(a, "u32").astype(np.int64)))
+
+
+def fence(words, operands) -> Execute:
+    """Lanes step together, so memory is in order; only a relaxed arrival at a cluster's barrier asks for a fence."""
+    flags = set(words)
+    allowed = ("acq_rel", "acquire", "release", "sc", "cta", "cluster", "gpu", "gl", "sys")
+    if words[:1] == ("proxy",):
+        only(words[1:], ("async", "shared::cta"))
+        return lambda m: m.shared.fence(m.active())
+    if words[:1] == ("mbarrier_init",):
+        only(words[1:], ("release", "cluster"))
+        return lambda m: m.shared.mbarriers.fence(m.active())
+    only(words, allowed)
+    if flags & {"cluster", "gpu", "gl", "sys"}:
+        return lambda m: m.ordering.fence(m.active())
+    return lambda m: None
+
+
+# Asynchronous copies
+
+
+def copy_async(words, operands) -> Execute:
+    """cp.async of global to shared memory, and the groups that threads wait for; cp.async.bulk."""
+    if words[:2] == ("async", "bulk"):
+        return tensormaps.copy_box(words[2:], operands)
+    if words[:2] == ("async", "commit_group"):
+        return lambda m: m.shared.commit(m.active())
+    if words[:2] == ("async", "wait_group"):
+        (pending,) = operands
+        return lambda m: m.shared.wait(m.active(), int(m.read(pending, "u32")[0]))
+    if words[:2] == ("async", "wait_all"):
+
+        def everything(m: Machine) -> None:
+            m.shared.commit(m.active())
+            m.shared.wait(m.active(), 0)
+
+        return everything
+    prefetches = ("L2::64B", "L2::128B", "L2::256B")
+    only(words, (*prefetches, "async", "ca", "cg", "shared", "shared::cta", "global"))
+    if words[:1] != ("async",) or not {"ca", "cg"} & set(words) or "global" not in words:
+        raise Unknown("." + words[0])
+    target, source, size, *rest = operands
+    if not isinstance(target, Address) or not isinstance(source, Address) or not isinstance(size, Imm) or len(rest) > 1:
+        raise Unknown(".async")
+    if size.value not in ((16,) if "cg" in words else (4, 8, 16)):
+        raise Unknown(f".async of {size.value} bytes")
+    return lambda m: m.spaces.copy_async(target, source, size.value, rest[0] if rest else None)

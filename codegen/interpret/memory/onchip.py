@@ -1,0 +1,315 @@
+"""Memory on the chip: what each thread, or each block, has to itself, as rows of bytes.
+
+Every access is checked for bounds, alignment and initialisation. In shared memory every byte also remembers who wrote
+it and who has read it since, so that an access that nothing orders after another's is a race; and a block must not exit
+while another block of its cluster may still reach into its memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from codegen.interpret.memory.arrays import Fault
+from codegen.interpret.memory.mbarriers import Mbarriers
+from codegen.interpret.memory.ordering import LANE, MANY, NONE, Ordering, joined
+
+
+class Rows:
+    """Rows of bytes that start poisoned and uninitialised."""
+
+    what = "local memory"
+
+    def __init__(self, rows: int, size: int):
+        self.size = size
+        self.data = np.full(rows * size, 0xCD, np.uint8)
+        self.initialised = np.zeros(rows * size, bool)
+
+    def name(self, row: int, lane: int) -> str:
+        return self.what
+
+    def bytes_of(self, row, offset, width: int, lanes, verb: str, alignment: int) -> np.ndarray:
+        """Where in the arrays each byte of each access is: (accesses, width)."""
+        for bad, say in (
+            ((offset < 0) | (offset + width > self.size), "out of bounds of"),
+            (offset % alignment != 0, "misaligned in"),
+        ):
+            if bad.any():
+                place = int(np.flatnonzero(bad)[0])
+                where = self.name(int(row[place]), int(lanes[place]))
+                message = f"{verb} of {width} bytes {say} {where}: byte {int(offset[place])} of {self.size}"
+                raise Fault(int(lanes[place]), message)
+        return (row * self.size + offset)[:, None] + np.arange(width)
+
+    def refuse(self, bad: np.ndarray, at: np.ndarray, lanes: np.ndarray, before: str, after: str) -> None:
+        """A fault for the first bad byte: "`before` byte N of shared memory `after`"."""
+        if bad.any():
+            k, place = divmod(int(np.flatnonzero(bad.T)[0]), len(bad))
+            row, byte = divmod(int(at[place, k]), self.size)
+            raise Fault(int(lanes[place]), f"{before} byte {byte} of {self.name(row, int(lanes[place]))}{after}")
+
+    def load(self, row, offset, words: int, wordsize: int, lanes, asked: int) -> list[np.ndarray]:
+        """`words` consecutive words an access, of one that is `asked` words wide."""
+        at = self.bytes_of(row, offset, words * wordsize, lanes, "load", asked * wordsize)
+        self.on_read(row, at, lanes)
+        self.refuse(~self.initialised[at], at, lanes, "read of", ", which nothing has written")
+        held = self.data[at].view(f"u{wordsize}")
+        return [held[:, k] for k in range(words)]
+
+    def store(self, row, offset, values: list[np.ndarray], wordsize: int, lanes) -> None:
+        """Consecutive words an access."""
+        width = len(values) * wordsize
+        at = self.bytes_of(row, offset, width, lanes, "store", width)
+        words = [np.ascontiguousarray(np.broadcast_to(v, offset.shape)).view(np.uint8) for v in values]
+        self.put(row, at, np.concatenate([w.reshape(-1, wordsize) for w in words], axis=1), lanes)
+
+    def put(self, row, at: np.ndarray, whole: np.ndarray, lanes) -> None:
+        self.data[at] = whole
+        self.initialised[at] = True
+
+    def on_read(self, row, at: np.ndarray, lanes) -> None:
+        """A check before a read."""
+
+
+class Copy(NamedTuple):
+    """A cp.async under way."""
+
+    row: np.ndarray
+    at: np.ndarray
+    whole: np.ndarray  # the bytes it brings
+    lanes: np.ndarray
+    group: np.ndarray  # of each lane's groups, the one it belongs to
+
+
+class Shared(Rows):
+    """The shared memory of a batch of blocks."""
+
+    what = "shared memory"
+
+    def __init__(self, rows: int, size: int, ordering: Ordering):
+        super().__init__(rows, size)
+        self.ordering = ordering
+        self.writer = np.full(rows * size, NONE, np.int64)  # stamps
+        self.reader = np.full(rows * size, NONE, np.int64)  # of the block's own threads, since the last write
+        self.reading = np.zeros(rows * size, np.uint32)  # their warps, where they are many
+        self.visitor = np.full(rows * size, NONE, np.int64) if ordering.cluster > 1 else None  # other blocks' threads
+        self.gone = np.zeros(rows, bool)  # blocks that have exited
+        self.until = np.zeros(rows, np.int64)  # the cluster barrier that a block must wait for before it exits
+        self.because: dict[int, tuple[int, Any]] = {}  # block -> a lane that needs it, and its instruction
+        self.mbarriers = Mbarriers(self)
+        self.flying: np.ndarray | None = None  # bytes that an asynchronous copy may yet write
+        self.used: np.ndarray | None = None  # by how many wgmmas that may yet read them
+        self.plain = np.zeros(rows * size, bool)  # written by a thread, and no fence of its own for wgmma since
+        self.copies: list[Copy] = []
+        self.committed = np.zeros(ordering.arrived.shape, np.int64)  # groups of cp.async, by lane
+
+    def name(self, row: int, lane: int) -> str:
+        if row == self.ordering.row[lane]:
+            return self.what
+        return f"the shared memory of block {row % self.ordering.cluster} of its cluster"
+
+    # Other blocks' memory
+
+    def visit(self, row: np.ndarray, lanes: np.ndarray, instruction: Any) -> None:
+        """Lanes reach into other blocks' memory: those must be running now, and until a later cluster barrier."""
+        ordering = self.ordering
+        away = row != ordering.row[lanes]
+        if not away.any():
+            return
+        row, lanes = row[away], lanes[away]
+        self.reach(row, lanes)
+        needed = ordering.arrived[lanes] + 1
+        np.maximum.at(self.until, row, needed)
+        for block in np.unique(row):
+            needs = lanes[(row == block) & (needed == self.until[block])]
+            if len(needs):
+                self.because[int(block)] = int(needs[0]), instruction
+
+    def reach(self, row: np.ndarray, lanes: np.ndarray) -> None:
+        """Lanes reach into blocks' memory: those run now."""
+        ordering = self.ordering
+        away = row != ordering.row[lanes]
+        row, lanes = row[away], lanes[away]
+        for bad, why in (
+            (self.gone[row], "which has exited"),
+            (ordering.waited[lanes] == 0, "which may not have started: no cluster barrier came before"),
+        ):
+            if bad.any():
+                place = int(np.flatnonzero(bad)[0])
+                where = self.name(int(row[place]), int(lanes[place]))
+                raise Fault(int(lanes[place]), f"access to {where}, {why}")
+
+    # Races
+
+    def on_read(self, row, at: np.ndarray, lanes) -> None:
+        ordering, whom = self.ordering, lanes[:, None]
+        self.landed(at, lanes, "read of")
+        self.race(ordering.unordered(self.writer[at], whom), at, lanes, "read of", "wrote")
+        stamp = ordering.stamp(lanes)
+        away = row != ordering.row[lanes]
+        if away.any():
+            assert self.visitor is not None
+            self.remember(self.visitor, None, at[away], lanes[away], stamp[away])
+            at, lanes, stamp = at[~away], lanes[~away], stamp[~away]
+        self.remember(self.reader, self.reading, at, lanes, stamp)
+
+    def remember(self, seen: np.ndarray, warps: np.ndarray | None, at, lanes, stamp) -> None:
+        """Add reads to those that are not yet over for the readers."""
+        lanes, stamp, old = lanes[:, None], np.broadcast_to(stamp[:, None], at.shape), seen[at]
+        kept = self.ordering.unordered(old, lanes, None if warps is None else warps[at])
+        new = np.where(kept, joined(old, stamp), stamp) if kept.any() else stamp
+        if warps is not None:
+            warps[at] = np.where(kept, warps[at], np.uint32(0))
+            bits = np.uint32(1) << self.ordering.warp[lanes].astype(np.uint32)
+            np.bitwise_or.at(warps, at.reshape(-1), np.broadcast_to(bits, at.shape).reshape(-1))
+        seen[at] = new
+        last = seen[at]
+        clash = last != new  # others read it in this very instruction
+        if clash.any():
+            seen[at[clash]] = joined(last[clash], new[clash])
+
+    def before_write(self, at: np.ndarray, lanes) -> None:
+        ordering, whom = self.ordering, lanes[:, None]
+        self.landed(at, lanes, "write of")
+        if self.used is not None:
+            self.refuse(
+                self.used[at] > 0, at, lanes, "write of", ", which a wgmma that is not waited for may still read"
+            )
+        self.race(ordering.unordered(self.writer[at], whom), at, lanes, "second write of", "wrote")
+        read = ordering.unordered(self.reader[at], whom, self.reading[at], at // self.size)
+        if self.visitor is not None:
+            read |= ordering.unordered(self.visitor[at], whom)
+        self.race(read, at, lanes, "write of", "read")
+
+    def put(self, row, at: np.ndarray, whole: np.ndarray, lanes) -> None:
+        self.before_write(at, lanes)
+        super().put(row, at, whole, lanes)
+        differs = self.data[at] != whole  # within one instruction the last of two stands
+        self.race(differs, at, lanes, "second write of", "wrote")
+        self.writer[at] = self.ordering.stamp(lanes)[:, None]
+        self.plain[at] = True
+        self.reader[at] = NONE
+        if self.visitor is not None:
+            self.visitor[at] = NONE
+
+    def race(self, bad: np.ndarray, at, lanes, verb: str, did: str) -> None:
+        self.refuse(bad, at, lanes, f"race: {verb}", f" that another thread {did}, with no barrier between")
+
+    def cell(self, row: np.ndarray, offset: np.ndarray, size: int, lane: np.ndarray) -> np.ndarray:
+        """The bytes that an atomic of one lane works on."""
+        at = self.bytes_of(row, offset, size, lane, "atomic", size)
+        self.landed(at, lane, "atomic on")
+        self.refuse(~self.initialised[at], at, lane, "atomic on", ", which nothing has written")
+        return self.data[at[0, 0] : at[0, 0] + size]
+
+    # Asynchronous copies
+
+    def copy(self, row, offset, whole: np.ndarray, lanes) -> None:
+        """cp.async: from now on its bytes may be written, and they are when the thread waits for them."""
+        at = self.bytes_of(row, offset, whole.shape[1], lanes, "cp.async", whole.shape[1])
+        self.before_write(at, lanes)
+        self.take_off(at)
+        self.copies.append(Copy(row, at, whole, lanes, self.committed[lanes]))
+
+    def deliver(self, row, offset, whole: np.ndarray, lanes, stamp: int) -> np.ndarray:
+        """A bulk copy: the bytes are written, but nobody may read them yet. Returns where they are: (accesses, width)."""
+        at = self.bytes_of(row, offset, whole.shape[1], lanes, "cp.async.bulk", whole.shape[1])
+        self.fenced(at, lanes, "copy to")
+        self.put(row, at, whole, lanes)
+        self.plain[at] = False
+        self.writer[at] = stamp  # nobody knows of it, the lane that asked neither, but by the wait for it
+        self.take_off(at)
+        return at
+
+    def send(self, row, offset, values: list[np.ndarray], wordsize: int, lanes, homes, places) -> np.ndarray:
+        """st.async, for the mbarriers at places of blocks: the bytes are written, but nobody may read them yet. Returns where
+        they are: (accesses, width)."""
+        width = len(values) * wordsize
+        at = self.bytes_of(row, offset, width, lanes, "st.async", width)
+        self.store(row, offset, values, wordsize, lanes)
+        found = zip(homes.tolist(), places.tolist(), lanes.tolist(), strict=True)
+        self.writer[at] = np.array([self.mbarriers.stamp(*one) for one in found])[:, None]
+        self.take_off(at)
+        return at
+
+    def take_off(self, at: np.ndarray) -> None:
+        if self.flying is None:
+            self.flying = np.zeros(self.writer.shape, bool)
+        self.flying[at] = True
+
+    def land(self, at: np.ndarray) -> None:
+        assert self.flying is not None
+        self.flying[at] = False
+
+    def commit(self, lanes: np.ndarray) -> None:
+        """The lanes' copies so far are a group."""
+        self.committed[lanes] += 1
+
+    def wait(self, lanes: np.ndarray, pending: int) -> None:
+        """The copies of all of the lanes' groups but the last `pending` land."""
+        active = np.zeros(self.committed.shape, bool)
+        active[lanes] = True
+        copies, self.copies = self.copies, []
+        for copy in copies:
+            done = active[copy.lanes] & (copy.group < self.committed[copy.lanes] - pending)
+            if done.any():
+                self.land(copy.at[done])
+                self.put(copy.row[done], copy.at[done], copy.whole[done], copy.lanes[done])
+            if not done.all():
+                self.copies.append(Copy(*(part[~done] for part in copy)))
+
+    def landed(self, at: np.ndarray, lanes, verb: str) -> None:
+        if self.flying is not None:
+            self.refuse(
+                self.flying[at],
+                at,
+                lanes,
+                verb,
+                ", which an asynchronous copy that is not waited for may still write",
+            )
+
+    # What wgmma reads, and when it has
+
+    def take_up(self, row: int, offset: np.ndarray, width: int, lanes: np.ndarray) -> np.ndarray:
+        """Where the bytes are that a wgmma reads, of which these are a lane of each warp: (accesses, width)."""
+        first = np.full(offset.shape, lanes[0])
+        at = self.bytes_of(np.full(offset.shape, row), offset, width, first, "wgmma", width)
+        self.landed(at, first, "wgmma of")
+        self.refuse(~self.initialised[at], at, first, "wgmma of", ", which nothing has written")
+        self.fenced(at, first, "wgmma of")
+        stamps = np.unique(self.writer[at])
+        for lane in lanes:
+            if self.ordering.unordered(stamps, np.full(stamps.shape, lane)).any():
+                whose = np.full(offset.shape, lane)
+                self.race(self.ordering.unordered(self.writer[at], whose[:, None]), at, whose, "wgmma of", "wrote")
+        return at
+
+    def hold(self, at: np.ndarray) -> None:
+        """They are being read from now on."""
+        if self.used is None:
+            self.used = np.zeros(self.writer.shape, np.uint8)
+        self.used[at] += 1
+
+    def fenced(self, at: np.ndarray, lanes: np.ndarray, verb: str) -> None:
+        self.refuse(self.plain[at], at, lanes, verb, ", which a thread wrote with no fence.proxy.async since")
+
+    def fence(self, lanes: np.ndarray) -> None:
+        """fence.proxy.async: wgmma may read what the lanes have written."""
+        fenced = np.zeros(self.ordering.agents, bool)
+        fenced[lanes] = True
+        at = np.flatnonzero(self.plain)
+        self.plain[at] = ~fenced[self.writer[at] & LANE]
+
+    def put_down(self, at: np.ndarray) -> None:
+        """It has read them."""
+        assert self.used is not None
+        self.used[at] -= 1
+
+    def seen_by(self, at: np.ndarray, lane: int, warps: int) -> None:
+        """Bytes that some warps, as bits, have read between them by now, a lane of theirs says."""
+        stamp = self.ordering.stamp(np.array([lane]))[0]
+        old = self.reader[at]
+        before = old >= 0
+        self.reading[at] = np.where(before, self.reading[at], 0) | np.uint32(warps)
+        self.reader[at] = np.where(before, joined(old, stamp), stamp | MANY)

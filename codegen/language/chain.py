@@ -1,0 +1,156 @@
+"""A spec's chain to checked statements: names and parts assigned once, outputs stored, nothing left unused.
+
+Its expressions are read by `formula.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Container, Iterable, Iterator
+
+from codegen.errors import Diagnostic, Mistake, SpecError, shown
+from codegen.graph.names import RESERVED
+from codegen.graph.nodes import Node, Statement, topological
+from codegen.language.formula import functions, part_names, reader, with_article
+from codegen.language.scope import Scope, make_scope
+from codegen.language.statements import MAX_STATEMENTS, Line, Placed, read_lines
+from codegen.spec.spec import Array, Spec
+
+
+def read_chain(spec: Spec, scope: Scope | None = None, whole: bool = True) -> tuple[Statement, ...]:
+    """The chain as statements, every one checked. Raises `SpecError` with all its mistakes. `scope` is what is filled with
+    the chain's names; in a chain that is not `whole` an input may be there for its shape alone."""
+    scope = scope or make_scope(spec)
+    outputs = {a.name: a for a in spec.outputs}
+    lines, diagnostics = read_lines(spec.chain)
+    statements: list[Statement] = []
+    assigned: dict[tuple[str, int | None], Line] = {}
+    broken = scope.broken
+    scope.later = frozenset(line.first_name for line in lines)
+    for line in lines:
+        if line.tree is None:
+            broken |= {line.first_name} - set(scope.names())
+            continue
+        try:
+            target, part, tree = split_statement(line.tree)
+            check_target(spec, target, part, assigned)
+            assigned[target.id, part] = line
+            value = reader(scope)(tree)
+            output = outputs.get(target.id)
+            if output is not None:
+                value = stored(spec, scope, output, value, tree)
+            statements.append(Statement(target.id, part, value))
+            if part is None:
+                scope.values[target.id] = value
+        except Placed as error:
+            diagnostics += line.diagnostics(error)
+            broken |= {line.first_name} - set(scope.names())
+    if len(lines) <= MAX_STATEMENTS:
+        diagnostics += unassigned(spec, assigned, broken)
+    if not diagnostics and whole:
+        diagnostics += unused(spec, scope, assigned)
+    if diagnostics:
+        raise SpecError(diagnostics)
+    return tuple(statements)
+
+
+def split_statement(node: ast.stmt) -> tuple[ast.Name, int | None, ast.expr]:
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        raise Placed(node, Mistake("not a statement of the form `name = expression`", "as in z = x + bias"))
+    target = node.targets[0]
+    if isinstance(target, ast.Name):
+        return target, None, node.value
+    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+        part = target.slice
+        if isinstance(part, ast.Constant) and type(part.value) is int:
+            return target.value, part.value, node.value
+    hint = "assign a name, or an output's part such as y[0]"
+    raise Placed(target, Mistake("only a name or a part of an output can be assigned", hint))
+
+
+def check_target(spec: Spec, target: ast.Name, part: int | None, assigned: Container[tuple[str, int | None]]) -> None:
+    name = target.id
+    output = next((a for a in spec.outputs if a.name == name), None)
+    if (name, part) in assigned:
+        text = name if part is None else f"{name}[{part}]"
+        raise Placed(target, Mistake(f"{text!r} is assigned twice", "give the second value a name of its own"))
+    if any(a.name == name for a in spec.inputs) or any(p.name == name for p in spec.params):
+        hint = "give the value a name of its own"
+        raise Placed(target, Mistake(f"{name!r} is an input or a parameter and cannot be assigned", hint))
+    if output is None:
+        if part is not None:
+            raise Placed(target, Mistake(f"{shown(name)} has no parts: it is no output", "assign a plain name"))
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > 64:
+            hint = "names are lower-case letters, digits and underscores, at most 64, a letter first"
+            raise Placed(target, Mistake(f"{shown(name)} is no name for a value", hint))
+        if name in RESERVED or name in functions() or keyword.iskeyword(name):
+            message = f"{name!r} cannot name a value: the language or the generated file uses it"
+            raise Placed(target, Mistake(message, "pick another name"))
+    elif output.parts is None and part is not None:
+        raise Placed(target, Mistake(f"{name!r} is {output} and has no parts", f"assign it whole: {name} = ..."))
+    elif output.parts is not None and (part is None or not 0 <= part < output.parts):
+        raise Placed(target, Mistake(f"{name!r} is {output}; its parts are assigned one by one", part_names(output)))
+
+
+def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr) -> Node:
+    """The value as an output stores it: its kind brought to the output's, its axes checked."""
+    kind = spec.kind(output)
+    extra = [axis for axis in value.dims if axis not in output.axes]
+    if extra:
+        hint = f"reduce over {', '.join(extra)}, or declare {output.name!r} with {'it' if len(extra) == 1 else 'them'}"
+        message = f"{output.name!r} is {output} but this varies along {', '.join(extra)}"
+        raise Placed(tree, Mistake(message, hint))
+    if "bool" in (kind, value.kind) and kind != value.kind:
+        hint = "write where(condition, 1, 0) to get numbers, a comparison to get a bool"
+        raise Placed(tree, Mistake(f"{output.name!r} is {output} but this is {with_article(value.kind)}", hint))
+    if value.is_const and kind == "float":
+        value = scope.graph.const(float(value.attr))  # type: ignore[arg-type]
+    elif value.is_const and kind == "int":
+        reader(scope).fitting(tree, [value])
+    return value
+
+
+def unassigned(spec: Spec, assigned: Container[tuple[str, int | None]], broken: set[str]) -> Iterator[Diagnostic]:
+    """Outputs never assigned, other than the `broken` ones."""
+    for output in spec.outputs:
+        missing = [p for p in output_parts(output) if (output.name, p) not in assigned and output.name not in broken]
+        if missing:
+            texts = [output.name if p is None else f"{output.name}[{p}]" for p in missing]
+            named = ", ".join(map(repr, texts[:4])) + (", ..." if len(texts) > 4 else "")
+            assert output.span
+            hint = f"add a line `{texts[0]} = ...`"
+            yield spec.source.diagnostic(output.span, f"the chain never assigns {named}", hint)
+
+
+def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line]) -> Iterator[Diagnostic]:
+    """Names, inputs and parameters never used."""
+    source = spec.source
+    for (name, _), line in assigned.items():
+        if name not in scope.outputs | scope.used:
+            target = line.tree.targets[0]  # type: ignore[union-attr]
+            yield line.diagnostic(Placed(target, Mistake(f"{name!r} is never used", "use it, or delete the line")))
+    for array in spec.inputs:
+        if array.name not in scope.used:
+            hint = "use it in the chain, or delete it"
+            assert array.span
+            yield source.diagnostic(array.span, f"the input {array.name!r} is never used", hint)
+    for param in spec.params:
+        if param.name not in scope.used:
+            hint = "use it in the chain, or delete it"
+            yield source.diagnostic(
+                spec.place("params", param.name), f"the parameter {param.name!r} is never used", hint
+            )
+
+
+def output_parts(output: Array) -> list[int | None]:
+    """What of an output is assigned: its parts, or the whole of it (None)."""
+    return [None] if output.parts is None else [*range(output.parts)]
+
+
+def line_with(spec: Spec, statements: Iterable[Statement], node: Node) -> Line:
+    """The first line of the chain whose value has a node."""
+    lines, _ = read_lines(spec.chain)
+    holding = (any(n is node for n in topological([s.value])) for s in statements)
+    return next(line for line, holds in zip(lines, holding, strict=True) if holds)

@@ -1,0 +1,112 @@
+"""Rules for a whole spec that no single key can check, one function each."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from codegen.errors import Diagnostic, Mistake, known, shown
+from codegen.graph.nodes import ROWS
+from codegen.language.formula import reader, with_article
+from codegen.language.scope import make_scope
+from codegen.language.statements import Placed, read_lines
+from codegen.spec.spec import Spec
+
+
+def check(spec: Spec) -> Iterator[Diagnostic]:
+    """Every broken rule."""
+    for rule in (fixed_extents_agree, saved_names_exist, gradients_read, domains_name_axes):
+        yield from rule(spec)
+
+
+def fixed_extents_agree(spec: Spec) -> Iterator[Diagnostic]:
+    """An axis with a fixed extent has the same one everywhere it is written."""
+    seen: dict[str, int] = {}
+    for array in spec.arrays:
+        for dim in array.dims:
+            for name, extent in zip(dim.names, dim.extents, strict=False):
+                if extent and seen.setdefault(name, extent) != extent:
+                    assert array.span
+                    message = f"the axis {name} has the extent {extent} here and {seen[name]} before"
+                    yield spec.source.diagnostic(array.span, message, "give one of them another name")
+
+
+def saved_names_exist(spec: Spec) -> Iterator[Diagnostic]:
+    """`save` lists names that the chain assigns."""
+    if not spec.chain.value:
+        return
+    names = {line.first_name for line in read_lines(spec.chain)[0]} - {a.name for a in spec.outputs if a.parts}
+    for name in spec.save:
+        if name not in names:
+            message = f"'save' names {shown(name)}, which the chain never assigns"
+            yield spec.source.diagnostic(spec.place("save", name), message, known(name, names, "the chain's names"))
+
+
+def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
+    """Every formula under `grad` names an input (or a part) and reads in the chain's language, with the chain's names,
+    the outputs `y` and their cotangents `dy`."""
+    if isinstance(spec.grad, str) or not spec.chain.value:
+        return
+    scope = make_scope(spec)
+    for line in read_lines(spec.chain)[0]:
+        try:
+            assert isinstance(line.tree, ast.Assign)
+            value = reader(scope)(line.tree.value)
+            if isinstance(line.tree.targets[0], ast.Name):
+                scope.values[line.first_name] = value
+        except (Placed, AssertionError):
+            return  # the chain's own mistakes are reported where it is read
+    for output in spec.outputs:
+        cotangent = "d" + output.name
+        if cotangent in scope.names():
+            message = f"{cotangent!r} would be the cotangent of {output.name!r}, but it names something else"
+            yield spec.source.diagnostic(
+                output.span or spec.chain.span, message, "rename one of them, or write `grad: auto`"
+            )
+        scope.inputs |= {output.name: output, cotangent: replace(output, name=cotangent)}
+    inputs = [f"{a.name}[{i}]" if a.parts else a.name for a in spec.inputs for i in range(a.parts or 1)]
+    inputs += [p.name for p in spec.params if not p.static]
+    for name, scalar in spec.grad:
+        if name not in inputs:
+            hint = known(name, inputs, "inputs and dynamic parameters")
+            yield spec.source.diagnostic(spec.place("grad", name), f"no input is named {shown(name)}", hint)
+        param = next((p for p in spec.params if p.name == name), None)
+        if param is not None and param.kind != "float":
+            message = f"{name!r} is {with_article(param.kind)}: it has no gradient"
+            yield spec.source.diagnostic(spec.place("grad", name), message, "delete its formula")
+        array = next((a for a in spec.inputs if a.name == name.partition("[")[0]), None)
+        if array is not None and spec.kind(array) != "float":
+            message = f"{array.name!r} is {array}: it has no gradient"
+            yield spec.source.diagnostic(spec.place("grad", name), message, "delete its formula")
+        lines, diagnostics = read_lines(scalar, "a gradient is one expression, as in dy * (y > 0)")
+        yield from diagnostics
+        for line in lines if not diagnostics else ():
+            try:
+                if not isinstance(line.tree, ast.Expr) or line is not lines[0]:
+                    assert line.tree
+                    raise Placed(line.tree, Mistake("a gradient is one expression", "as in dy * (y > 0)"))
+                value = reader(scope)(line.tree.value)
+                if value.kind == "bool":
+                    raise Placed(
+                        line.tree, Mistake("a gradient is a number, not a bool", "write where(condition, dy, 0)")
+                    )
+                own = () if array is None else array.axes
+                extra = [axis for axis in value.dims if axis not in own]
+                if name in inputs and extra:
+                    axes = ", ".join(extra)
+                    message = f"the gradient of {name!r} varies along {axes}, which {name!r} does not"
+                    raise Placed(line.tree, Mistake(message, f"sum over {axes}"))
+            except Placed as error:
+                yield from line.diagnostics(error)
+
+
+def domains_name_axes(spec: Spec) -> Iterator[Diagnostic]:
+    """`index(N)` as a domain names an axis of the spec."""
+    for name, domain in spec.domain:
+        if isinstance(domain, str) and domain.startswith("index("):
+            axis = domain[6:-1]
+            if axis not in spec.axes:
+                hint = known(axis, [a for a in spec.axes if a != ROWS], "the axes")
+                message = f"the domain of {name!r} names the unknown axis {shown(axis)}"
+                yield spec.source.diagnostic(spec.place("domain", name), message, hint)

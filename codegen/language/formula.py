@@ -1,0 +1,549 @@
+"""Expressions to the typed graph.
+
+`Reader` takes Python's tree of an expression. What the language does not have is refused with its place; so is a name,
+a kind or an axis that does not fit. The prelude's composites are expanded here, argument nodes shared.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from codegen.errors import Mistake, known, shown
+from codegen.graph.nodes import DTYPES, ROWS, Call, Leaf, Node, dtypes_of, topological
+from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, PINNED, REDUCTIONS
+from codegen.language.prelude import Composite, prelude
+from codegen.language.scope import Scope
+from codegen.language.statements import SPLIT, Follows, Placed, construct, literal, together
+from codegen.spec.spec import Array
+
+MAX_EXPONENT = 64
+CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
+# What jnp has and the language has not, and what serves instead
+INSTEAD = {
+    "std": "write sqrt(var(x, axis=N))",
+    # as jnp has it: the first of those that tie, the first NaN where there is one
+    "argmax": "write min(where((x == max(x, axis=N)) | isnan(x), index(N), size(N)), axis=N)",
+    "argmin": "write min(where((x == min(x, axis=N)) | isnan(x), index(N), size(N)), axis=N)",
+    "sort": "nothing sorts: pass what is sorted as an input",
+    "cumsum": "nothing scans an axis: pass running sums as an input",
+    "cumprod": "nothing scans an axis: pass running products as an input",
+}
+SPECIAL = {"cast": ("e", "dtype"), "index": ("axis",), "size": ("axis",), "take": ("table", "i", "axis")}
+
+
+@functools.cache
+def functions() -> tuple[str, ...]:
+    """Every function a formula may call."""
+    names = (set(OPS) - OPERATORS) | set(REDUCTIONS) | set(SPECIAL) | set(prelude())
+    return tuple(sorted(name for name in names if not name.startswith("_")))
+
+
+def reader(scope: Scope) -> Reader:
+    """What reads expressions in `scope`."""
+    return Reader(scope)
+
+
+class Reader:
+    """One method a construct of the language; anything else is refused."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        bound: dict[str, Node | tuple[str, ...]] | None = None,
+        site: ast.AST | None = None,
+        derived: bool = False,
+    ):
+        self.scope, self.graph = scope, scope.graph
+        self.bound = bound  # inside a prelude body: its parameters
+        self.site = site  # ... and the call that mistakes are reported at
+        self.derived = derived  # a derivative: its cotangent may be the same all along an axis that is summed over
+
+    def fail(self, tree: ast.AST, message: str, hint: str = "") -> Placed:
+        return Placed(self.site or tree, Mistake(message, hint))
+
+    def __call__(self, tree: ast.expr) -> Node:
+        """The value of an expression. Raises `Placed`."""
+        try:
+            return self.read(tree)
+        except RecursionError:
+            raise Placed(tree, Mistake("nested too deeply", SPLIT)) from None
+
+    def read(self, tree: ast.expr) -> Node:
+        method = getattr(self, "read_" + type(tree).__name__, None)
+        if method is None:
+            hint = "formulas have numbers, names, + - * / **, comparisons, & | ~, x[0], a @ b and calls"
+            raise self.fail(tree, f"{construct(tree)} is not part of the language", hint)
+        return method(tree)
+
+    def read_all(self, trees: Iterable[ast.expr]) -> list[Node]:
+        return together([functools.partial(self.read, tree) for tree in trees])
+
+    def read_Constant(self, tree: ast.Constant) -> Node:
+        value = tree.value
+        if not isinstance(value, bool | int | float):
+            raise self.fail(tree, f"the literal {literal(value)} is not part of the language", "write a number")
+        if isinstance(value, float) and math.isinf(value):  # a literal that Python could not hold
+            raise Placed(self.site or tree, Mistake("no float64 holds this number", "write inf for infinity"))
+        return self.const(tree, value)
+
+    def const(self, tree: ast.AST, value: bool | int | float) -> Node:
+        try:
+            return self.graph.const(value)
+        except Mistake as error:
+            raise Placed(self.site or tree, error) from None
+
+    def read_Name(self, tree: ast.Name) -> Node:
+        name, scope = tree.id, self.scope
+        if self.bound is not None:
+            value = self.bound[name] if name in self.bound else self.graph.const(CONSTANTS[name])
+            assert isinstance(value, Node)
+            return value
+        if name in scope.values:
+            scope.used.add(name)
+            return scope.values[name]
+        if name in scope.inputs:
+            array = scope.inputs[name]
+            scope.used.add(name)
+            if array.parts is not None:
+                raise self.fail(tree, f"{name!r} is {array}: name its part", part_names(array))
+            return self.leaf(array, None)
+        if name in CONSTANTS:
+            return self.graph.const(CONSTANTS[name])
+        if name in functions():
+            raise self.fail(tree, f"{name!r} is a function", f"call it: {name}(...)")
+        if name in scope.axes:
+            raise self.fail(tree, f"{name!r} is an axis", f"its position is index({name}), its extent size({name})")
+        if name in scope.broken:
+            raise Follows(tree)
+        if name in scope.later:
+            hint = "a name can be used in the lines below the one that assigns it"
+            raise self.fail(tree, f"{name!r} has no value yet", hint)
+        raise self.fail(tree, f"unknown name {shown(name)}", known(name, scope.names()))
+
+    def leaf(self, array: Array, part: int | None) -> Node:
+        kind = DTYPES[dtypes_of(array.dtype, self.scope.types)[0]].kind
+        return self.graph.node("input", attr=Leaf(array.name, part), kind=kind, dims=array.axes)
+
+    def read_Subscript(self, tree: ast.Subscript) -> Node:
+        base, index = tree.value, tree.slice
+        array = self.scope.inputs.get(base.id) if isinstance(base, ast.Name) else None
+        if array is None:
+            hint = "parts come from (2 N), (N 2) or T[3]"
+            if isinstance(base, ast.Name) and base.id in self.scope.outputs:
+                hint = "give the value a name of its own, and use it in both places"
+            raise self.fail(tree, "only an input with parts can be indexed", hint)
+        self.scope.used.add(array.name)
+        if array.parts is None:
+            raise self.fail(tree, f"{array.name!r} is {array} and has no parts", f"write {array.name}")
+        if not isinstance(index, ast.Constant) or type(index.value) is not int or not 0 <= index.value < array.parts:
+            raise self.fail(index, f"{array.name!r} is {array} and has no such part", part_names(array))
+        return self.leaf(array, index.value)
+
+    def read_UnaryOp(self, tree: ast.UnaryOp) -> Node:
+        if isinstance(tree.op, ast.Not):
+            raise self.fail(tree, "'not' is not part of the language", "write ~condition")
+        number = tree.operand.value if isinstance(tree.operand, ast.Constant) else None
+        if isinstance(tree.op, ast.USub) and type(number) is int:
+            return self.const(tree, -number)  # with its sign: -2**63 fits where 2**63 does not
+        value = self.read(tree.operand)
+        if isinstance(tree.op, ast.UAdd):
+            return value
+        if isinstance(tree.op, ast.USub):
+            return self.apply(tree, "neg", [value])
+        return self.apply(tree, "not", [value])
+
+    def read_BinOp(self, tree: ast.BinOp) -> Node:
+        kind = type(tree.op).__name__
+        if kind not in (*BINARY, "Pow", "MatMult"):
+            sign = {"FloorDiv": "//", "Mod": "%", "LShift": "<<", "RShift": ">>", "BitXor": "^"}[kind]
+            hint = {
+                "FloorDiv": "write floor(a / b), which is exact for integers up to 2**24",
+                "Mod": "write rem(a, b), which has a's sign, or rem(rem(a, b) + b, b), which has b's",
+                "BitXor": "write a != b for bools",
+            }
+            message = f"the operator {sign} is not part of the language"
+            raise self.fail(tree, message, hint.get(kind, "it has + - * / ** @ & |"))
+        left, right = self.read_all([tree.left, tree.right])
+        if kind == "Pow":
+            return self.power(tree, left, right)
+        if kind == "MatMult":
+            return self.contract(tree, left, right)
+        if kind == "Mult" and (left.kind == "bool") != (right.kind == "bool"):  # as in dy * (y > 0)
+            condition, value = (left, right) if left.kind == "bool" else (right, left)
+            return self.apply(tree, "where", [condition, value, self.graph.const(0.0 if value.kind == "float" else 0)])
+        return self.apply(tree, BINARY[kind], [left, right])
+
+    def read_BoolOp(self, tree: ast.BoolOp) -> Node:
+        raise self.fail(tree, "'and' and 'or' are not part of the language", "write (a > 0) & (b > 0)")
+
+    def read_Compare(self, tree: ast.Compare) -> Node:
+        if len(tree.ops) != 1:
+            raise self.fail(tree, "chained comparisons are not part of the language", "write (a < b) & (b < c)")
+        kind = type(tree.ops[0]).__name__
+        if kind not in COMPARE:
+            sign = {"Is": "is", "IsNot": "is not", "In": "in", "NotIn": "not in"}[kind]
+            raise self.fail(tree, f"{sign!r} is not part of the language", "it has < <= > >= == !=")
+        return self.apply(tree, COMPARE[kind], self.read_all([tree.left, *tree.comparators]))
+
+    def read_IfExp(self, tree: ast.IfExp) -> Node:
+        raise self.fail(tree, "'if' is not part of the language", "write where(condition, a, b)")
+
+    def read_Call(self, tree: ast.Call) -> Node:
+        if not isinstance(tree.func, ast.Name):
+            raise self.fail(tree.func, "functions are called by their plain name", "as in tanh(x), not jnp.tanh(x)")
+        name = tree.func.id
+        if any(isinstance(a, ast.Starred) for a in tree.args) or any(k.arg is None for k in tree.keywords):
+            raise self.fail(tree, "'*' and '**' in a call are not part of the language", "write every argument out")
+        if name in SPECIAL:
+            return getattr(self, "call_" + name)(tree)
+        if name in REDUCTIONS:
+            return self.reduction(tree, name)
+        if name in OPS and name not in OPERATORS:
+            op = OPS[name]
+            if name == PINNED and tree.args:
+                value, types = self.read(tree.args[0]), tuple(a.id for a in tree.args[1:] if isinstance(a, ast.Name))
+                return self.graph.node(PINNED, (value,), types, kind=value.kind, dims=value.dims)
+            if tree.keywords or len(tree.args) != op.arity:
+                raise self.fail(
+                    tree, f"{name!r} does not take these arguments", f"it is {name}({', '.join('abc'[: op.arity])})"
+                )
+            return self.apply(tree, name, self.read_all(tree.args))
+        if name in prelude() and (self.bound is not None or not name.startswith("_")):
+            return self.composite(tree, prelude()[name])
+        if name in self.scope.names():
+            raise self.fail(tree.func, f"{name!r} is a value, not a function", f"multiply with *: {name} * (...)")
+        hint = INSTEAD.get(name) or known(name, functions(), "functions")
+        raise self.fail(tree.func, f"unknown function {shown(name)}", hint)
+
+    def composite(self, tree: ast.Call, made: Composite) -> Node:
+        given = self.arguments(tree, made.params, made.defaults)
+        inner = Reader(self.scope, {}, self.site or tree)
+
+        def argument(name: str, value: ast.expr) -> Node | tuple[str, ...]:
+            if name == "axis":
+                return self.axes(value)
+            node = inner.read(value) if value in made.defaults else self.read(value)
+            if node.kind == "bool":
+                raise self.fail(value, f"{made.name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
+            return node
+
+        values = together([functools.partial(argument, name, value) for name, value in given.items()])
+        inner.bound = dict(zip(given, values, strict=True))
+        if "axis" in given:
+            self.along(given["axis"], made.name, inner.bound["axis"], inner.bound["x"])  # type: ignore[arg-type]
+        value = inner.read(made.body)
+        if not value.is_const and value not in inner.bound.values():
+            self.graph.calls.setdefault(id(value), Call(made.name, inner.bound))
+        return value
+
+    def expanded(self, tree: ast.AST, name: str, value: Node) -> Node:
+        """A composite function of one float, which an operator stands for."""
+        bound: dict[str, Node | tuple[str, ...]] = {"x": self.to_float(value)}
+        result = Reader(self.scope, bound, self.site or tree).read(prelude()[name].body)
+        self.graph.calls.setdefault(id(result), Call(name, bound))
+        return result
+
+    def arguments(
+        self, tree: ast.Call, params: tuple[str, ...], defaults: tuple[ast.expr | None, ...] = ()
+    ) -> dict[str, ast.expr]:
+        """Arguments by the name of their parameter."""
+        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
+        values: dict[str, str] = {p: f"={ast.unparse(d)}" for p, d in zip(params, defaults, strict=False) if d}
+        if params[-1] == "axis" and len(params) > 1:
+            values["axis"] = f"={self.scope.example_axis}"
+        usage = f"it is {name}({', '.join(p + values.get(p, '') for p in params)})"
+        given = dict(zip(params, tree.args, strict=False))
+        for keyword_ in tree.keywords:
+            if keyword_.arg not in params or keyword_.arg in given:
+                raise self.fail(keyword_, f"{name!r} does not take {shown(str(keyword_.arg))} here", usage)
+            given[keyword_.arg] = keyword_.value
+        for param, default in zip(params, defaults, strict=False):
+            if param not in given and default is not None:
+                given[param] = default
+        if len(tree.args) > len(params) or set(given) != set(params):
+            raise self.fail(tree, f"{name!r} does not take these arguments", usage)
+        return given
+
+    # The language's own calls
+
+    def call_cast(self, tree: ast.Call) -> Node:
+        given = self.arguments(tree, SPECIAL["cast"])
+        dtype = given["dtype"]
+        names = [*self.scope.types, *DTYPES]
+        if not isinstance(dtype, ast.Name) or dtype.id not in names:
+            text = str(dtype.value) if isinstance(dtype, ast.Constant) else ast.unparse(dtype)
+            plain = text.rpartition(".")[2]
+            hint = f"write {plain}" if plain in names else known(plain, names, "types")
+            raise self.fail(dtype, f"{shown(ast.unparse(dtype))} is no type", hint)
+        value = self.read(given["e"])
+        kind = DTYPES[dtypes_of(dtype.id, self.scope.types)[0]].kind
+        if kind == "bool" and value.kind != "bool":
+            raise self.fail(tree, "a number is not cast to bool", "compare it: e != 0")
+        self.fitting(given["e"], [value])
+        integer = self.scope.integer
+        for d in (DTYPES[name] for name in dtypes_of(dtype.id, self.scope.types)):
+            if d.kind == "int" and not (integer.low <= d.low and d.high <= integer.high):  # type: ignore[operator]
+                message = (
+                    f"a cast to {d.name}, whose values do not fit {integer.name}, in which this op computes integers"
+                )
+                raise self.fail(tree, message, "declare an array of int64 or uint32, or cast to a narrower type")
+        return self.graph.node("cast", (value,), dtype.id, kind=kind, dims=value.dims)
+
+    def call_index(self, tree: ast.Call) -> Node:
+        axis = self.one_axis(tree, "index")
+        return self.graph.node("index", attr=axis, kind="int", dims=(axis,))
+
+    def call_size(self, tree: ast.Call) -> Node:
+        """An extent; of several axes, their product, a float, for it may be large."""
+        return self.size(tree, self.axes(self.arguments(tree, SPECIAL["size"])["axis"]))
+
+    def size(self, tree: ast.AST, axes: Iterable[str]) -> Node:
+        sizes = [self.graph.node("size", attr=axis, kind="int", dims=()) for axis in axes]
+        if len(sizes) == 1:
+            return sizes[0]
+        return functools.reduce(lambda a, b: self.apply(tree, "mul", [a, b]), map(self.to_float, sizes))
+
+    def one_axis(self, tree: ast.Call, name: str) -> str:
+        axes = self.axes(self.arguments(tree, SPECIAL[name])["axis"])
+        if len(axes) != 1 or axes[0] == ROWS:
+            raise self.fail(tree, f"{name!r} takes one named axis", f"as in {name}(N)")
+        return axes[0]
+
+    def call_take(self, tree: ast.Call) -> Node:
+        given = self.arguments(tree, SPECIAL["take"])
+        axes = self.axes(given["axis"])
+        table, place = self.read_all([given["table"], given["i"]])
+        if table.op != "input" or place.op != "input" or place.kind != "int":
+            raise self.fail(
+                tree, "'take' gathers from an input by an integer input", "as in take(cos, positions, axis=P)"
+            )
+        for argument, node in (("table", table), ("i", place)):
+            assert isinstance(node.attr, Leaf)
+            if self.scope.inputs[node.attr.name].default is not None:
+                message = f"'take' needs arrays that are always there, and {node.attr.name!r} has a default"
+                raise self.fail(given[argument], message, "delete the default")
+        assert isinstance(place.attr, Leaf)
+        if place.attr.part is not None:
+            message = f"'take' gathers by a whole array, not by a part of {place.attr.name!r}"
+            raise self.fail(given["i"], message, "give it an array of its own")
+        if len(axes) != 1 or axes[0] == ROWS or axes[0] not in table.dims:
+            has = f"it has {', '.join(table.dims)}" if table.dims else "it is a scalar"
+            raise self.fail(given["axis"], "'take' gathers along one named axis of its table", has)
+        dims = set(table.dims) - set(axes) | set(place.dims)
+        return self.graph.node("take", (table, place), axes[0], kind=table.kind, dims=dims)
+
+    def reduction(self, tree: ast.Call, name: str) -> Node:
+        if name in ("max", "min") and len(tree.args) == 2 and not tree.keywords and not self.is_axis(tree.args[1]):
+            hint = f"of two values, write {name}imum(a, b)"
+            raise self.fail(tree, f"{name!r} reduces along an axis: {name}(e, axis={self.scope.example_axis})", hint)
+        given = self.arguments(tree, ("e", "axis"))
+        value, axes = together([lambda: self.read(given["e"]), lambda: self.axes(given["axis"])])
+        if self.derived and name == "sum" and (same := [axis for axis in axes if axis not in value.dims]):
+            return self.sum_of_same(tree, value, axes, same)
+        self.along(given["axis"], name, axes, value)
+        rule = REDUCTIONS[name][0]
+        if rule == "logic" and value.kind != "bool":
+            raise self.fail(
+                tree, f"{name!r} takes a bool, not {with_article(value.kind)}", "compare first, as in x > 0"
+            )
+        if rule != "logic" and value.kind == "bool":
+            raise self.fail(tree, f"{name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
+        if rule == "float":
+            value = self.to_float(value)
+        dims = [d for d in value.dims if d not in axes]
+        return self.graph.node(name, (value,), self.graph.order(axes), kind=value.kind, dims=dims)
+
+    def sum_of_same(self, tree: ast.AST, value: Node, axes: tuple[str, ...], same: list[str]) -> Node:
+        """A sum along axes on some of which the value is the same."""
+        value = self.apply(tree, "mul", [value, self.size(tree, same)])
+        rest = [axis for axis in axes if axis not in same]
+        dims = [d for d in value.dims if d not in rest]
+        return self.graph.node("sum", (value,), self.graph.order(rest), kind="float", dims=dims) if rest else value
+
+    def along(self, tree: ast.AST, name: str, axes: tuple[str, ...], value: Node) -> None:
+        """Refuses a reduction over axes that a value does not have."""
+        missing = [axis for axis in axes if axis not in value.dims]
+        if missing:
+            has = f"it varies along {', '.join(value.dims)}" if value.dims else "it is a scalar"
+            raise self.fail(tree, f"{name!r} over {', '.join(missing)}, which its argument does not have", has)
+
+    def is_axis(self, tree: ast.expr) -> bool:
+        items = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+        return all(
+            (isinstance(i, ast.Name) and i.id in self.scope.axes) or (isinstance(i, ast.Constant) and i.value is ...)
+            for i in items
+        )
+
+    def axes(self, tree: ast.expr) -> tuple[str, ...]:
+        """An axis argument: N, ..., or a tuple of them."""
+        if isinstance(tree, ast.Name) and self.bound and isinstance(self.bound.get(tree.id), tuple):
+            return self.bound[tree.id]  # type: ignore[return-value]
+        items = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+        names: list[str] = []
+        for item in items:
+            if isinstance(item, ast.Constant) and item.value is Ellipsis:
+                name = ROWS
+            elif isinstance(item, ast.Name):
+                name = item.id
+            else:
+                raise self.fail(item, "an axis is named, not numbered", f"the axes: {', '.join(self.graph.axes)}")
+            if name not in self.scope.axes:
+                raise self.fail(item, f"unknown axis {shown(name)}", known(name, self.graph.axes, "the axes"))
+            if name in names:
+                raise self.fail(item, f"axis {name!r} stands twice", "name it once")
+            names.append(name)
+        if not names:
+            raise self.fail(tree, "no axis is named", f"the axes: {', '.join(self.graph.axes)}")
+        return tuple(names)
+
+    # Operations
+
+    def contract(self, tree: ast.BinOp, left: Node, right: Node) -> Node:
+        shared = [a for a in left.dims if a in right.dims and a not in self.scope.output_axes]
+        if len(shared) != 1:
+            found = f"here both have {' and '.join(shared)}" if shared else "here there is none"
+            raise self.fail(tree, "'@' contracts over the one axis that both sides have and no output has", found)
+        if "bool" in (left.kind, right.kind):
+            raise self.fail(tree, "'@' takes numbers, not a bool", "write where(condition, 1, 0)")
+        left, right = self.same_kind(left, right)
+        dims = (set(left.dims) | set(right.dims)) - set(shared)
+        return self.graph.node("contract", (left, right), shared[0], kind=left.kind, dims=dims)
+
+    def power(self, tree: ast.BinOp, base: Node, exponent: Node) -> Node:
+        if "bool" in (base.kind, exponent.kind):
+            raise self.fail(tree, "'**' takes numbers, not a bool", "write where(condition, 1, 0) for the bool")
+        parts = topological([exponent])
+        if not exponent.is_const and all(n.args or n.is_const or n.op == "param" for n in parts):
+            return self.fold(tree, "pow", [self.to_float(base), self.to_float(exponent)])
+        if not exponent.is_const:
+            hint = "write exp2(x)" if base.is_const and base.attr == 2 else "where a > 0, write exp(b * log(a))"
+            raise self.fail(tree.right, "the exponent must be made of numbers and parameters", hint)
+        n = exponent.attr
+        assert isinstance(n, int | float)
+        if not abs(n) <= MAX_EXPONENT:
+            raise self.fail(
+                tree.right, f"the exponent must be from -{MAX_EXPONENT} to {MAX_EXPONENT}", "write exp(b * log(a))"
+            )
+        if n == 0 and not base.is_const:
+            raise self.fail(tree, "the power 0 of anything is 1", "write 1")
+        if n == 0.5:
+            return self.apply(tree, "sqrt", [base]) if base.is_const else self.expanded(tree, "_half_power", base)
+        if n != int(n):
+            return self.apply(tree, "pow", [base, exponent])
+        if isinstance(n, float):
+            base = self.to_float(base)
+        if n < 0:  # of the reciprocal, not the power's: its slope would overflow before x ** (n - 1) does
+            return self.integer_power(tree, self.apply(tree, "reciprocal", [self.to_float(base)]), -int(n))
+        return self.integer_power(tree, base, int(n))
+
+    def integer_power(self, tree: ast.AST, base: Node, n: int) -> Node:
+        """Repeated squaring, as lax.integer_pow."""
+        result = None
+        while n:
+            if n & 1:
+                result = base if result is None else self.apply(tree, "mul", [result, base])
+            n >>= 1
+            if n:
+                base = self.apply(tree, "mul", [base, base])
+        return result or self.graph.const(1.0 if base.kind == "float" else 1)
+
+    def apply(self, tree: ast.AST, name: str, args: list[Node]) -> Node:
+        """A row of the op table, its kinds checked and brought together."""
+        op, kinds = OPS[name], [a.kind for a in args]
+        sign = repr(op.jnp.replace("{0}", "").replace("{1}", "").strip() if name in OPERATORS else name)
+        if op.rule == "logic" or (name in ("eq", "ne") and kinds == ["bool", "bool"]):
+            if set(kinds) != {"bool"}:
+                other = next(k for k in kinds if k != "bool")
+                raise self.fail(
+                    tree, f"{sign} takes bools, not {with_article(other)}", "compare first, as in (x > 0) & (x < 1)"
+                )
+            return self.fold(tree, name, args)
+        if op.rule == "select":
+            condition, *rest = args
+            if condition.kind != "bool":
+                raise self.fail(
+                    tree,
+                    f"{name!r} takes a bool first, not {with_article(condition.kind)}",
+                    "compare first, as in x > 0",
+                )
+            if [n.kind for n in rest] == ["bool", "bool"]:
+                return self.fold(tree, name, args)
+            args, kinds = rest, kinds[1:]
+        if "bool" in kinds:
+            hint = (
+                "write where(condition, 1, 0) for the bool"
+                if op.rule != "select"
+                else "both values are numbers, or both bools"
+            )
+            raise self.fail(tree, f"{sign} takes numbers, not a bool", hint)
+        if op.rule in ("float", "predicate"):
+            args = [self.to_float(a) for a in args]
+        elif len(args) == 2:
+            args = list(self.same_kind(*args))
+        if op.rule == "round" and args[0].kind == "int":
+            return args[0]
+        if op.rule == "select":
+            args = [condition, *args]
+        return self.fold(tree, name, args)
+
+    def fold(self, tree: ast.AST, name: str, args: list[Node]) -> Node:
+        """The node, or its value where every argument is a constant and Python computes it as a kernel would."""
+        op = OPS[name]
+        if name in FOLDED and all(a.is_const for a in args):
+            values: list[Any] = [a.attr for a in args]
+            try:
+                return self.const(tree, FOLDED[name](*values))
+            except (ArithmeticError, ValueError):
+                pass  # such as 1 / 0: the kernel's business
+        self.fitting(tree, args)
+        boolean = op.rule in ("compare", "predicate", "logic") or (op.rule == "select" and args[1].kind == "bool")
+        kind = "bool" if boolean else args[-1].kind
+        return self.graph.node(name, tuple(args), kind=kind, dims=[d for a in args for d in a.dims])
+
+    def fitting(self, tree: ast.AST, args: list[Node]) -> None:
+        """Refuses constants that the integers of the kernel do not hold."""
+        integer = self.scope.integer
+        for node in args:
+            if node.is_const and node.kind == "int" and not integer.low <= node.attr <= integer.high:  # type: ignore[operator]
+                hint = f"write it as a float, {node.attr}.0, or declare an int64 array"
+                message = f"the constant {node.attr} does not fit {integer.name}, in which this op computes integers"
+                raise self.fail(tree, message, hint)
+
+    def same_kind(self, left: Node, right: Node) -> tuple[Node, Node]:
+        if left.kind == right.kind:
+            return left, right
+        return self.to_float(left), self.to_float(right)
+
+    def to_float(self, node: Node) -> Node:
+        assert node.kind != "bool", node
+        if node.kind == "float":
+            return node
+        if node.is_const:
+            return self.graph.const(float(node.attr))  # type: ignore[arg-type]
+        return self.graph.node("float", (node,), kind="float", dims=node.dims)
+
+
+def part_names(array: Array) -> str:
+    count = array.parts or 0
+    names = [f"{array.name}[{i}]" for i in range(count)]
+    return f"its parts are {', '.join(names if count <= 4 else [*names[:2], '...', names[-1]])}"
+
+
+def with_article(kind: str) -> str:
+    return f"an {kind}" if kind == "int" else f"a {kind}"
+
+
+# What is computed while a formula is read, where every argument is a constant
+FOLDED: dict[str, Callable] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "sqrt": math.sqrt,
+}

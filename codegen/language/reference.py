@@ -1,0 +1,210 @@
+"""The reference of a spec: jnp text, checked to be only that.
+
+It may use `jnp`, `jax.nn`, `jax.lax`, `jax.jvp`, `jax.vjp`, `jax.grad`, the inputs, params, and names it assigns. It is
+printed again from its syntax tree, so nothing else of the text reaches a generated file.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import keyword
+import math
+from typing import TypeGuard
+
+from codegen.errors import Mistake, SpecError, known, shown
+from codegen.language.statements import MAX_STATEMENTS, SPLIT, Line, Placed, construct, literal, read_lines, together
+from codegen.parsing import check_compiles
+from codegen.spec.spec import Spec
+
+_EXPRESSIONS = (
+    ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Attribute, ast.Subscript, ast.Slice,
+    ast.Tuple, ast.List, ast.keyword, ast.Lambda, ast.arguments, ast.arg, ast.IfExp, ast.operator, ast.unaryop,
+    ast.cmpop, ast.expr_context,
+)  # fmt: skip
+_SUBMODULES = {"linalg", "fft"}
+_METHODS = frozenset(
+    "shape dtype ndim size T astype reshape sum mean max min prod any all transpose swapaxes at set add ravel real imag".split()
+)
+# Functions of jnp that read or write files, or run what they are given
+_REFUSED = frozenset(
+    "load save savez fromfile frombuffer from_dlpack fromfunction fromiter fromstring vectorize apply_along_axis "
+    "apply_over_axes set_printoptions printoptions piecewise frompyfunc".split()
+)
+
+
+class Reference:
+    """The checked text: `lines` of a function body that end in a return."""
+
+    def __init__(self, lines: tuple[str, ...]):
+        self.lines = lines
+
+
+def read_reference(spec: Spec) -> Reference:
+    """Raises `SpecError` with every mistake of the reference."""
+    checker = _Checker(spec)
+    outputs = [a.name for a in spec.outputs]
+    lines, diagnostics = read_lines(spec.reference, "it is a jnp expression, or statements that assign every output")
+    body: list[str] = []
+    broken: set[str] = set()  # names whose own statement failed: what follows from them is not reported
+    checker.later = {node.id for line in lines if line.tree for node in ast.walk(line.tree) if _is_target(node)}
+    for line in lines:
+        if line.tree is None:
+            broken.add(line.first_name)
+            continue
+        try:
+            body.append(checker.statement(line.tree, len(lines) == 1, broken))
+        except Placed as error:
+            diagnostics += line.diagnostics(error)
+        except (RecursionError, ValueError):  # ValueError: an integer too long to print
+            mistake = Mistake("nested too deeply, or a number too long", SPLIT)
+            diagnostics.append(line.diagnostic(Placed(line.tree, mistake)))
+    missing = [name for name in outputs if name not in checker.assigned | broken]
+    if missing and len(lines) <= MAX_STATEMENTS and (len(outputs) > 1 or not diagnostics):
+        hint = "with one output it may be an expression, else statements that assign every output"
+        message = f"the reference never assigns {', '.join(map(repr, missing))}"
+        diagnostics.append(Line(spec.reference, 0, "", None).at(0, 0, 1, message, hint))
+    if diagnostics:
+        raise SpecError(diagnostics)
+    if not body[-1].startswith("return "):
+        body.append("return " + ", ".join(outputs))
+    return Reference(tuple(body))
+
+
+class _Checker:
+    def __init__(self, spec: Spec):
+        self.spec = spec
+        self.names = {a.name for a in spec.inputs} | {p.name for p in spec.params}
+        self.assigned: set[str] = set()
+        self.broken: frozenset[str] = frozenset()
+        self.later: set[str] = set()  # names that some statement assigns
+
+    def statement(self, node: ast.stmt, alone: bool, broken: set[str]) -> str:
+        self.broken = frozenset(broken)  # without what this statement assigns, which it cannot read
+        if isinstance(node, ast.Expr) and alone and len(self.spec.outputs) == 1:
+            broken.add(self.spec.outputs[0].name)
+            self.expression(node.value, ())
+            broken.clear()
+            self.assigned.add(self.spec.outputs[0].name)
+            return "return " + _printed(node.value)
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            if isinstance(node, ast.Expr) and alone:
+                broken |= {a.name for a in self.spec.outputs}
+                message = "one expression, but the op has several outputs"
+                raise Placed(node, Mistake(message, "write a statement `name = ...` for each"))
+            message = "not a statement of the form `name = expression`"
+            raise Placed(node, Mistake(message, "as in z = jnp.exp(x)"))
+        target = node.targets[0]
+        elements = target.elts if isinstance(target, ast.Tuple) else [target]
+        names = [e.id for e in elements if isinstance(e, ast.Name)]
+        broken |= set(names)
+        for element in elements:
+            if not isinstance(element, ast.Name) or not _plain_name(element.id):
+                raise Placed(
+                    element, Mistake("only names can be assigned", "names are letters, digits and underscores")
+                )
+        self.expression(node.value, ())
+        text = _printed(node)
+        broken -= set(names)
+        self.assigned |= set(names)
+        return text
+
+    def expression(self, node: ast.AST, local: tuple[str, ...]) -> None:
+        if not isinstance(node, _EXPRESSIONS):
+            instead = "write it with functions of jnp"
+            if isinstance(node, ast.Starred):
+                instead = "write out what it stands for, or keep axes: keepdims=True"
+            raise Placed(node, Mistake(f"{construct(node)} is not allowed in a reference", instead))
+        if isinstance(node, ast.Name):
+            allowed = self.names | self.assigned | set(local)
+            if node.id in ("jnp", "jax"):
+                raise Placed(node, Mistake(f"{node.id!r} is a module", "use its functions, as in jnp.maximum(x, 0)"))
+            if node.id in allowed | self.broken:
+                return
+            if node.id in self.later:
+                hint = "a name can be used in the lines below the one that assigns it"
+                raise Placed(node, Mistake(f"{node.id!r} has no value yet", hint))
+            if node.id in {a.name for a in self.spec.outputs}:
+                hint = "write it of the inputs and the parameters: the reference says what it is"
+                raise Placed(node, Mistake(f"{node.id!r} has no value yet", hint))
+            hint = known(node.id, allowed | {"jnp", "jax"})
+            raise Placed(node, Mistake(f"unknown name {shown(node.id)}", hint))
+        elif isinstance(node, ast.Attribute):
+            self.attribute(node, local)
+        elif isinstance(node, ast.Constant):
+            if not isinstance(node.value, bool | int | float | str | type(...) | None):
+                message = f"the literal {literal(node.value)} is not allowed in a reference"
+                raise Placed(node, Mistake(message, "write a number"))
+            if isinstance(node.value, float) and math.isinf(node.value):
+                raise Placed(node, Mistake("no float64 holds this number", "write jnp.inf for infinity"))
+        elif isinstance(node, ast.Lambda):
+            if ast.unparse(node.args) != ", ".join(names := [a.arg for a in node.args.args]):
+                raise Placed(
+                    node, Mistake("this form of lambda is not allowed in a reference", "as in lambda a, b: a + b")
+                )
+            for argument in node.args.args:
+                if not _plain_name(argument.arg):
+                    message = f"{shown(argument.arg)} is no name for an argument"
+                    raise Placed(argument, Mistake(message, "pick another name"))
+            self.expression(node.body, (*local, *names))
+        else:
+            name = node.arg if isinstance(node, ast.keyword) else "ok"
+            if name is None:
+                raise Placed(node, Mistake("'**' in a call is not allowed in a reference", "write every argument out"))
+            if not _plain_name(name):
+                raise Placed(node, Mistake(f"no function takes an argument named {shown(name)}", "check its name"))
+            together([functools.partial(self.expression, child, local) for child in ast.iter_child_nodes(node)])
+
+    def attribute(self, node: ast.Attribute, local: tuple[str, ...]) -> None:
+        path = _path(node)
+        if path and path[0] in ("jnp", "jax"):
+            good = (
+                (len(path) == 2 and path[0] == "jnp" and path[1] not in _REFUSED)
+                or (len(path) == 3 and path[0] == "jnp" and path[1] in _SUBMODULES)
+                or (len(path) == 2 and path[0] == "jax" and path[1] in ("jvp", "vjp", "grad"))
+                or (len(path) == 3 and path[0] == "jax" and path[1] in ("nn", "lax"))
+            )
+            if not good or not all(map(_plain_name, path[1:])):
+                hint = "it may use jnp, jax.nn, jax.lax, jax.jvp, jax.vjp and jax.grad"
+                raise Placed(node, Mistake(f"{shown('.'.join(path))} is not allowed in a reference", hint))
+            return
+        if len(path) > 1 and path[0] not in self.names | self.assigned | self.broken | set(local):
+            self.expression(_base(node), local)
+        if node.attr not in _METHODS:
+            hint = known(node.attr, _METHODS, "attributes")
+            raise Placed(node, Mistake(f"the attribute {shown(node.attr)} is not allowed in a reference", hint))
+        self.expression(node.value, local)
+
+
+def _is_target(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _base(node: ast.Attribute) -> ast.AST:
+    """The name that attributes are taken of."""
+    inner = node.value
+    return _base(inner) if isinstance(inner, ast.Attribute) else inner
+
+
+def _printed(node: ast.AST) -> str:
+    """A statement or an expression as a generated file has it: on one line, and nothing that Python warns of."""
+    text = ast.unparse(node)
+    try:
+        check_compiles(text)
+    except SyntaxError as error:
+        raise Placed(node, Mistake("Python warns of this", error.msg)) from None
+    return text
+
+
+def _path(node: ast.AST) -> list[str]:
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    return [node.id, *names] if isinstance(node, ast.Name) else []
+
+
+def _plain_name(name: str) -> bool:
+    """Whether generated code may hold a name. ast has normalised it: what looks like a keyword is one here."""
+    reserved = ("jnp", "jax", "runtime", "cute", "cutlass")
+    return name.isidentifier() and not name.startswith("_") and not keyword.iskeyword(name) and name not in reserved

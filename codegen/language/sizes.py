@@ -1,0 +1,83 @@
+"""A spec's axes with numbers: which extents a shape gives, and how large arrays then are."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping
+
+from codegen.errors import Mistake, known
+from codegen.graph.nodes import DTYPES
+from codegen.language.statements import read_lines
+from codegen.spec.spec import Array, Spec
+
+Shape = Mapping[str, int]  # the extent of every axis; `...` stands for the product of the leading axes
+
+DEFAULT_BITS = 25  # 2**25 elements of an output where a spec has no `bench`: as many as 8192 x 4096
+
+
+def parse_shape(spec: Spec, text: str) -> dict[str, int]:
+    """`...=8192,N=4096`; an axis left out has its extent of `default_shape`. Raises `Mistake`."""
+    shape: dict[str, int] = {}
+    form = f"write it as in {format_shape(default_shape(spec))}"
+    for pair in text.split(","):
+        name, equals, extent = (word.strip() for word in pair.partition("="))
+        if not equals or not extent.isdigit() or not 0 < int(extent[:16]) < 2**40 or len(extent) > 16:
+            raise Mistake(f"cannot read {pair.strip()!r} of the shape {text!r}", form)
+        if name not in spec.axes:
+            raise Mistake(f"{spec.op} has no axis {name!r}", known(name, spec.axes, "its axes"))
+        if name in shape:
+            raise Mistake(f"the axis {name} is given twice in {text!r}")
+        if spec.extents.get(name, int(extent)) != int(extent):
+            raise Mistake(f"the spec fixes {name} at {spec.extents[name]}")
+        shape[name] = int(extent)
+    return default_shape(spec) | shape
+
+
+def bench_shapes(spec: Spec) -> list[dict[str, int]]:
+    """The shapes that the spec wants measured."""
+    return [{axis: (spec.extents | dict(sizes))[axis] for axis in spec.axes} for sizes in spec.bench]
+
+
+def default_shape(spec: Spec) -> dict[str, int]:
+    """The first shape of the spec's `bench`, else powers of two: 8192 rows of 4096, or as many elements in other axes."""
+    if spec.bench:
+        return bench_shapes(spec)[0]
+    given = {*spec.extents, *_tables(spec)}
+    *outer, last = [a for a in spec.axes if a not in given] or [""]
+    left = DEFAULT_BITS - math.ceil(math.log2(math.prod(spec.extents.values())))
+    bits = {last: left if not outer else 12 if len(outer) == 1 else 7}
+    left -= bits[last]
+    for count, axis in zip(range(len(outer), 0, -1), reversed(outer), strict=True):
+        bits[axis] = max(0, left // count)
+        left -= bits[axis]
+    shape = {**{axis: 2**n for axis, n in bits.items()}, **spec.extents}
+    return {axis: shape.get(axis, 4096) for axis in spec.axes}  # 4096: an axis that only a table has
+
+
+def _tables(spec: Spec) -> set[str]:
+    """The axes that the chain gathers along with `take`."""
+    found = set()
+    for line in read_lines(spec.chain)[0]:
+        for call in ast.walk(line.tree) if line.tree else ():
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "take":
+                arguments = [*call.args[2:], *(k.value for k in call.keywords if k.arg == "axis")]
+                found |= {argument.id for argument in arguments if isinstance(argument, ast.Name)}
+    return found
+
+
+def format_shape(shape: Shape) -> str:
+    return ",".join(f"{axis}={extent}" for axis, extent in shape.items())
+
+
+def extents(array: Array, shape: Shape) -> tuple[int, ...]:
+    """The array's shape as users see it, its leading axes as one."""
+    return tuple((dim.parts or 1) * math.prod(shape[name] for name in dim.names) for dim in array.dims)
+
+
+def elements(axes: tuple[str, ...], shape: Shape) -> int:
+    return math.prod(shape[axis] for axis in axes)
+
+
+def array_bytes(array: Array, shape: Shape, dtype: str) -> int:
+    return math.prod(extents(array, shape)) * DTYPES[dtype].size

@@ -1,0 +1,191 @@
+"""Text to Python's own trees: the statements of a chain or of a reference, each with its place.
+
+What is not one readable statement a line is refused here; what its tree may hold is for those who read the tree.
+Mistakes inside a tree are raised as `Placed`, at a node; its `Line` knows where that stands in the spec.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.errors import Diagnostic, Mistake, shown
+from codegen.parsing import parse
+from codegen.spec.tree import Scalar
+
+MAX_FORMULA = 4000  # characters of one statement
+MAX_STATEMENTS = 500
+SPLIT = "split it in several names"
+
+
+class Placed(Exception):
+    """A mistake at an ast node, and `more` of them elsewhere in the same expression."""
+
+    def __init__(self, node: ast.AST, mistake: Mistake):
+        super().__init__(mistake.message)
+        self.node, self.mistake = node, mistake
+        self.more: list[Placed] = []
+
+
+class Follows(Placed):
+    """What follows from another mistake: nothing is said about it."""
+
+    def __init__(self, node: ast.AST):
+        super().__init__(node, Mistake("follows from another mistake"))
+
+
+def together(makers: Iterable[Callable[[], Any]]) -> list[Any]:
+    """What each of them makes. Raises the mistakes of all as one."""
+    made, errors = [], []
+    for make in makers:
+        try:
+            made.append(make())
+        except Placed as error:
+            errors.append(error)
+    if errors:
+        errors[0].more += errors[1:]
+        raise errors[0]
+    return made
+
+
+@dataclass(frozen=True)
+class Line:
+    """A statement of a scalar's text: `tree` is None where Python cannot read it."""
+
+    scalar: Scalar
+    line: int  # 0-based, in the scalar's text
+    text: str
+    tree: ast.stmt | None
+
+    @functools.cached_property
+    def first_name(self) -> str:
+        """What it assigns, if it assigns."""
+        if isinstance(self.tree, ast.Assign):
+            target = self.tree.targets[0]
+            target = target.value if isinstance(target, ast.Subscript) else target
+            return target.id if isinstance(target, ast.Name) else ""
+        found = re.match(r"\s*([A-Za-z_]\w*)", self.text)
+        return found[1] if found else ""
+
+    def at(self, row: int, column: int, length: int = 1, message: str = "", hint: str = "") -> Diagnostic:
+        return self.scalar.source.diagnostic(self.scalar.at(self.line + row, column, length), message, hint)
+
+    def diagnostics(self, error: Placed) -> list[Diagnostic]:
+        own = [] if isinstance(error, Follows) else [self.diagnostic(error)]
+        return [*own, *(d for more in error.more for d in self.diagnostics(more))]
+
+    def diagnostic(self, error: Placed) -> Diagnostic:
+        node: Any = error.node
+        row = getattr(node, "lineno", 1) - 1
+        text = self.text.split("\n")[row]
+        # ast counts bytes
+        column = len(text.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore"))
+        end = len(text)
+        if getattr(node, "end_lineno", None) == row + 1:
+            end = len(text.encode()[: node.end_col_offset].decode(errors="ignore"))
+        return self.at(row, column, max(1, end - column), error.mistake.message, error.mistake.hint)
+
+
+# A string or a comment: brackets inside count for nothing
+_NO_CODE = re.compile(r"'[^'\\]*(?:\\.[^'\\]*)*'|\"[^\"\\]*(?:\\.[^\"\\]*)*\"|#.*")
+
+
+def _chunks(text: str) -> Iterator[tuple[int, str]]:
+    """Statements with their first line: a line that leaves a bracket open goes on in the next."""
+    first, depth = 0, 0
+    chunk: list[str] = []
+    for i, row in enumerate(text.split("\n")):
+        code = _NO_CODE.sub("", row)
+        if not chunk and not code.strip() and code == row.partition("#")[0]:
+            continue
+        if not chunk:
+            first = i
+        chunk.append(row)
+        depth += sum(code.count(c) for c in "([{") - sum(code.count(c) for c in ")]}")
+        if depth <= 0:
+            yield first, "\n".join(chunk)
+            chunk, depth = [], 0
+    if chunk:
+        yield first, "\n".join(chunk)
+
+
+def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`") -> tuple[list[Line], list[Diagnostic]]:
+    """The statements of a text, and why those without a tree have none. `form` says what a text holds."""
+    lines: list[Line] = []
+    diagnostics: list[Diagnostic] = []
+    for first, text in _chunks(scalar.value):
+        if len(lines) == MAX_STATEMENTS:
+            message = f"more than {MAX_STATEMENTS} statements"
+            lines.append(Line(scalar, first, text, None))
+            diagnostics.append(lines[-1].at(0, 0, len(text), message, "make it several ops"))
+            break
+        unread = Line(scalar, first, text, None)
+        try:
+            tree, *more = parse_python(text).body
+        except Mistake as error:
+            place = error.place or (0, len(text) - len(text.lstrip()), 1)
+            lines.append(unread)
+            diagnostics.append(unread.at(*place, error.message, error.hint or form))
+            continue
+        lines.append(Line(scalar, first, text, None if more else tree))
+        if more:
+            mistake = Mistake("one statement a line", "write each `name = expression` on a line of its own")
+            diagnostics.append(unread.diagnostic(Placed(more[0], mistake)))
+    return lines, diagnostics
+
+
+def parse_python(text: str) -> ast.Module:
+    """Python's parse of a statement. Raises `Mistake`, with `place` where Python gives one."""
+    if len(text) > MAX_FORMULA:
+        raise Mistake(f"a statement of {len(text)} characters; at most {MAX_FORMULA}", SPLIT)
+    lead = len(text) - len(text.lstrip(" \t"))
+    try:
+        return _shifted(parse(text[lead:]), lead)
+    except SyntaxError as error:
+        row = max(0, (error.lineno or 1) - 1)
+        column = max(0, (error.offset or 1) - 1) + (lead if row == 0 else 0)
+        message = f"cannot read this: {_plain(error.msg)}"
+        raise Mistake(message, SPLIT if "too many" in message else "", (row, column, 1)) from None
+    except (RecursionError, MemoryError):
+        raise Mistake("nested too deeply", SPLIT) from None
+
+
+# Python's messages that are kept: the others differ between its versions
+_KEPT = (
+    "'(' was never closed", "'[' was never closed", "'{' was never closed", "unmatched", "unterminated string",
+    "invalid character", "invalid non-printable", "too many nested",
+)  # fmt: skip
+
+
+def _plain(message: str) -> str:
+    return message.partition(" (detected")[0] if message.startswith(_KEPT) else "invalid syntax"
+
+
+def _shifted(tree: ast.Module, lead: int) -> ast.Module:
+    if lead:
+        for node in ast.walk(tree):
+            if getattr(node, "lineno", 0) == 1:
+                node.col_offset += lead  # type: ignore[attr-defined]
+            if getattr(node, "end_lineno", 0) == 1:
+                node.end_col_offset += lead  # type: ignore[attr-defined]
+    return tree
+
+
+def literal(value: object) -> str:
+    """A literal as a message shows it."""
+    return "..." if value is ... else shown(value) if isinstance(value, str) else shown(str(value))
+
+
+def construct(tree: ast.AST) -> str:
+    """What a piece of Python is, in words."""
+    names = {
+        "Lambda": "lambda", "List": "a list", "Dict": "a dict", "Set": "a set", "Tuple": "a tuple", "Slice": "a slice",
+        "Attribute": "an attribute", "NamedExpr": "':='", "JoinedStr": "an f-string", "Starred": "'*'", "Await": "await",
+        "ListComp": "a comprehension", "SetComp": "a comprehension", "DictComp": "a comprehension",
+        "GeneratorExp": "a comprehension", "Yield": "yield", "YieldFrom": "yield", "BoolOp": "'and' or 'or'",
+    }  # fmt: skip
+    return names.get(type(tree).__name__, f"this ({type(tree).__name__})")

@@ -1,0 +1,410 @@
+"""Timing ops on a GPU: ours, XLA's fusion of the reference, and a copy of as many bytes, in one run.
+
+The three take turns, so that a clock or a neighbour that changes meets all of them. A time is the median over groups of
+calls that are queued back to back and waited for once. Where the arrays of a call would fit a GPU's cache, calls go
+round several sets of them. Bytes count each input read once and each output written once; a copy reads half and writes half.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from codegen import extras
+from codegen.checking.draw import whole_range
+from codegen.explain.report import Binding, fused_bytes
+from codegen.explain.tables import size_text, time_text
+from codegen.graph.nodes import DTYPES
+from codegen.language.sizes import Shape, extents
+from codegen.runtime.ops.derived import Backward
+from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.runtime.ops.op import Op
+from codegen.spec.spec import Array, Spec
+
+with extras.needed("bench"):
+    from rich.table import Table
+
+GROUPS, CALLS = 5, 25
+BEYOND_CACHE = 384 * 2**20  # three times the largest L2 today
+MOST_SETS = 64
+WHOLE = 128  # words: a copy of odd numbers of them is no kernel at memory's speed
+
+Call = Callable[[int], Any]  # queues the call of this number, and returns what it will give
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Microseconds a call of each candidate (`ours`, `xla`, `copy`), one a group, for one op at one shape. `kind` is the
+    kind of its kernel, or "" where it is not known."""
+
+    op: str
+    shape: tuple[tuple[str, int], ...]
+    types: tuple[tuple[str, str], ...]
+    bytes: int
+    groups: tuple[tuple[str, tuple[float, ...]], ...]
+    error: str = ""
+    kind: str = ""
+
+    def us(self, name: str) -> float:
+        return statistics.median(dict(self.groups)[name])
+
+    def bandwidth(self, name: str) -> float:
+        """TB/s."""
+        return self.bytes / self.us(name) / 1e6
+
+    @property
+    def over_xla(self) -> float:
+        """How many times as fast as XLA."""
+        return self.us("xla") / self.us("ours")
+
+    @property
+    def of_copy(self) -> float:
+        """The part of the copy's bandwidth."""
+        return self.us("copy") / self.us("ours")
+
+    @property
+    def shape_text(self) -> str:
+        return ", ".join(f"{axis}={extent}" for axis, extent in self.shape)
+
+    @property
+    def types_text(self) -> str:
+        return " ".join(dtype if len(self.types) == 1 else f"{name}={dtype}" for name, dtype in self.types) or "-"
+
+
+# Timing
+
+
+def measure(
+    candidates: Mapping[str, Call],
+    groups: int = GROUPS,
+    calls: int = CALLS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, tuple[float, ...]]:
+    """Microseconds a call, one number a group, of candidates that take turns. The first group of each warms up."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for group in range(groups + 1):
+        names = list(candidates)
+        for name in names if group % 2 else reversed(names):
+            elapsed = _group(candidates[name], calls, clock)
+            if group:
+                times[name].append(elapsed / calls * 1e6)
+    return {name: tuple(found) for name, found in times.items()}
+
+
+def _group(call: Call, calls: int, clock: Callable[[], float]) -> float:
+    jax.block_until_ready(call(0))
+    start = clock()
+    for i in range(calls):
+        result = call(i)  # the last result's memory goes back as soon as the GPU is through with it
+    jax.block_until_ready(result)
+    return clock() - start
+
+
+# What is timed
+
+
+def bench_op(
+    op: Op, binding: Binding, shape: Shape, groups: int = GROUPS, calls: int = CALLS, implementation: str | None = None
+) -> Measurement:
+    """Time one op, or the generated backward of one, at one shape. `implementation` is what stands for ours: unless one is
+    named, what a call takes that names none."""
+    count = fused_bytes(binding, shape, op.statements)
+    with _wide_types(binding):
+        origin = op.origin if isinstance(op, Backward) else op
+        static = static_arguments(origin.spec, binding)
+        count_of_sets = sets_of(count)
+        made = [make_inputs(origin.spec, replace(binding, spec=origin.spec), shape, i) for i in range(count_of_sets)]
+        if isinstance(op, Backward):
+            ours, xla, sets, others = backward_calls(op, made, static, implementation)
+        else:
+            ours = jax.jit(lambda arrays: op(**arrays, **static, implementation=implementation))
+            precision = multiplied_in(op, binding)
+            xla = jax.jit(lambda arrays: op.reference(**arrays, **static, precision=precision))
+            sets = others = made
+        words = max(1, count // 8 // WHOLE * WHOLE)
+        halves = [jax.random.bits(jax.random.key(i), (words,), "uint32") for i in range(len(sets))]
+        copy = jax.jit(lambda words: words ^ 1)  # a kernel: 1% faster on an H100 than the memcpy that jnp.copy becomes
+        times = measure(
+            {
+                "ours": lambda i: ours(sets[i % len(sets)]),
+                "xla": lambda i: xla(others[i % len(others)]),
+                "copy": lambda i: copy(halves[i % len(halves)]),
+            },
+            groups,
+            calls,
+        )
+    return Measurement(op.spec.op, tuple(shape.items()), binding.types, count, tuple(times.items()), kind=op.plan.kind)
+
+
+def multiplied_in(op: Op, binding: Binding) -> str | None:
+    """What XLA is given to multiply: matrices in their own type, float8 and integers in bfloat16. None where an op does not
+    contract: its reference computes in float32, which costs XLA nothing."""
+    if not isinstance(op, GemmOp):
+        return None
+    dtype = DTYPES[binding.dtype(op.plan.products[0].a)]
+    return binding.dtype(op.plan.products[0].a) if dtype.kind == "float" and dtype.size > 1 else "bfloat16"
+
+
+def backward_calls(
+    op: Backward, made: list[dict[str, Any]], static: dict[str, Any], implementation: Any
+) -> tuple[Callable, Callable, list, list]:
+    """Ours and XLA's backward, and the sets of arrays that each takes. Ours takes what the forward saved; XLA's the inputs,
+    from which it computes again what it needs in its own kernels: jax.vjp of the reference, the forward's result unused. What
+    is the gradient of two inputs, or a cotangent, is no result of either: a program that ends there would copy it."""
+    origin = op.origin
+    key, _ = origin.bind((), {**made[0], **static, "implementation": implementation})
+    sets, others = [], []
+    for place, arrays in enumerate(made):
+        _, operands = origin.bind((), {**arrays, **static})
+        outputs, values = op.saved(key, origin._functions(key), operands)
+        residuals = values | dict(zip(origin.operand_names(key), operands, strict=True))
+        cotangents = tuple(
+            jax.random.normal(jax.random.key(place + i), y.shape).astype(y.dtype)
+            if jnp.issubdtype(y.dtype, jnp.floating) else np.zeros(y.shape, jax.dtypes.float0)
+            for i, y in enumerate(outputs)
+        )  # fmt: skip
+        sets.append((residuals, cotangents))
+        others.append((arrays, cotangents))
+    how, names = op.derived.how, origin.operand_names(key)
+    wanted = [name for name, _ in how.gradients if name in made[0]]
+    own = [i for i, name in enumerate(names) if name not in dict(how.same)]
+
+    def pulled(given: tuple) -> Any:
+        arrays, cotangents = given
+        fixed = {n: x for n, x in arrays.items() if n not in wanted}
+
+        def forward(varied: dict[str, Any]) -> tuple:
+            y = origin.reference(**fixed, **varied, **static)
+            return tuple(y) if len(origin.spec.outputs) > 1 else (y,)
+
+        return jax.vjp(forward, {n: arrays[n] for n in wanted})[1](cotangents)
+
+    def ours(given: tuple) -> list:
+        gradients = op.pull(key, *given)
+        return [gradients[i] for i in own]
+
+    return jax.jit(ours), jax.jit(pulled), sets, others
+
+
+def bench_or_fail(op: Op, binding: Binding, shape: Shape, groups: int = GROUPS) -> Measurement:
+    """`bench_op`, with what goes wrong (memory that does not suffice, say) as the result: the others still run."""
+    try:
+        return bench_op(op, binding, shape, groups)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Measurement(
+            op.spec.op, tuple(shape.items()), binding.types, fused_bytes(binding, shape, op.statements), (), words[:300]
+        )
+
+
+def sets_of(count: int) -> int:
+    """How many sets of arrays of so many bytes it takes to get beyond a cache."""
+    return max(1, min(MOST_SETS, -(-BEYOND_CACHE // max(1, count))))
+
+
+@contextmanager
+def _wide_types(binding: Binding) -> Iterator[None]:
+    """64-bit types where the op needs them, and only there: they change what references compute in."""
+    wide = any(DTYPES[binding.dtype(a)].size == 8 for a in binding.spec.arrays)
+    with jax.enable_x64(wide):
+        yield
+
+
+def static_arguments(spec: Spec, binding: Binding) -> dict[str, Any]:
+    """The arguments of a call that are no arrays: static params, and dtypes that no input has."""
+    static: dict[str, Any] = {p.name: p.example for p in spec.params if p.static}
+    bound = {a.dtype for a in spec.inputs}
+    return static | {name: dtype for name, dtype in binding.types if name not in bound}
+
+
+def make_inputs(spec: Spec, binding: Binding, shape: Shape, seed: int) -> dict[str, jax.Array]:
+    """Random inputs and dynamic params, inside what the spec says they may be."""
+    keys = iter(jax.random.split(jax.random.key(seed), len(spec.inputs)))
+    domains = dict(spec.domain)
+    arrays = {a.name: _random(next(keys), a, binding.dtype(a), shape, domains.get(a.name)) for a in spec.inputs}
+    for param in spec.params:
+        if not param.static:
+            dtype = {"float": jnp.float32, "int": jnp.int32, "bool": jnp.bool_}[param.kind]
+            arrays[param.name] = jnp.asarray(param.example, dtype)
+    return arrays
+
+
+def _random(key: jax.Array, array: Array, dtype: str, shape: Shape, domain: object) -> jax.Array:
+    size = extents(array, shape)
+    if DTYPES[dtype].kind == "bool":
+        return jax.random.bernoulli(key, 0.5, size)
+    if DTYPES[dtype].kind == "int":
+        return _whole(key, dtype, size, *whole_range(dtype, domain, shape), domain == "nonzero")
+    narrow = dtype if DTYPES[dtype].size in (2, 8) else "float32"
+    if isinstance(domain, tuple):
+        return jax.random.uniform(key, size, narrow, *domain).astype(dtype)
+    x = jax.random.normal(key, size, narrow)
+    return (jnp.abs(x) + 0.125 if domain in ("positive", "nonzero") else x).astype(dtype)
+
+
+def _whole(key: jax.Array, dtype: str, size: tuple[int, ...], low: int, high: int, nonzero: bool = False) -> jax.Array:
+    """Integers from `low` to `high`, which the dtype holds: modulo 2**32 or 2**64, where no bound overflows."""
+    word, bits = ("uint64", 64) if DTYPES[dtype].size == 8 else ("uint32", 32)
+    drawn, count = jax.random.bits(key, size, word), high - low + 1
+    drawn = drawn if count == 2**bits else drawn % np.array(count, word)
+    drawn = (drawn + np.array(low % 2**bits, word)).astype(dtype)
+    return jnp.where(drawn == 0, 1, drawn).astype(dtype) if nonzero else drawn
+
+
+def typical(spec: Spec, wanted: Mapping[str, str]) -> Binding | None:
+    """The dtypes to time: those wanted, else bfloat16 where an array may have it, else the first; None where an op has
+    no dtype wanted."""
+    bound = {}
+    for name, dtypes in spec.types:
+        bound[name] = wanted.get(name, "bfloat16" if "bfloat16" in dtypes else dtypes[0])
+        if bound[name] not in dtypes:
+            return None
+    return Binding(spec, tuple(bound.items()))
+
+
+# Reports
+
+
+def machine() -> dict[str, str]:
+    """What the numbers hold for."""
+    device = jax.devices()[0]
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
+    except (OSError, subprocess.CalledProcessError):
+        driver = "unknown"
+    return {
+        "gpu": device.device_kind,
+        "driver": driver,
+        "jax": jax.__version__,
+        "cutlass-dsl": _version("nvidia-cutlass-dsl"),
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "empty call": time_text(empty_call_us()),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def empty_call_us() -> float:
+    """Microseconds of a call with next to nothing to do: times near it say little of a kernel."""
+    nothing = jax.jit(lambda words: words ^ 1)
+    word = jnp.zeros(1, "uint32")
+    return statistics.median(measure({"empty": lambda i: nothing(word)})["empty"])
+
+
+def as_json(measured: Sequence[Measurement], where: Mapping[str, str]) -> dict[str, Any]:
+    """Everything, the times of each group too."""
+    rows: list[dict[str, Any]] = []
+    for m in measured:
+        row: dict[str, Any] = {"op": m.op, "shape": dict(m.shape), "types": dict(m.types), "bytes": m.bytes}
+        row |= {"kind": m.kind} if m.kind else {}
+        if m.error:
+            rows.append(row | {"error": m.error})
+            continue
+        row |= {"us": {name: round(m.us(name), 3) for name, _ in m.groups}}
+        row |= {"tb_s": {name: round(m.bandwidth(name), 4) for name, _ in m.groups}}
+        row |= {"over_xla": round(m.over_xla, 4), "of_copy": round(m.of_copy, 4)}
+        rows.append(row | {"groups_us": {name: [round(t, 3) for t in times] for name, times in m.groups}})
+    return {"machine": dict(where), "measurements": rows}
+
+
+def from_json(results: Mapping[str, Any]) -> tuple[list[Measurement], dict[str, str]]:
+    """What `as_json` made: the measurements and the machine."""
+    measured = [
+        Measurement(
+            row["op"],
+            tuple(row["shape"].items()),
+            tuple(row["types"].items()),
+            row["bytes"],
+            tuple((name, tuple(times)) for name, times in row.get("groups_us", {}).items()),
+            row.get("error", ""),
+            row.get("kind", ""),
+        )
+        for row in results["measurements"]
+    ]
+    return measured, results["machine"]
+
+
+HEADINGS = ("op", "shape", "types", "bytes", "ours", "XLA", "copy", "TB/s ours", "XLA", "copy", "over XLA", "of copy")
+
+
+def cells(m: Measurement) -> tuple[str, ...]:
+    """A measurement's row under `HEADINGS`."""
+    first = (m.op, m.shape_text, m.types_text, size_text(m.bytes))
+    if m.error:
+        return (*first, m.error, *[""] * 7)
+    names = ("ours", "xla", "copy")
+    times = [time_text(m.us(name)) for name in names]
+    speeds = [speed_text(m.bandwidth(name)) for name in names]
+    return (*first, *times, *speeds, f"{m.over_xla:.2f}x", f"{m.of_copy:.2f}")
+
+
+def speed_text(tb_s: float) -> str:
+    return f"{tb_s:.2f}" if tb_s >= 0.01 else "< 0.01"
+
+
+def as_table(measured: Sequence[Measurement]) -> Table:
+    """What a person reads in 80 columns, where calls are folded; the page has the other speeds too."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("call", overflow="fold")
+    places = [HEADINGS.index(name) for name in HEADINGS[3:8]] + [-2, -1]
+    for place in places:
+        table.add_column(HEADINGS[place], justify="right")
+    for m in measured:
+        row = cells(m)
+        table.add_row(" ".join(row[:3]), *(row[place] for place in places), style="red" if m.error else "")
+    return table
+
+
+def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name: str, command: str) -> str:
+    """The page that goes with the chart."""
+    facts = ", ".join(v if k in ("gpu", "date") else f"{k} {v}" for k, v in where.items() if k != "empty call")
+    rows = [HEADINGS, tuple("---" if i < 3 else "---:" for i in range(len(HEADINGS))), *map(cells, measured)]
+    return "\n".join(
+        [
+            f"# {name}",
+            "",
+            f"{facts}.",
+            "",
+            f"Measured with `{command}`: the median of groups of calls queued back to back, the candidates in turns.",
+            "XLA compiles the spec's reference; the copy moves as many bytes, half read and half written. Bytes and TB/s",
+            "count each input read once and each output written once. A call with nothing to do took "
+            f"{where['empty call']}: times near that say little of a kernel.",
+            "",
+            f"![speed over XLA, and of a copy]({name}.png)",
+            "",
+            *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
+            "",
+        ]
+    )
+
+
+def write(measured: Sequence[Measurement], where: Mapping[str, str], out: Path, name: str, command: str) -> list[Path]:
+    """The results as JSON, a page and charts; returns what was written."""
+    from codegen.measuring.plot import write_charts
+
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / f"{name}.{ending}" for ending in ("json", "md")]
+    paths[0].write_text(json.dumps(as_json(measured, where), indent=1) + "\n", encoding="utf-8")
+    paths[1].write_text(as_markdown(measured, where, name, command), encoding="utf-8")
+    return [*paths, *write_charts(measured, where, out, name)]

@@ -1,0 +1,565 @@
+"""Cross-compiling generated kernels for an architecture, with no GPU needed, and what came out of it.
+
+The launcher compiled is the one that calls run, on tensors whose extents are unknown but for divisibility.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import itertools
+import json
+import math
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from codegen import extras
+from codegen.graph.nodes import DTYPES
+from codegen.plan.planner import Extents, Launch, overrides
+from codegen.plan.reductions import Reduction, RowLaunch, WalkLaunch
+from codegen.runtime.call import views
+from codegen.runtime.call.arguments import Types, all_types
+from codegen.runtime.compiled import cache, kernels
+from codegen.runtime.compiled.kernels import Call, nameable
+from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
+from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.runtime.ops.op import KernelCall, Op
+
+with extras.needed("build"):
+    from elftools.elf.elffile import ELFFile
+    from rich.markup import escape
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel to compile: the types bound, whether rows are ragged, whether inputs with defaults are left out; where
+    the op reduces, the columns of a row."""
+
+    types: Types
+    ragged: bool
+    defaults: bool = False
+    columns: int | None = None
+
+    def __str__(self) -> str:
+        words = [f"{name}={dtype}" for name, dtype in self.types.variables]
+        words += [] if self.columns is None else [f"columns={self.columns}"]
+        words += ["ragged"] if self.ragged else []
+        return " ".join([*words, *(["defaults"] if self.defaults else [])]) or "-"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A kernel's array, and the widths in bytes of its loads and stores: each distinct one once, widest first."""
+
+    name: str
+    loads: tuple[int, ...]
+    stores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's code for one architecture. Registers are a thread's; sizes are bytes.
+
+    `stack` is a thread's frame: what the source asks for (a library function's tables, say) and what registers spill
+    to. `spills` counts only the latter, loads and stores together.
+    """
+
+    ptx: str
+    cubin: bytes
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+    operands: tuple[Operand, ...]  # in the launcher's order
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        return _widest_first(w for o in self.operands for w in o.loads)
+
+    @property
+    def stores(self) -> tuple[int, ...]:
+        return _widest_first(w for o in self.operands for w in o.stores)
+
+
+def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Variant]:
+    """Every kernel that calls of an op can need (with the dtypes in `wanted`), but for static params, and for as many
+    rows as there are lengths: of those `row_lengths`."""
+    some = any(a.default is not None for a in op.spec.inputs)
+    if isinstance(op, GemmOp):
+        ways = itertools.product(all_types(op.spec, wanted), (False, True), (False, True) if some else (False,))
+        yield from (Variant(types, ragged, defaults) for types, ragged, defaults in ways)
+        return
+    for types in all_types(op.spec, wanted):
+        for columns in row_lengths(op, types):
+            for ragged in (False, True):
+                variant = Variant(types, ragged, False, columns)
+                if ragged and launch_of(op, replace(variant, ragged=False)).vec == 1:
+                    continue
+                for defaults in (False, True) if some else (False,):
+                    yield replace(variant, defaults=defaults)
+
+
+# Bytes of a row's inputs: a few threads hold it; a whole block does; a cluster, where there are clusters, or nobody, and it
+# is read again for every stage.
+ROW_BYTES = (256, 16 * 1024, 256 * 1024)
+
+
+def row_lengths(op: Op, types: Types) -> tuple[int | None, ...]:
+    """The columns of the rows that stand for all: of every way in which the kernel goes about a row."""
+    plan = op.plan
+    if not isinstance(plan, Reduction) or plan.collapsed:
+        return (None,)
+    if all(axis in op.spec.extents for group in plan.column_groups for axis in group.axes):
+        return (plan.rows_and_columns(lambda axes: math.prod(op.spec.extents.get(a, 1) for a in axes))[1],)
+    dtypes = {a.name: types.dtype(a) for a in op.spec.arrays}
+    found = [size // plan.column_bytes(dtypes) // 16 * 16 or 16 for size in ROW_BYTES]
+    if not plan.rows:
+        found = found[:2]  # whoever walks down the columns has at most a warp a row
+    return tuple(found)
+
+
+def launch_of(op: Op, variant: Variant, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
+    """The launch of a variant: its rows, where their number matters, are many."""
+    dtypes = {a.name: variant.types.dtype(a) for a in op.spec.arrays}
+    columns = variant.columns
+    if columns is None:
+        inner = None if variant.ragged else 16
+        extents = Extents(inner, inner)
+    else:
+        columns += variant.ragged
+        extents = Extents(columns, columns, columns)
+    return op.plan.launch(dtypes, extents, overrides(op.spec, arch), arch)
+
+
+def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None) -> Compiled:
+    """Compile one kernel, or take it from the cache on disk. `static` overrides the defaults of static params (1 where there
+    is none)."""
+    call, names = _call(op, variant, arch, static)
+    return _with_operands(op, _kept(call) or _compile(op, call), names)
+
+
+def kept_kernel(op: Op, variant: Variant, arch: str) -> Compiled | None:
+    """The kernel that `compile_kernel` made before, if the cache on disk has it."""
+    call, names = _call(op, variant, arch)
+    found = _kept(call)
+    return None if found is None else _with_operands(op, found, names)
+
+
+def compile_call(op: GemmOp, example: KernelCall, arch: str) -> Compiled:
+    """The kernel of such a call. How wide a main loop's accesses are is its own affair."""
+    call = example.compiled_for(arch)
+    return _kept(call) or _compile(op, call)
+
+
+def _call(
+    op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None
+) -> tuple[Call, dict[str, bool] | None]:
+    """What is compiled, and the names of its tensors, each with whether it is there; None of a kernel that contracts, which is
+    that for large matrices."""
+    if isinstance(op, GemmOp):
+        return op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch), None
+    spec, how = op.spec, launch_of(op, variant, arch)
+
+    def array(a):
+        if a.default is not None and variant.defaults:
+            return None
+        dtype = variant.types.dtype(a)
+        return dtype, views.divisibility(op.plan, a, how), views.alignment(op.plan, a, dtype)
+
+    there = [a for a in spec.inputs if a.default is None or not variant.defaults]
+    wide = any(variant.types.dtype(a) == "float64" for a in there)
+    scalar = {"float": "float64" if wide else "float32", "int": "int32", "bool": "bool"}
+    tensors = {a.name: array(a) for a in spec.inputs}
+    tensors |= {p.name: (scalar[p.kind], (1,), DTYPES[scalar[p.kind]].size) for p in spec.params if not p.static}
+    tensors |= {a.name: array(a) for a in spec.outputs}
+    for statistic, dtype in views.part_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
+        divisors: tuple[int, ...] = (1, 1) if statistic.over == "column" else (1,)
+        tensors[f"{statistic.name} parts"] = dtype, divisors, views.PARTS_ALIGNMENT
+    for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
+        divisors = (1,) * max(1, op.plan.kept)
+        tensors[f"{statistic.name} of rows"] = dtype, divisors, views.PARTS_ALIGNMENT
+    for _, dtype in views.counter(op.plan, how):
+        tensors["counter"] = dtype, (1,), views.PARTS_ALIGNMENT
+    constants: dict[str, Any] = {p.name: (static or {}).get(p.name, p.example) for p in spec.params if p.static}
+    constants |= op.passed_types(variant.types) | how.constants
+    call = Call(op._launch, tuple(tensors.values()), (), tuple(constants.items()), arch)
+    return call, {name: tensor is not None for name, tensor in tensors.items()}
+
+
+def _with_operands(op: Op, made: Compiled, found: dict[str, bool] | None) -> Compiled:
+    if found is None:
+        return made
+    own = [(text, [n for n in parameters_of(op, name, list(found)) if found[n]]) for name, text in entries(made.ptx)]
+    return replace(made, operands=operands(own, [n for n in found if found[n]]))
+
+
+OPTIONS = f"{COMPILE_OPTIONS} --keep-ptx --keep-cubin"
+_KEPT_AS = f"{OPTIONS} and what is spilled"  # what entries of the cache hold
+
+
+def _compile(op: Op, call: Call) -> Compiled:
+    """A launcher's kernels, but for what they access."""
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream
+
+    tensors = [None if t is None else _fake(DTYPES[t[0]].cutlass, *t[1:]) for t in (*call.inputs, *call.outputs)]
+    arguments = [*tensors, *(nameable(value) for _, value in call.constants)]
+
+    def compiled(options: str):
+        return cute.compile(op._launch, make_fake_stream(), *arguments, options=options, no_jit_engine=True)
+
+    with compiling_for(call.arch):
+        result = compiled(OPTIONS)
+        registers, stack, shared = read_cubin(result.__cubin__)
+        # What is spilled lies on the stack, so only a kernel that has one is compiled again for ptxas's report
+        spills = _spills(lambda: compiled(f"{COMPILE_OPTIONS} remarks{{ptx}}")) if stack else 0
+    made = Compiled(result.__ptx__, result.__cubin__, registers, stack, spills, shared, ())
+    _keep(call, made)
+    return made
+
+
+def _keep(call: Call, made: Compiled) -> None:
+    """Into the cache on disk, where it is certain what decides the kernel."""
+    key = kernels.key_of(call, _KEPT_AS)
+    if key is not None:
+        numbers = json.dumps([made.registers, made.stack, made.spills, made.shared]).encode()
+        cache.store(kernels.name_of(call), key, {"ptx": made.ptx.encode(), "cubin": made.cubin, "numbers": numbers})
+
+
+def _kept(call: Call) -> Compiled | None:
+    """What `_keep` put there for this call, but for what it accesses."""
+    key = kernels.key_of(call, _KEPT_AS)
+    found = None if key is None else cache.load(kernels.name_of(call), key)
+    if found is None or found.keys() != {"ptx", "cubin", "numbers"}:
+        return None
+    registers, stack, spills, shared = json.loads(found["numbers"])
+    return Compiled(found["ptx"].decode(), found["cubin"], registers, stack, spills, shared, ())
+
+
+def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
+    """A compact tensor whose extents are multiples of these."""
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_compact_tensor
+
+    shape = tuple(cute.sym_int(divisibility=d) for d in divisors)
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(getattr(cutlass, dtype), shape, stride_order=order, assumed_align=alignment)
+
+
+def parameters_of(op: Op, entry: str, tensors: list[str]) -> list[str]:
+    """Which of the launcher's tensors a kernel takes, by their names in the generated file."""
+    names = list(inspect.signature(op._launch).parameters)[1:]
+    module = inspect.unwrap(op._launch).__globals__
+    kernels = [
+        k
+        for k in module
+        if f"{k}_" in entry  # whole: the types of its arguments follow, of which None would end a name that ends in N
+        and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish", f"{op.spec.op}_rows_kernel"))
+    ]
+    if not kernels:  # `partials.begin`
+        return ["counter"]
+    kernel = module[max(kernels, key=len)]
+    own = inspect.signature(kernel).parameters
+    return [tensor for name, tensor in zip(names, tensors, strict=False) if name in own]
+
+
+def _spills(compile_verbosely) -> int:
+    """The bytes that ptxas says it spills, stores and loads together. It prints them to stderr, wrapped to lines."""
+    with contextlib.redirect_stderr(io.StringIO()) as log:
+        compile_verbosely()
+    found = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", " ".join(log.getvalue().split()))
+    if not found:
+        raise RuntimeError(f"ptxas reported no spills, not even none: {log.getvalue()[:500]!r}")
+    return sum(int(stores) + int(loads) for stores, loads in set(found))
+
+
+def read_cubin(cubin: bytes) -> tuple[int, int, int]:
+    """A kernel's registers, stack and shared memory, as `cuobjdump -res-usage` shows them."""
+    registers = stack = shared = 0
+    for section in ELFFile(io.BytesIO(cubin)).iter_sections():
+        if section.name == ".nv.info":
+            for kind, value in _attributes(section.data()):
+                registers = max(registers, value) if kind == _REGCOUNT else registers
+                stack = max(stack, value) if kind == _MIN_STACK_SIZE else stack
+        elif section.name.startswith(".nv.shared.") and not section.name.startswith(".nv.shared.reserved."):
+            shared += section["sh_size"]
+    if not registers:
+        raise RuntimeError("the cubin does not say how many registers its kernel needs")
+    return registers, stack, shared
+
+
+# Attributes of .nv.info (EIATTR_... in cuobjdump -elf): a stack's size counts what the function calls
+_REGCOUNT, _MIN_STACK_SIZE = 0x2F, 0x12
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, int]]:
+    """The (attribute, value) pairs of a cubin's .nv.info that hold a function's number and a value."""
+    at = 0
+    while at + 4 <= len(data):
+        form, kind, size = struct.unpack_from("<BBH", data, at)
+        at += 4
+        if form == 4:  # sized: `size` bytes follow; other forms hold their value in place of the size
+            if size == 8:
+                yield kind, struct.unpack_from("<II", data, at)[1]
+            at += size
+
+
+# Global memory in PTX
+
+
+@dataclass(frozen=True)
+class MemoryAccess:
+    """One load or store of global memory in PTX. `sources` is what its address may come from: places of the kernel's
+    parameters, or names of constant tables."""
+
+    store: bool
+    width: int
+    sources: frozenset[int | str]
+
+
+_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)\s+(.+);$")
+_REGISTER = re.compile(r"%\w+")
+_SYMBOL = re.compile(r"(?<![%\w.$])[A-Za-z_$][\w$]*")
+_SPACES = {"param", "local", "shared", "const", "tex"}
+
+
+def entries(ptx: str) -> Iterator[tuple[str, str]]:
+    """Each kernel's name and text, without the library functions that it calls."""
+    for text in re.split(r"(?m)^}$", ptx):
+        if found := re.search(r"(?m)^(?:\.visible )?\.entry (\w+)", text):
+            yield found[1], text[found.start() :]
+
+
+def memory_accesses(entry: str) -> list[MemoryAccess]:
+    """Every access of global (or unnamed) memory in a kernel itself, not in library functions that it calls.
+
+    A pointer is the first eight bytes of a tensor's parameter; address arithmetic is followed from there.
+    """
+    body = entry[entry.index("\n{") :]
+    instructions = [m.groups() for line in body.splitlines() if (m := _INSTRUCTION.match(line))]
+    sources: dict[str, frozenset[int | str]] = {}
+    changed = True
+    while changed:  # until nothing moves: registers may be written in a later line than they are read
+        changed = False
+        for name, text in instructions:
+            target, found = _pointers(name, text, sources)
+            if target and not found <= sources.get(target, frozenset()):
+                sources[target] = sources.get(target, frozenset()) | found
+                changed = True
+    return [a for name, text in instructions if (a := _access(name, text, sources))]
+
+
+def _pointers(name: str, text: str, sources: dict[str, frozenset[int | str]]) -> tuple[str, frozenset[int | str]]:
+    """The 64-bit register that an instruction writes, and what it then may point to."""
+    words = name.split(".")
+    if name.startswith("ld.param."):
+        parameter = re.search(r"\[\w*_param_(\d+)(?:\+0)?\]", text)
+        target = _REGISTER.search(text)
+        if parameter and target and words[-1] in ("b64", "u64", "s64"):
+            return target[0], frozenset({int(parameter[1])})
+    elif words[0] in ("add", "sub", "mov", "cvta", "mad", "selp") and words[-1] in ("b64", "u64", "s64"):
+        registers = _REGISTER.findall(text)
+        return registers[0], frozenset(_SYMBOL.findall(text)).union(*(sources.get(r, set()) for r in registers[1:]))
+    return "", frozenset()
+
+
+def _access(name: str, text: str, sources: dict[str, frozenset[int | str]]) -> MemoryAccess | None:
+    words = name.replace("::", ".").split(".")
+    if copied := re.search(r"\[(%\w+)[^\]]*\], (\d+)", text) if name.startswith("cp.async.c") else None:
+        return MemoryAccess(False, int(copied[2]), sources.get(copied[1], frozenset()))
+    if words[0] not in ("ld", "st", "ldu") or _SPACES & set(words):
+        return None
+    bits = next(int(w[1:]) for w in reversed(words) if re.fullmatch(r"[bsuf]\d+", w))
+    vector = next((int(w[1:]) for w in words if re.fullmatch(r"v\d", w)), 1)
+    address = re.search(r"\[(%\w+)", text)
+    found = sources.get(address[1], frozenset()) if address else frozenset()
+    return MemoryAccess(words[0] == "st", vector * bits // 8, found)
+
+
+def operands(found: list[tuple[str, list[str]]], names: list[str]) -> tuple[Operand, ...]:
+    """What a launcher's kernels read and write of each array. `found` are their texts and the arrays each takes, in its
+    order; `names` are all of them."""
+    widths: dict[tuple[str, bool], list[int]] = {}
+    for text, own in found:
+        for access in memory_accesses(text):
+            tables = all(isinstance(source, str) for source in access.sources)
+            if len(access.sources) != 1 or not (tables or access.sources <= set(range(len(own)))):
+                raise RuntimeError(f"cannot tell which of {', '.join(own)} a {access.width}-byte access belongs to")
+            for source in access.sources:
+                if isinstance(source, int):
+                    widths.setdefault((own[source], access.store), []).append(access.width)
+    return tuple(
+        Operand(name, *(_widest_first(widths.get((name, store), [])) for store in (False, True))) for name in names
+    )
+
+
+def _widest_first(widths: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(widths), reverse=True))
+
+
+# Many at once
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kernel of a package of ops, to compile anywhere."""
+
+    op: str  # or NAME_backward, ...
+    variant: Variant
+    arch: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task: a kernel, or the compiler's message."""
+
+    task: Task
+    compiled: Compiled | None
+    error: str = ""
+
+
+def load_package(folder: Path) -> Any:
+    """The package of generated ops in a folder, imported from where it lies."""
+    folder = folder.resolve()
+    root, name = folder.parent, folder.name
+    while (root / "__init__.py").exists():
+        root, name = root.parent, f"{root.name}.{name}"
+    if sys.path[:1] != [str(root)]:  # others of this name may be found elsewhere
+        sys.path.insert(0, str(root))
+    package = importlib.import_module(name)
+    if str(folder) not in package.__path__:
+        raise ImportError(f"{folder} cannot be imported: another package named {name} already is")
+    return package
+
+
+def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcome]:
+    """Compile in this many processes, but for what the cache on disk has; outcomes come as they are ready."""
+    missing = []
+    for task in tasks:
+        kernel = None
+        with contextlib.suppress(Exception):  # what is wrong with a task is said when it is compiled
+            kernel = kept_kernel(_kernel(folder, task), task.variant, task.arch)
+        if kernel is None:
+            missing.append(task)
+        else:
+            yield Outcome(task, kernel)
+    if jobs <= 1 or not missing:
+        yield from (_run(folder, task) for task in missing)
+        return
+    # Spawned, not forked: the compiler has threads of its own
+    ends = signal.signal, (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for the parent to answer
+    with ProcessPoolExecutor(min(jobs, len(missing)), get_context("spawn"), *ends) as pool:
+        futures = [pool.submit(_run, folder, task) for task in missing]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run(folder: Path, task: Task) -> Outcome:
+    try:
+        return Outcome(task, compile_kernel(_kernel(folder, task), task.variant, task.arch))
+    except Exception as error:  # the compiler's own kinds of failure are many; the run goes on, and says which failed
+        return Outcome(task, None, f"{type(error).__name__}: {error}")
+
+
+def _kernel(folder: Path, task: Task) -> Op:
+    (kernel,) = [k for k in kernels_named(load_package(folder), [task.op]) if k.spec.op == task.op]
+    return kernel
+
+
+def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
+    """Of each op of a package its kernels; `NAME_backward` and `NAME_forward`, where there are such, are one alone. Raises
+    KeyError for other names."""
+    found: list[Op] = []
+    for name in names:
+        if name in package.__all__:
+            found += getattr(package, name).kernels
+            continue
+        origin = name.rpartition("_")[0]
+        found += [k for k in getattr(package, origin).kernels if k.spec.op == name] if origin in package.__all__ else []
+        if not found or found[-1].spec.op != name:
+            raise KeyError(name)
+    return found
+
+
+def is_of_gradients(kernel: Op) -> bool:
+    """Whether a kernel runs only where gradients are asked for."""
+    return kernel not in getattr(kernel, "origin", kernel).own_kernels
+
+
+def as_row(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as a script reads it."""
+    task, made = outcome.task, outcome.compiled
+    row: dict[str, Any] = {
+        "op": task.op,
+        "types": dict(task.variant.types.variables),
+        "columns": task.variant.columns,
+        "ragged": task.variant.ragged,
+        "defaults": task.variant.defaults,
+        "arch": task.arch,
+    }
+    if made is None:
+        return row | {"error": outcome.error}
+    return row | {
+        "registers": made.registers,
+        "spills": made.spills,
+        "stack": made.stack,
+        "shared": made.shared,
+        "loads": list(made.loads),
+        "stores": list(made.stores),
+        "operands": {o.name: {"loads": list(o.loads), "stores": list(o.stores)} for o in made.operands},
+    }
+
+
+def as_table(outcomes: Iterable[Outcome]) -> Table:
+    """Outcomes as a person reads them, a kernel a row; in 80 columns its name and types are folded, and nothing is lost."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("kernel", overflow="fold")
+    table.add_column("arch", no_wrap=True)
+    for name in ("regs", "spills", "stack", "shared"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("loads", "stores"):
+        table.add_column(name, no_wrap=True)
+    for outcome in outcomes:
+        task, made = outcome.task, outcome.compiled
+        types = str(task.variant)
+        cells = [task.op if types == "-" else f"{task.op} {types}", task.arch]
+        if made is None:
+            cells[0] += f"\n[red]{escape(outcome.error.splitlines()[0])}[/red]"
+            table.add_row(*cells)
+            continue
+        sizes = [str(n) if n else "-" for n in (made.spills, made.stack, made.shared)]
+        widths = [" ".join(map(str, w)) or "-" for w in (made.loads, made.stores)]
+        table.add_row(*cells, str(made.registers), *sizes, *widths)
+    return table
+
+
+def disassemble(cubin: bytes) -> str | None:
+    """A kernel's SASS, by the CUDA toolkit's tools; None where neither is on PATH."""
+    for tool, option in (("cuobjdump", "-sass"), ("nvdisasm", "-c")):
+        if path := shutil.which(tool):
+            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+                file.write(cubin)
+                file.flush()
+                done = subprocess.run([path, option, file.name], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return done.stdout
+            raise RuntimeError(f"{tool}: {done.stderr.strip()}")
+    return None

@@ -1,0 +1,69 @@
+"""What `codegen explain --interpret` adds: one call of each kernel, run by the interpreter and counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen.errors import Mistake
+from codegen.explain.report import Binding, bindings
+from codegen.graph.nodes import DTYPES
+from codegen.language.sizes import Shape, array_bytes, elements
+from codegen.measuring.bench import _wide_types, make_inputs, static_arguments
+from codegen.plan.supported import lacks
+from codegen.runtime.compiled import interpreted
+from codegen.runtime.ops.op import Op
+from codegen.spec.spec import Spec
+
+MOST = 1 << 18  # elements of an output that take the interpreter no more than a moment
+LARGEST = 1 << 24  # elements of an array that it has room for
+
+
+def check_size(spec: Spec, shape: Shape) -> None:
+    """Raises `Mistake` where a call is too large for the interpreter, which keeps every thread's registers."""
+    count, name = max((elements(a.axes, shape), a.name) for a in spec.arrays)
+    if count > LARGEST:
+        raise Mistake(
+            f"{name!r} has {count} elements, too many to interpret", f"at most {LARGEST}: give a smaller --shape"
+        )
+
+
+def small(spec: Spec, shape: Shape) -> dict[str, int]:
+    """The shape with its longest free axes halved until the interpreter is quick."""
+    made = dict(shape)
+    while max(elements(a.axes, made) for a in spec.arrays) > MOST:
+        free = {axis: extent for axis, extent in made.items() if axis not in spec.extents and extent > 1}
+        if not free:
+            break
+        made[max(free, key=lambda axis: free[axis])] //= 2
+    return made
+
+
+def interpreted_calls(op: Op, shape: Shape) -> list[dict[str, Any]]:
+    """For each choice of dtypes that the architecture has: the kernel's report and the fewest bytes each array takes."""
+    arch = interpreted.architecture()
+    return [_call(op, b, shape) for b in bindings(op.spec) if not lacks(op, b, arch)]
+
+
+def _call(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:
+    with _wide_types(binding):
+        op(**make_inputs(op.spec, binding, shape, 0), **static_arguments(op.spec, binding), implementation="interpret")
+    report = max(interpreted.last_reports(), key=lambda r: r.instructions)  # of several kernels, the one that does most
+    made = report.as_dict()
+    count = max(1, max(elements(a.axes, shape) for a in op.spec.outputs))
+    arrays = {}
+    for array in op.spec.arrays:
+        size = array_bytes(array, shape, binding.dtype(array))
+        traffic = made["operands"].get(array.name, {})
+        arrays[array.name] = {"minimum": size, "element": DTYPES[binding.dtype(array)].size} | {
+            key: traffic.get(key, 0) for key in ("loaded", "stored", "touched", "sectors_per_request", "coalescing")
+        }
+    return {
+        "types": dict(binding.types),
+        "shape": dict(shape),
+        "blocks": report.blocks,
+        "threads": report.threads,
+        "instructions_per_thread": made["instructions_per_thread"],
+        "instructions_per_element": round(report.instructions / count, 2),
+        "divergence": made["divergence"],
+        "arrays": arrays,
+    }

@@ -1,0 +1,169 @@
+"""Contractions: an op with `a @ b` as products and the op that follows them, its epilogue.
+
+The epilogue is a spec of its own, in the same language, whose inputs hold the products (`acc`) in place of what they are
+made from. Its plan is one of an element-wise or a reducing kernel, which can follow a matmul of XLA's; where it is
+element-wise, a GEMM kernel can do it tile by tile, before anything is written (`Gemm.tile`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from codegen.errors import Diagnostic, Mistake, SpecError
+from codegen.graph.nodes import Leaf, Node, Statement, topological
+from codegen.language.chain import line_with, read_chain
+from codegen.language.scope import make_scope
+from codegen.language.statements import Placed
+from codegen.language.unparse import unparse
+from codegen.plan.tiles import Product, fresh
+from codegen.spec.spec import Array, Spec
+
+
+def contracts(statements: tuple[Statement, ...]) -> bool:
+    """Whether a chain has a contraction."""
+    return any(n.op == "contract" for n in topological(s.value for s in statements))
+
+
+def split(spec: Spec) -> tuple[tuple[Product, ...], Spec]:
+    """The products of a checked spec, and its epilogue. Raises `SpecError` for a contraction that is not one of two
+    inputs."""
+    return _Splitter(spec).split()
+
+
+class _Splitter:
+    def __init__(self, spec: Spec):
+        self.spec, self.scope = spec, make_scope(spec)
+        self.statements = read_chain(spec, self.scope, whole=False)
+        self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
+        self.found: dict[tuple[str, str, str], Product] = {}
+
+    def split(self) -> tuple[tuple[Product, ...], Spec]:
+        spec, leaves = self.spec, {}
+        problems: list[Diagnostic] = []
+        nodes = [n for n in topological(s.value for s in self.statements) if n.op == "contract"]
+        for node in nodes:
+            try:
+                leaves[id(node)] = self.leaf(node)
+            except Mistake as mistake:
+                problems.append(self.place(node, mistake))
+        contracted = {str(n.attr) for n in nodes} - {axis for a in spec.outputs for axis in a.axes}
+        for node in topological(s.value for s in self.statements):
+            if node.op == "size" and node.attr in contracted:
+                message = f"no kernel for the size of {node.attr}, which '@' contracts"
+                problems.append(self.place(node, Mistake(message, "pass it, or what is made of it, as a parameter")))
+        if spec.doubles:
+            span = next(a.span for a in spec.inputs if "float64" in spec.dtypes(a)) or spec.chain.span
+            message = "no kernel for a contraction (@) in float64"
+            problems.append(spec.source.diagnostic(span, message, "leave float64 out of its types"))
+        for key in ("save", "grad"):
+            if (key == "save" and spec.save) or (key == "grad" and not isinstance(spec.grad, str)):
+                message = f"{key!r} says nothing in an op that contracts (@)"
+                hint = "what its backward needs is kept, and the products' gradients are products"
+                problems.append(spec.source.diagnostic(spec.chain.span, message, f"delete it: {hint}"))
+        if problems:
+            raise SpecError(problems)
+        return tuple(self.found.values()), self.epilogue(leaves)
+
+    def place(self, node: Node, mistake: Mistake) -> Diagnostic:
+        line = line_with(self.spec, self.statements, node)
+        assert isinstance(line.tree, ast.Assign)
+
+        def shows(tree: ast.AST) -> bool:
+            if isinstance(tree, ast.Call):
+                return ast.unparse(tree) == f"{node.op}({node.attr})"
+            return node.op == "contract" and isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult)
+
+        found = [n for n in ast.walk(line.tree) if isinstance(n, ast.expr) and shows(n)]
+        return line.diagnostic(Placed(found[0] if found else line.tree.value, mistake))
+
+    def leaf(self, node: Node) -> str:
+        """What the epilogue calls a contraction."""
+        left, right = (n.args[0] if n.op == "float" else n for n in node.args)
+        for side in (left, right):
+            if not isinstance(side.attr, Leaf) or side.op != "input":
+                raise Mistake("'@' takes inputs as they are", "compute what it is to take in an op of its own")
+            if self.spec.array(side.attr.name).default is not None:
+                raise Mistake(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
+        if self.last(left, right) > self.last(right, left):
+            left, right = right, left  # b has the columns
+        a, b, axis = left.attr, right.attr, str(node.attr)
+        assert isinstance(a, Leaf) and isinstance(b, Leaf)
+        if a.part is not None:
+            raise Mistake(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
+        product = self.found[a.name, b.name, axis] = self.product(a, b, axis, node)
+        return product.acc.name if b.part is None else f"{product.acc.name}[{b.part}]"
+
+    def last(self, own: Node, other: Node) -> int:
+        """The place of the last axis that a side has alone."""
+        return max((self.spec.axes.index(axis) for axis in own.dims if axis not in other.dims), default=-1)
+
+    def product(self, a: Leaf, b: Leaf, axis: str, node: Node) -> Product:
+        if (found := self.found.get((a.name, b.name, axis))) is not None:
+            return found
+        first, second = self.spec.array(a.name), self.spec.array(b.name)
+        for array in (first, second):
+            for dim in array.dims:
+                if axis in dim.names and (dim.parts is not None or len(dim.names) > 1):
+                    raise Mistake(f"'@' over {axis}, of which {array.name!r} has parts", "give it an axis of its own")
+        dims = {d.names: d for array in (first, second) for d in array.dims if axis not in d.names}
+        order = [d for _, d in sorted(dims.items(), key=lambda item: self.spec.axes.index(item[0][0]))]
+        kinds = {"float": "float32", "int": "int32"}
+        named = next((s.name for s in self.statements if s.value is node and s.part is None), None)
+        taken = named is None or b.part is not None or named in {o.name for o in self.spec.outputs}
+        name = fresh(self.taken, "acc") if named is None or taken else named
+        return Product(first, second, axis, Array(name, kinds[node.kind], tuple(order)))
+
+    def straight(self, assigned: list[Statement], leaves: Mapping[int, str]) -> list[Node]:
+        """What becomes of the products by sums and scales alone, where something else takes it: what a backward may want.
+        With the terms added, it has the sign that a ReLU saw."""
+        calls = self.scope.graph.calls
+
+        def arguments(node: Node) -> tuple[Node, ...]:
+            """Of a function of the prelude, its own: what is within it stays there."""
+            return calls[id(node)].values if id(node) in calls else node.args
+
+        linear: set[int] = set()
+        taken: dict[int, Node] = {}
+        for node in topological((s.value for s in assigned), lambda n: id(n) in leaves, arguments):
+            own = [a for a in arguments(node) if id(a) in linear]
+            scaled = len(own) == 1 and (node.op == "mul" or (node.op == "div" and own[0] is node.args[0]))
+            kept = id(node) not in calls and own and (scaled or node.op in ("add", "sub", "neg"))
+            if id(node) in leaves or kept:
+                linear.add(id(node))
+            else:
+                taken |= {id(a): a for a in own if id(a) not in leaves}
+        return list(taken.values())
+
+    def epilogue(self, leaves: Mapping[int, str]) -> Spec:
+        spec = self.spec
+        made = {a.name for a in spec.outputs}
+        accs = {p.acc.name for p in self.found.values()}
+        plain = {"input", "param", "const", "index", "size"}
+        assigned = [
+            s
+            for s in self.statements
+            if s.name in made or (id(s.value) not in leaves and s.value.op not in plain and s.name not in accs)
+        ]
+        known = {id(s.value) for s in assigned if s.part is None and s.name not in made}
+        straight = [
+            Statement(fresh(self.taken, "z"), None, n) for n in self.straight(assigned, leaves) if id(n) not in known
+        ]
+        assigned = [*straight, *assigned]
+        names = {
+            id(s.value): s.name
+            for s in reversed((*straight, *self.statements))
+            if s.part is None and s.name not in made | accs and id(s.value) not in leaves
+        }
+        text = unparse(assigned, self.scope.graph.calls, names, leaves, self.taken)
+        nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
+        used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+        used |= {str(n.attr) for n in nodes if n.op == "param"}
+        params = tuple(p for p in spec.params if p.name in used)
+        inputs = (*(p.acc for p in self.found.values()), *(a for a in spec.inputs if a.name in used))
+        domain = tuple((n, d) for n, d in spec.domain if n in used)
+        return spec.with_chain(
+            f"{spec.path} (epilogue)", text,
+            op=f"{spec.op}_epilogue", summary=f"What follows the matmul of {spec.op}.",
+            inputs=inputs, params=params, save=(), aliases=(), domain=domain, bench=(),
+        )  # fmt: skip

@@ -1,0 +1,194 @@
+"""The Hopper GEMM's tiles: what fits on a multiprocessor, and which to take for a product. Plain Python, without a GPU.
+
+Times are in cycles of a multiprocessor, fitted to what one H100 took. For 32 bytes along K its tensor cores work on a tile
+for tile_m/64 * tile_n/2 cycles; in large products all tiles keep them busy for the same part of the time, as power allows
+no more. Small tiles wait for shared memory, which in 128 bytes a cycle takes what TMA writes, (tile_m + tile_n) * 32 bytes,
+and gives what WGMMA reads: for each 64 rows a's part and all of b's; or for the L2 cache, which gives each multiprocessor
+35 bytes a cycle; and memory gives all of them 1450, if enough is on its way. A warp that runs an epilogue beside another's
+main loop issues an instruction every four or five cycles: part of that is fetching code that it runs once a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen.graph.nodes import DTYPES
+from codegen.shared import STAGED_ROWS, Tiles
+
+SHARED = 227 * 1024  # bytes of shared memory that a block may have
+MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
+MOST_BESIDE_OTHERS = 128  # and where it adds up those of other blocks, or reads elements one by one
+MOST_BESIDE_COLUMNS = 180  # together with what a thread's columns come to
+HALVES = {"float16", "bfloat16"}
+FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
+MEMORY = 1450  # bytes a cycle that all multiprocessors together read or write
+LATENCY = 5000  # cycles until bytes that are asked for have come, where all ask for many
+CYCLES = 1755  # in a microsecond
+SLOWDOWN = 1.15  # of tensor cores in large products: as power allows no more
+CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many blocks that fit on 132 multiprocessors at once, one block each
+DEEP = 512  # bytes along K that a block multiplies at least, where several share K out
+DOUBT = 1.1  # how much faster, by these estimates, another way must be than the usual one to be taken
+
+
+def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K: int = 0, N: int = 0) -> str:
+    """Why the main loop cannot compute a product of these dtypes so, in one sentence; empty where it can. K and N are those
+    of the operands in memory, 2N where pairs are interleaved; what divides them will do."""
+    if not ((a == b and a in HALVES) or (b_is_nk and (a == b == "int8" or {a, b} <= FLOAT8))):
+        order = "" if b_is_nk else ", b of shape (K, N)"
+        return f"WGMMA multiplies float16, bfloat16, and, b of shape (N, K), float8 or int8; got {a} and {b}{order}"
+    for name, columns, dtype in (("a", K, a), ("b", K if b_is_nk else N, b)):
+        if columns * DTYPES[dtype].size % 16:
+            return f"TMA loads rows of whole 16 bytes; a row of {name} has {columns} of {dtype}"
+    own = tiles.tile_n // (2 if paired == "halves" else 1)
+    step = 8 * tiles.cluster_m if b_is_nk else 64 if paired == "halves" else 32  # columns that lie together
+    if own % step:
+        return f"a tile's {own} columns of each b are no multiple of {step}"
+    if tiles.multicast > 2:
+        return f"two blocks at most load for each other; got {tiles.cluster_m} x {tiles.cluster_n}"
+    if tiles.splits > 1 and (why := _unsplit(tiles, b, paired)):
+        return why
+    if tiles.tile_m % (64 if tiles.pingpong else 128) or not 16 <= tiles.tile_n <= 256 or tiles.tile_n % 16:
+        return f"WGMMA cannot make tiles of {tiles.tile_m} x {tiles.tile_n}{' (pingpong)' if tiles.pingpong else ''}"
+    if tiles.tile_k * DTYPES[a].size % 32:
+        return f"a tile is {tiles.tile_k * DTYPES[a].size} bytes wide along K, WGMMA takes 32 at once"
+    if tiles.accumulators > MOST_ACCUMULATORS:
+        return (
+            f"a thread would hold {tiles.accumulators} accumulators; {MOST_ACCUMULATORS} leave enough of its registers"
+        )
+    if tiles.shared(DTYPES[a].size, DTYPES[b].size) > SHARED:
+        return f"{tiles.stages} stages need {tiles.shared(DTYPES[a].size, DTYPES[b].size)} bytes of shared memory; a block has {SHARED}"
+    return ""
+
+
+def _unsplit(tiles: Tiles, b: str, paired: str) -> str:
+    """Why K cannot be shared out so."""
+    least = 32 if paired else 16
+    if tiles.multicast > 1 or tiles.splits not in (2, 4, 8):
+        return f"two, four or eight blocks of a cluster of their own share out K; got {tiles.splits}"
+    if tiles.tile_n % (least * tiles.splits):
+        return f"{tiles.splits} blocks cannot finish {least} columns each, or a multiple of them, of {tiles.tile_n}"
+    if tiles.accumulators > MOST_BESIDE_OTHERS:
+        return f"a thread would add up others' accumulators beside {tiles.accumulators} of its own; {MOST_BESIDE_OTHERS} leave room"
+    if tiles.stages * tiles.tile_k * DTYPES[b].size < 4 * tiles.tile_m:
+        return f"the accumulators of {tiles.tile_m} rows do not fit into what held {tiles.stages} stages of b"
+    return ""
+
+
+# What measured best somewhere. Tiles of 128 x 192 load the least a product; those of 128 x 128 divide small products better
+# and leave registers to long epilogues; where an epilogue reads tiles, reading far ahead needs smaller pieces or those.
+WIDE, SQUARE = Tiles(128, 192, 64, 4, 2, pingpong=True), Tiles(128, 128, 64, 6, 2, pingpong=True, ahead=2)
+TABLE = (
+    WIDE,
+    Tiles(128, 160, 64, 5, 2, pingpong=True, ahead=2),
+    SQUARE,
+    Tiles(128, 256, 64, 4, 2, ahead=2),
+    Tiles(256, 128, 64, 4, 2, ahead=2),
+    Tiles(128, 64, 64, 8, 2, pingpong=True, ahead=2),
+    Tiles(64, 256, 64, 4, pingpong=True, ahead=2),
+    Tiles(64, 128, 64, 8, pingpong=True, ahead=2),
+    Tiles(64, 64, 64, 10, pingpong=True, ahead=2),
+)
+
+
+def choose(
+    M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
+    paired: str = "", multiprocessors: int = 132, work: int = 12, reads: int = 0, ragged: bool = False,
+    boxes: bool = False, folds: bool = False, keeps: bool = False, over_rows: int = 0,
+) -> Tiles | None:  # fmt: skip
+    """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
+    the epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays of the output's shape; `ragged`:
+    whether their rows are no whole vectors; `boxes`: whether TMA can copy them; `folds`: whether it reduces rows; `keeps`:
+    whether many registers hold what it has of them; `over_rows`: folds over the rows of a column, which pass through a warp's shared memory."""
+    columns = N if not paired else 2 * N
+    size = DTYPES[a].size
+    found: dict[Tiles, float] = {}
+    for row in TABLE:
+        tiles = row
+        late = reads and (ragged or not boxes)  # what the epilogue reads comes when it is needed
+        crowded = (keeps and tiles == WIDE) or (late and tiles.accumulators > MOST_BESIDE_OTHERS)
+        sums = over_rows * tiles.tile_n // 8  # registers of a thread for what its columns come to
+        if crowded or (sums and tiles.accumulators + sums > MOST_BESIDE_COLUMNS):
+            continue
+        if reads and boxes and (staged := _staged(tiles, reads, 2 if paired else 1)):
+            tiles = staged
+        elif folds or ragged or over_rows or late or (tiles == WIDE and not reads):
+            tiles = replace(tiles, rolled=True)
+        elif reads and tiles == WIDE:
+            tiles = replace(tiles, stages=5, piece=32, ahead=3)
+        if over_rows * tiles.tile_n // (2 if paired else 1) > STAGED_ROWS * tiles.piece:
+            continue
+        held = 2 * N if paired == "interleaved" else N
+        alone = replace(row, cluster_m=1, cluster_n=1)
+        for one in (tiles, *(replace(alone, splits=s) for s in (2, 4, 8) if K * size >= s * DEEP)):
+            one = replace(one, tile_k=row.tile_k * 2 // size, blocks=multiprocessors)
+            if not refusal(one, a, b, b_is_nk=b_is_nk, paired=paired, K=K, N=held):
+                found[one] = cycles(one, M, columns, K * size, L, work) * (1 if one.splits == 1 else DOUBT)
+    return min(found, key=lambda t: found[t], default=None)
+
+
+def _staged(tiles: Tiles, reads: int, parts: int) -> Tiles | None:
+    """The same, what the epilogue reads on its way through shared memory: at the cost of a stage, or of smaller pieces. None
+    where there is no room for it."""
+    for piece, stages in (
+        (64, tiles.stages),
+        (64, max(4, tiles.stages - 1)),
+        (32, tiles.stages),
+        (32, tiles.stages - 1),
+    ):
+        staged = STAGED_ROWS * piece // parts * reads
+        found = replace(tiles, piece=piece, stages=stages, ahead=2, rolled=True, staged=staged)
+        if found.shared(2, 2) <= SHARED:
+            return found
+    return None
+
+
+def loses(tiles: Tiles, M: int, N: int, K: int, L: int, *, a: str, paired: str, work: int) -> str:
+    """Why XLA's product, and then a kernel for the epilogue, should be faster than these tiles; empty where they should not.
+    It is where tiles are few and K is so long that the blocks of a cluster are few, or read too much."""
+    columns, row_bytes = N * (2 if paired else 1), K * DTYPES[a].size
+    one, two = cycles(tiles, M, columns, row_bytes, L, work), cycles_of_two(M, columns, row_bytes, L, work)
+    if one <= DOUBT * two:
+        return ""
+    return f"by estimate {two / CYCLES:.0f} us, and {one / CYCLES:.0f} as one kernel"
+
+
+def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
+    """About how long a product takes: M rows, `columns` of accumulators, `row_bytes` along K."""
+    slabs, steps = tiles.tile_m // 64, _up(row_bytes, 32)
+    if tiles.splits > 1:  # whole tiles along K, each of 128 bytes
+        steps = 4 * _up(_up(row_bytes, 128), tiles.splits)
+    tensor_cores = slabs * tiles.tile_n / 2 * SLOWDOWN
+    shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128
+    cache = (min(tiles.tile_m, M) / tiles.cluster_n + tiles.tile_n / tiles.cluster_m) * 32 / 35
+    main = steps * max(tensor_cores, shared_memory, cache)
+    pace = 2.9 if not tiles.pingpong else 3.2 if tiles.rolled else 4.6 if tiles.accumulators > 160 else 3.4
+    epilogue = tiles.accumulators * work * pace / tiles.splits
+    # One epilogue runs beside the other main loop, or beside the other epilogue where it takes longer
+    each = max(main + 1400, (main + epilogue) / 2) if tiles.pingpong else main + 500 + epilogue
+    clusters = _up(M, tiles.tile_m * tiles.cluster_m) * _up(columns, tiles.tile_n * tiles.cluster_n) * L
+    resident = max(min(clusters * tiles.cluster, CLUSTERS[tiles.splits] * tiles.splits), 1)
+    memory = (M + columns) * row_bytes * L / min(MEMORY, resident * tiles.stages * tiles.tile_n * 128 / LATENCY)
+    if tiles.splits > 1:  # to meet, and to write and read the others' parts
+        epilogue += 2500 + tiles.tile_m * tiles.tile_n * 4 / 25
+        turns = _up(clusters, max(CLUSTERS[tiles.splits] * tiles.blocks // CLUSTERS[1], 1))
+        return _beside(turns * main, memory) + turns * (500 + epilogue)
+    turns = _up(clusters, max(tiles.blocks // tiles.multicast, 1))
+    return _beside(turns * each, memory) + 0.6 * epilogue  # the last one, alone
+
+
+def cycles_of_two(M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
+    """About how long a library's product takes, whose tiles and parts of K are always right, and a kernel for the epilogue."""
+    tensor_cores = M / 64 * columns / 2 * _up(row_bytes, 32) / CLUSTERS[1] * SLOWDOWN
+    memory = (M + columns) * row_bytes / MEMORY
+    epilogue = M * columns * max(6 / MEMORY, work / (64 * CLUSTERS[1]))  # bytes, or instructions of lanes
+    return L * (1.1 * _beside(tensor_cores, memory) + epilogue) + 11_000
+
+
+def _beside(a: float, b: float) -> float:
+    """What two things take that go on at once, and get into each other's way a little."""
+    return max(a, b) + min(a, b) / 2
+
+
+def _up(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)

@@ -1,0 +1,67 @@
+"""A planned op: what all stages after planning take. A contraction holds another, its epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.errors import Mistake
+from codegen.graph.nodes import Statement
+from codegen.language.reference import Reference
+from codegen.plan.planner import INT_MAX, Elementwise
+from codegen.plan.reductions import Reduction
+from codegen.plan.supported import Types
+from codegen.plan.tiles import GemmLaunch, Product, Tile
+from codegen.spec.spec import Spec
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """Everything known about an op once its spec is read: what all later stages take."""
+
+    spec: Spec
+    statements: tuple[Statement, ...]
+    reference: Reference
+    plan: Elementwise | Reduction | Gemm
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """The plan of an op that contracts."""
+
+    products: tuple[Product, ...]
+    epilogue: Op
+    tile: Tile | Mistake  # why there is none
+    kind: str = "gemm"
+
+    def __getattr__(self, name: str) -> Any:
+        """Of arrays, axes and reductions, the epilogue's plan knows."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.epilogue.plan, name)
+
+    @property
+    def kernels(self) -> int:
+        """Those of the epilogue, and the matmul where that is one of its own."""
+        return self.epilogue.plan.kernels + (isinstance(self.tile, Mistake) or bool(self.tile.folds))
+
+    @property
+    def accs(self) -> tuple[str, ...]:
+        return tuple(p.acc.name for p in self.products)
+
+    def in_one_kernel(self, types: Types, count: Callable[[tuple[str, ...]], int], arch: str) -> GemmLaunch:
+        """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes. Raises
+        `Mistake` where there is none."""
+        tile, (first, *_) = self.tile, self.products
+        if isinstance(tile, Mistake):
+            raise tile
+        spec = self.epilogue.spec
+        dtypes = {a.name: types.dtype(a) for a in spec.arrays}
+        dtypes |= {"a": types.dtype(first.a), "b": types.dtype(first.b)}
+        axes = {"L": tile.batch, "M": tile.rows, "N": (tile.column,), "K": (first.axis,)}
+        extents = {name: count(own) for name, own in axes.items()}
+        for name, extent in extents.items():
+            if extent > INT_MAX:
+                raise Mistake(f"{extent} {' x '.join(axes[name])}: more than a kernel's coordinate holds")
+        return tile.launch(dtypes, extents, spec.math == "precise", arch)

@@ -1,0 +1,483 @@
+"""The planner of ops that reduce: which kernel folds what, and what none of ours can do."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from codegen.errors import Diagnostic, SpecError
+from codegen.graph.names import REDUCING_NAMES
+from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, topological
+from codegen.graph.ops import COSTLY, REDUCTIONS
+from codegen.plan.planner import (
+    MAX_AXES,
+    Access,
+    Group,
+    ModeOf,
+    Names,
+    Planner,
+    Tokens,
+    View,
+    overrides,
+    tokens_of,
+    vector_width,
+)
+from codegen.plan.reductions import Carried, Reduction, Statistic
+from codegen.spec.spec import Array, Axis, Spec
+
+MAX_STAGES = 16
+WARP = 32  # lanes among which a group of columns is folded
+
+
+def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
+    """The plan for a checked spec with a reduction. Raises `SpecError` where no kernel of ours can do it."""
+    planner = _Reductions(spec, statements)
+    problems = planner.refusals()
+    if problems:
+        raise SpecError(problems)
+    return planner.plan()
+
+
+def waited_for(spec: Spec, statements: tuple[Statement, ...]) -> list[Node]:
+    """The reductions that all rows of an op would wait for, if that is why it has no plan; none of them waits for another."""
+    planner = _Reductions(spec, statements)
+    found = [] if not planner.over or planner.refuse_axes() or planner.refuse_orders() else planner.waited
+    return [n for n in found if not any(id(n) in planner.reached_by([m]) for m in found if m is not n)]
+
+
+class _Reductions(Planner):
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        super().__init__(spec, statements)
+        used = {axis for node in self.nodes for axis in node.dims}
+        taken = {n.attr for n in self.nodes if n.op == "take"}
+        tables = {a for n in self.nodes if n.op == "take" for a in n.args[0].dims} & taken
+        others = {a for n in self.nodes if n.op not in ("take", "input") for a in n.dims}
+        self.axes = tuple(
+            a for a in spec.axes if a in used and (a not in tables or a in others or self.reduced_over(a))
+        )
+        self.reduced = [n for n in self.nodes if n.op in REDUCTIONS]
+
+    def reduced_over(self, axis: str) -> bool:
+        return any(n.op in REDUCTIONS and axis in lost_axes(n) for n in self.nodes)
+
+    def refusals(self) -> list[Diagnostic]:
+        """What no kernel does yet, or ever: one message for the first reason found."""
+        checks = (
+            self.refuse_stages,
+            self.refuse_names,
+            lambda: self.refuse_sizes("no value of the chain has"),
+            self.refuse_axes,
+            self.refuse_orders,
+            self.refuse_waiting,
+            self.refuse_late_rows,
+            self.refuse_groups_of_rows,
+            self.refuse_outputs,
+        )
+        for check in checks:
+            problem = check()
+            if problem:
+                return [problem]
+        return []
+
+    # Where a row begins
+
+    @functools.cached_property
+    def along(self) -> list[Node]:
+        """The reductions of each row alone: over trailing axes. One over all axes is among them where there is no `...` and a
+        value with axes needs it."""
+        trailing = [n for n in self.reduced if lost_axes(n) == self.axes[-len(lost_axes(n)) :]]
+        full = [n for n in trailing if lost_axes(n) == self.axes]
+        reached = self.reached_by(full)
+        values = [n.dims for n in self.nodes if id(n) in reached]
+        values += [self.spec.array(s.name).axes for s in self.written() if id(s.value) in reached]
+        return trailing if ROWS not in self.axes and any(values) else [n for n in trailing if n not in full]
+
+    def written(self) -> list[Statement]:
+        """The statements that assign outputs."""
+        names = {o.name for o in self.spec.outputs}
+        return [s for s in self.statements if s.name in names]
+
+    def reached_by(self, found: Iterable[Node]) -> set[int]:
+        """These nodes and all that need one of them, by identity."""
+        late = {id(n) for n in found}
+        for node in self.nodes:
+            if any(id(a) in late for a in node.args):
+                late.add(id(node))
+        return late
+
+    @functools.cached_property
+    def over(self) -> list[Node]:
+        """The reductions over rows; those over all axes among them."""
+        along = set(map(id, self.along))
+        return [n for n in self.reduced if id(n) not in along]
+
+    @functools.cached_property
+    def place(self) -> int:
+        """How many of the axes are a row's place: what stands before the longest run reduced along a row; or else, where
+        shorter runs are groups of columns, what all reductions over rows begin with, or else reach."""
+        found = self.places()
+        fit = [p for p in found if not self.unfit(p)]
+        return min(fit, key=lambda p: (self.scattered(p), len(self.kept_apart(p)))) if fit else found[0]
+
+    def scattered(self, place: int) -> bool:
+        """Whether columns would not lie side by side: an array has parts among them."""
+        dims = [d for a in self.spec.arrays for d in a.dims if d.parts is not None and d.parts_first]
+        return any(self.axes.index(d.names[0]) > place for d in dims if d.names and d.names[0] in self.axes)
+
+    def places(self) -> list[int]:
+        found = [len(self.axes) - max(len(lost_axes(n)) for n in self.along)] if self.along else []
+        sets = [lost_axes(n) for n in self.over if lost_axes(n) != self.axes]
+        if sets:
+            least = min(map(len, sets))
+            begin = next((i for i in range(least) if any(s[i] != self.axes[i] for s in sets)), least)
+            found += [begin or max(map(self.first_run, sets)), len(self.axes) - 1]
+        elif not found:
+            found.append(self.axes.index(self.groups(self.placed)[-1].axes[0]) or min(1, len(self.axes) - 1))
+        return found
+
+    def first_run(self, axes: tuple[str, ...]) -> int:
+        """Behind the first of these axes, and those of them that follow it directly."""
+        place = self.axes.index(axes[0])
+        while place < len(self.axes) and self.axes[place] in axes:
+            place += 1
+        return place
+
+    @property
+    def placed(self) -> set[object]:
+        return {n.attr for n in self.nodes if n.op in ("index", "size", "take")}
+
+    def unfit(self, place: int) -> tuple[Node, str, str] | None:
+        """A reduction that no kernel does whose rows lie at so many axes: it, why not, and what would help."""
+        rows, columns = self.axes[:place], self.axes[place:]
+
+        def clash(node: Node, hint: str) -> tuple[Node, str, str]:
+            others = [lost_axes(n) for n in self.reduced if lost_axes(n) not in (lost_axes(node), self.axes)]
+            names = ", ".join(lost_axes(node)), ", ".join(others[0] if others else self.axes)
+            return node, f"no kernel reduces over {names[0]} and over {names[1]} in one op", hint
+
+        for node in self.over:
+            axes, own = lost_axes(node), node.args[0].dims
+            if axes != self.axes and not set(axes) & set(rows):
+                return clash(node, "make two ops of it")
+            lacks = [a for a in (*rows, *columns) if a not in own]
+            once = lacks == list(columns) and not node.dims  # a total of one value a row
+            if lacks and not once:
+                what = f"over {', '.join(axes)} a value that varies along {', '.join(own)} and not along {', '.join(lacks)}"
+                alone = "this reduction" if set(lacks) & set(rows) else f"what varies along {', '.join(lacks)}"
+                return (
+                    node,
+                    f"no kernel reduces {what}",
+                    f"make {alone} an op of its own, and take its result as an input",
+                )
+        most = WARP * self.least_vector(columns)
+        for node in self.along:
+            axes = lost_axes(node)
+            if len(axes) > len(columns):
+                return clash(node, "make two ops of it")
+            if len(axes) < len(columns) and not 0 < self.group_width(axes) <= most:
+                return clash(
+                    node, f"groups of columns have a fixed extent, a power of two up to {most}: (B G={min(most, 32)})"
+                )
+        return None
+
+    def group_width(self, axes: tuple[str, ...]) -> int:
+        """How many columns a group has; 0 where that is not fixed, or no power of two."""
+        width = math.prod(self.spec.extents.get(a, 0) for a in axes)
+        return 0 if width & (width - 1) else width
+
+    def least_vector(self, columns: tuple[str, ...]) -> int:
+        """Columns of a vector where the arrays are widest."""
+        arrays = [a for a in self.spec.arrays if columns[-1] in a.axes]
+        widest = max(DTYPES[d].size * (a.parts or 1) for a in arrays for d in self.spec.dtypes(a))
+        return vector_width(widest, overrides(self.spec, None))
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether all arrays are one long row, and nothing asks for a place in it."""
+        alike = all(a.axes in ((), self.axes) and not a.parts for a in self.spec.arrays)
+        placed = any(n.op in ("index", "size", "take") for n in self.nodes)
+        return alike and not placed and all(lost_axes(n) == self.axes for n in self.over) and not self.along
+
+    # What no kernel does
+
+    def refuse_axes(self) -> Diagnostic | None:
+        unfit = self.unfit(self.place)
+        if unfit:
+            node, message, hint = unfit
+            return self.mistake_in_chain(node, message, hint)
+        return None
+
+    def refuse_orders(self) -> Diagnostic | None:
+        for array in self.spec.arrays:
+            if tuple(a for a in self.spec.axes if a in array.axes) != array.axes:
+                message = f"{array.name!r} is {array}, but other arrays have these axes in another order"
+                return self.mistake(message, "a kernel that reduces does not transpose: give all the same order", array)
+        if len(self.axes) > MAX_AXES:
+            return self.mistake(f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}", "", self.spec.outputs[0])
+        return None
+
+    def refuse_waiting(self) -> Diagnostic | None:
+        """What would need every row to wait for all others."""
+        if not self.waited:
+            return None
+        first = self.waited[0]
+        what, axes = f"a reduction ({first.op})", ", ".join(lost_axes(first))
+        late = self.reached_by([first])
+        if any(n.op in REDUCTIONS and id(n.args[0]) in late for n in self.nodes if id(n) in late):
+            message = f"a reduction would wait for another one: this needs {what} over {axes} first"
+        else:
+            message = f"every row would wait for all others: this needs {what} over {axes}"
+        return self.mistake_in_chain(first, message, "make two ops: one that reduces, one that takes its result")
+
+    def refuse_late_rows(self) -> Diagnostic | None:
+        """What is computed once all rows are folded has no row to fold itself."""
+        late, over = self.reached_by(self.over), {id(n) for n in self.over}
+        values = [s.value for s in self.written() if id(s.value) in late]
+        for node in topological(values, lambda n: id(n) in over):
+            if node in self.along:
+                what = f"the results of all rows need another reduction ({node.op}) over {', '.join(lost_axes(node))}"
+                return self.mistake_in_chain(node, what, "make it an op of its own")
+        return None
+
+    def refuse_groups_of_rows(self) -> Diagnostic | None:
+        """A value of each row that needs a reduction of one of its groups: only vectors of columns have those."""
+        whole = self.axes[self.place :]
+        groups = {id(n) for n in self.along if lost_axes(n) != whole}
+        values = [s.value for s in self.written() if not set(whole) & set(self.spec.array(s.name).axes)]
+        values += [n.args[0] for n in self.over if not set(whole) & set(n.args[0].dims)]
+        for node in topological(values, lambda n: n.op in REDUCTIONS):
+            if id(node) in groups:
+                message = f"a value of each row needs a reduction ({node.op}) over {', '.join(lost_axes(node))}, groups of the row"
+                return self.mistake_in_chain(node, message, "make it an op of its own")
+        return None
+
+    @functools.cached_property
+    def waited(self) -> list[Node]:
+        """The reductions over rows whose results rows need, or other reductions."""
+        row_axes = set(self.axes[: self.place]) - self.kept_apart(self.place)
+        needed: set[int] = set()  # by rows, or by a reduction
+        for node in reversed(self.nodes):
+            if id(node) in needed or row_axes & set(node.dims):
+                needed |= {id(node), *map(id, node.args)}
+            if node.op in REDUCTIONS:
+                needed.add(id(node.args[0]))
+        return [over for over in self.over if id(over) in needed]
+
+    def kept_apart(self, place: int) -> set[str]:
+        """The axes of a row's place that reductions over rows keep."""
+        return {a for n in self.over for a in n.dims if a in self.axes[:place]}
+
+    def refuse_names(self) -> Diagnostic | None:
+        """Two parameters of one name in the kernel."""
+        for param in self.spec.params:
+            if param.constant != param.name and param.constant in {p.name for p in self.spec.params}:
+                message = f"{param.constant!r} cannot name a parameter here: a kernel calls {param.name!r} so"
+                return self.spec.source.diagnostic(self.spec.chain.span, message, "pick another name")
+        return None
+
+    def refuse_stages(self) -> Diagnostic | None:
+        """Statistics that need others that need others ... each cost the row another pass."""
+        depth: dict[int, int] = {}
+        for node in self.nodes:
+            depth[id(node)] = max((depth[id(a)] for a in node.args), default=0) + (node.op in REDUCTIONS)
+            if depth[id(node)] > MAX_STAGES:
+                message = f"more than {MAX_STAGES} reductions one after the other, each of the one before"
+                return self.mistake_in_chain(node, message, "make several ops of it")
+        return None
+
+    def refuse_outputs(self) -> Diagnostic | None:
+        known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
+        over = {id(n): n for n in self.over}
+        rows, columns = self.axes[: self.place], self.axes[self.place :]
+        inner = [n for n in self.along if len(lost_axes(n)) < len(columns)]
+        along = [self.axes, *(self.axes[: -len(lost_axes(n))] for n in inner), rows]
+        for statement in self.written():
+            output = self.spec.array(statement.name)
+            for axis in output.axes:
+                if axis not in known:
+                    message = f"the axis {axis} of {output.name!r} is on no input that is always there"
+                    return self.mistake(message, "its extent would be unknown: give such an input that axis", output)
+            constant = not any(n.op == "input" for n in topological([statement.value]))
+            values = [s.value for s in self.written() if s.name == statement.name] if constant else [statement.value]
+            found = [over[id(n)] for n in topological(values) if id(n) in over]
+            wanted = list(dict.fromkeys([n.dims for n in found] if found else along))
+            texts = [_brackets(w) for w in wanted]
+            if found and any(n.op == "take" for n in topological([statement.value], lambda n: id(n) in over)):
+                message = f"{output.name!r} takes from a table after a reduction over rows"
+                return self.mistake(message, "take before it, or make it an op of its own", output)
+            if output.axes not in wanted:
+                what = f"{'column' if found else 'row'} reductions here give {' or '.join(texts)}"
+                return self.mistake(f"{output.name!r} is {output}, but {what}", "make it an op of its own", output)
+            if found and not set(wanted) <= {output.axes, ()}:
+                message = f"{output.name!r} needs column reductions of different axes: they give {' and '.join(texts)}"
+                return self.mistake(message, "make each an output, and join them in an op of its own", output)
+        for axis in dict.fromkeys(a for n in (*self.along, *self.over) for a in lost_axes(n)):
+            if axis not in known:
+                message = f"the axis {axis} of a reduction is on no input that is always there"
+                return self.mistake(
+                    message, "its extent would be unknown: give such an input that axis", self.spec.outputs[0]
+                )
+        return None
+
+    def plan(self) -> Reduction:
+        if self.collapsed:
+            groups: tuple[Group, ...] = (Group("rows", ()), Group("cols", ()))
+            kept = 1
+            tokens: dict[str, Tokens] = {a.name: (0, 1) if a.axes else () for a in self.spec.arrays}
+        else:
+            groups = self.groups(self.placed, {self.axes[self.place]})
+            kept = sum(set(g.axes) <= set(self.axes[: self.place]) for g in groups)
+            tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
+        names = Names(self.spec, self.statements)
+
+        def mode(own: Tokens) -> str:
+            columns = [t for t in own if isinstance(t, int) and t >= kept]
+            if not columns:
+                return "row"
+            tail = own[:-1] if own[-1] == "parts" else own
+            return "flat" if tail[-(len(groups) - kept) :] == tuple(range(kept, len(groups))) else "gather"
+
+        rows, columns, inner = self.statistics(names, groups)
+        late = self.reached_by(self.over)
+        whole = Reduction(
+            kind="row+column" if rows and columns else "row" if rows else "column",
+            groups=groups,
+            kept=kept,
+            views=tuple(View(a, tokens[a.name]) for a in self.spec.arrays),
+            loads=tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves()),
+            stores=self.stores(tokens, names, mode),
+            rows=rows,
+            columns=columns,
+            inner=inner,
+            carried=self.carried(rows, columns, groups[kept:], names),
+            apart=tuple(
+                i for i, g in enumerate(groups[:kept]) if g.axes and set(g.axes) <= self.kept_apart(self.place)
+            ),
+            late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
+            order=self.axes,
+            collapsed=self.collapsed,
+        )
+        along = set(self.axes) - set(self.axes[: self.place])
+        dear = bool(columns) and any(n.op in COSTLY and along & set(n.dims) for n in self.nodes)
+        whole = replace(whole, dear=dear)
+        if whole.kind != "row+column":
+            return whole
+        reached = {id(n) for n in topological(s.node for s in rows)}
+        loads = (self.load(n, tokens, groups, names, mode) for n in self.leaves() if id(n) in reached)
+        return replace(whole, first=self.first(whole, tuple(loads)))
+
+    def first(self, whole: Reduction, loads: tuple[Access, ...]) -> Reduction:
+        """The plan of a kernel that writes the statistics of rows, for another that reads them again."""
+        axes = tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in self.axes[: self.place])
+        own = tuple(range(whole.kept))
+        types = {"float": "float32", "int": self.spec.integer, "bool": "int32"}
+        arrays = [Array(f"{s.name}_of_rows", types[s.kind], axes) for s in whole.rows]
+        return replace(
+            whole,
+            kind="row",
+            views=(*whole.views, *(View(a, own) for a in arrays)),
+            loads=loads,
+            stores=tuple(Access(a.name, a, None, "row", own) for a in arrays),
+            columns=(),
+            late=(),
+            apart=(),
+        )
+
+    def stores(self, tokens: Mapping[str, Tokens], names: Names, mode_of: ModeOf) -> tuple[Access, ...]:
+        """How the outputs are reached, in the order of the chain."""
+        outputs = {o.name for o in self.spec.outputs}
+        return tuple(
+            Access(
+                names.beside(s.name, REDUCING_NAMES) if s.part is None else names.part(s.name, s.part),
+                self.spec.array(s.name), s.part, mode_of(tokens[s.name]), tokens[s.name],
+            )
+            for s in self.statements if s.name in outputs
+        )  # fmt: skip
+
+    def carried(
+        self,
+        rows: tuple[Statistic, ...],
+        columns: tuple[Statistic, ...],
+        column_groups: tuple[Group, ...],
+        names: Names,
+    ) -> tuple[Carried, ...]:
+        """Values of each column that need a costly operation and that more than one pass over a row needs: the last such
+        value of a chain of them."""
+        if columns:
+            return ()
+        along = {axis for group in column_groups for axis in group.axes}
+
+        def of_row(node: Node) -> bool:
+            return not along & set(node.dims)
+
+        stages = 1 + max(s.stage for s in rows)
+        roots = [[s.operand for s in rows if s.stage == i] for i in range(stages)]
+        roots.append([s.value for s in self.statements if any(s.name == o.name for o in self.spec.outputs)])
+        passes: dict[int, set[int]] = {}
+        dear: set[int] = set()
+        for number, values in enumerate(roots):
+            for node in topological([v for v in values if not of_row(v)], of_row):
+                passes.setdefault(id(node), set()).add(number)
+                if not of_row(node) and (node.op in COSTLY or any(id(a) in dear for a in node.args)):
+                    dear.add(id(node))
+        shared = {i for i, found in passes.items() if len(found) > 1}
+        below = {id(a) for n in self.nodes if id(n) in shared for a in n.args}
+        chain = {id(s.value): s.name for s in self.statements}
+        found = []
+        for node in self.nodes:
+            if id(node) in shared and id(node) in dear and id(node) not in below and node.kind == "float":
+                name = names.beside(chain.get(id(node)) or names.statistic("value", id(node)), REDUCING_NAMES)
+                found.append(Carried(name, node, min(passes[id(node)])))
+        return tuple(found)
+
+    def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:
+        del axis, groups
+        return table
+
+    def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
+        """An index of a row picks that row's own place in the table, one of columns a place for each."""
+        if mode_of(index) != "row":
+            return "gather"
+        return mode_of(tuple(t for t in table if not (isinstance(t, int) and axis in groups[t].axes)))
+
+    def statistics(
+        self, names: Names, groups: tuple[Group, ...]
+    ) -> tuple[tuple[Statistic, ...], tuple[Statistic, ...], tuple[Statistic, ...]]:
+        """The reductions along rows, over them, and within them: named as the chain names them, in the order of their
+        stages."""
+        chain = {id(s.value): s.name for s in self.statements if s.name not in {o.name for o in self.spec.outputs}}
+        stage: dict[int, int] = {}
+        found: list[Statistic] = []
+        for node in self.nodes:
+            own = max((stage[id(a)] for a in node.args), default=0)
+            if node.op in REDUCTIONS:
+                over = self.side(node)
+                name = chain.get(id(node)) or names.statistic(f"{over}_{node.op}", id(node))
+                name = names.beside(name, REDUCING_NAMES)
+                if over == "row":
+                    found.append(Statistic(name, node, own, over))
+                    own += 1
+                elif over == "column":
+                    keeps = (i for i, g in enumerate(groups) if set(g.axes) <= set(node.dims))
+                    found.append(Statistic(name, node, 0, over, keeps=tuple(keeps)))
+                elif over == "total":
+                    once = not set(self.axes[self.place :]) & set(node.args[0].dims)
+                    found.append(Statistic(name, node, 0, over, once=once))
+                else:
+                    found.append(Statistic(name, node, 0, over, width=self.group_width(lost_axes(node))))
+            stage[id(node)] = own
+        rows = sorted((s for s in found if s.over == "row"), key=lambda s: s.stage)
+        over_rows = (s for s in found if s.over in ("column", "total"))
+        return tuple(rows), tuple(over_rows), tuple(s for s in found if s.over == "group")
+
+    def side(self, reduction: Node) -> str:
+        """What a reduction is over: `Statistic.over`."""
+        if reduction in self.along:
+            return "row" if lost_axes(reduction) == self.axes[self.place :] else "group"
+        return "column" if reduction.dims else "total"
+
+
+def _brackets(axes: tuple[str, ...]) -> str:
+    return f"[{', '.join(axes)}]"

@@ -1,0 +1,384 @@
+"""What a GEMM kernel does to a tile of the products: the epilogue of each element, and the parts of what is folded.
+
+The epilogue's element-wise part runs on vectors of a tile's rows before anything is written (`Tile.plan`). A reduction
+begins there too, where it needs nothing that all tiles come to: each tile leaves a part of it (`Fold`), and what the
+chain makes of the whole comes after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from codegen.errors import Mistake
+from codegen.graph import online
+from codegen.graph.names import fresh
+from codegen.graph.nodes import DTYPES, Node, Statement, lost_axes, topological
+from codegen.graph.ops import REDUCTIONS
+from codegen.plan import hopper_tiles
+from codegen.plan.hopper_tiles import FLOAT8, Tiles
+from codegen.plan.planner import Access, Elementwise, tile_plan
+from codegen.shared import write_config
+from codegen.spec.spec import Array, Axis, Spec
+
+
+@dataclass(frozen=True)
+class Product:
+    """`acc = a @ b` over one axis: two inputs, and the epilogue's input that holds the result."""
+
+    a: Array
+    b: Array
+    axis: str
+    acc: Array
+
+
+@dataclass(frozen=True)
+class GemmLaunch:
+    """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
+
+    vec: int
+    ragged: bool
+    config: str  # "sm_80(tile_m=128, ...)"
+    rows: int  # of a tile, each of whose columns leaves a part of every fold over rows
+    columns: int  # of the outputs in what a block finishes: a tile's, or where K is split, its share of them
+    side: int  # parts that a row of a tile leaves of every fold along it
+    why: str  # XLA's matmul and then a kernel for the epilogue should take less time; empty where they should not
+
+    @property
+    def fast(self) -> bool:
+        """Whether it should take less time than XLA's matmul and a kernel for the epilogue."""
+        return not self.why
+
+    @property
+    def constants(self) -> dict[str, int | bool | str]:
+        """What the launcher takes of it."""
+        return {"config": self.config, "vec": self.vec, "ragged": self.ragged}
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A reduction of the epilogue that begins within the tiles: each leaves a part, and the parts are folded in their order.
+    What other axes it is over, and what the chain makes of it, comes after."""
+
+    name: str
+    node: Node
+    value: str  # what is folded, as the tile's chain calls it
+    op: str  # that of `reduce.combine`
+    along: bool  # along a row; else over the rows of a column
+    rescaled: tuple[int, str, float, bool] | None  # which fold is its maximum, and how it follows that (`online`)
+
+    @property
+    def dtype(self) -> str:
+        """That of its parts; of bools, 0 and 1."""
+        return "float32" if self.node.args[0].kind == "float" else "int32"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a GEMM kernel does to a tile of the products: the epilogue's element-wise plan, its axes in three."""
+
+    spec: Spec  # the epilogue's, its outputs those of every element, and what is folded
+    statements: tuple[Statement, ...]
+    folds: tuple[Fold, ...]  # along rows first
+    exactness: tuple[tuple[str, str], ...]  # of what is folded: (name, the type that says how exact it is)
+    plan: Elementwise
+    batch: tuple[str, ...]  # axes that all have
+    rows: tuple[str, ...]  # axes of a
+    column: str  # the axis of b
+    b_is_nk: bool  # b's columns before the contracted axis
+    paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)` or "interleaved" `(N 2)`
+    accs: tuple[str, ...]  # the epilogue's inputs that hold products
+    work: int  # about how many instructions the epilogue takes for an accumulator
+
+    def launch(
+        self,
+        dtypes: Mapping[str, str],
+        extents: Mapping[str, int],
+        precise: bool,
+        arch: str,
+    ) -> GemmLaunch:
+        """The launch for arrays of these dtypes (by name, the factors' as "a" and "b"), and these extents: L, M, N, K. Raises
+        `Mistake` where there is none."""
+        factor = dtypes["a"]
+        widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
+        vec = max(4, min(8, 16 // max(widths, default=2)))
+        ragged = extents["N"] % vec != 0
+        halved = 2 if self.paired else 1
+        if arch == "sm_90a" and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
+            options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
+            config = write_config("sm_90a", options)
+            why = self.slower(tiles, dtypes, extents)
+            return GemmLaunch(vec, ragged, config, tiles.tile_m, tiles.tile_n // halved // tiles.splits, 1, why)
+        if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
+            raise Mistake(f"no main loop for {factor} on {arch}")
+        few = extents["M"] * extents["N"] <= 512 * 512
+        options = self.small() if few else dict(LARGE)
+        if factor in FLOAT8 and arch.startswith(EMULATED) and not few:
+            options |= {"warps_n": 4, "blocks": 1}
+        options["tile_k"] = (64 if few else 128) // DTYPES[factor].size
+        if factor == "float32":
+            options["precise"] = precise
+            options["tile_n"] = min(64, options["tile_n"])
+        rows, columns, side = options["tile_m"], options["tile_n"] // halved, options["warps_n"]
+        why = self.refused(dtypes, extents, arch)
+        return GemmLaunch(vec, ragged, write_config("sm_80", options), rows, columns, side, why)
+
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """The axes whose positions the epilogue asks for: the kernel takes where they begin, if not where the whole does."""
+        return self._axes_of("index")
+
+    @property
+    def undivided(self) -> tuple[str, ...]:
+        """The axes of which the kernel must have all: whose sizes the epilogue asks for, or along which it takes."""
+        return (*self._axes_of("size"), *(a.index_of[1] for a in self.plan.loads if a.index_of))
+
+    def _axes_of(self, mode: str) -> tuple[str, ...]:
+        return tuple(
+            self.plan.groups[a.group].axes[0] for a in self.plan.loads if a.mode == mode and a.group is not None
+        )
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        """Those that the kernel writes."""
+        folded = {f.value for f in self.folds}
+        return tuple(a for a in self.spec.outputs if a.name not in folded)
+
+    @property
+    def in_registers(self) -> frozenset[str]:
+        """The arrays of its spec that are no tensors: products, and what is folded."""
+        return frozenset((*self.accs, *(f.value for f in self.folds)))
+
+    def small(self) -> dict[str, int]:
+        """Tiles for outputs that large ones would not share out among the multiprocessors."""
+        return {"tile_m": 32, "tile_n": 64 if self.paired else 32, "warps_m": 2, "warps_n": 1, "stages": 2}
+
+    def hopper(self, dtypes: Mapping[str, str], extents: Mapping[str, int], ragged: bool) -> Tiles | None:
+        """The tiles of the main loop for Hopper, where it takes these operands."""
+        factor = dtypes["a"]
+        L, M, N, K = (extents[name] for name in "LMNK")
+        paired = "halves" if self.paired == "two" else self.paired
+        tiled = [a for a in self.plan.loads if self.tiled(a)]
+        # A vector of each part; parts that lie side by side come together
+        tiles = {(a.array, None if a.mode == "flat" else a.part) for a in tiled}
+        widths = [
+            DTYPES[dtypes[array.name]].size * (1 if part is not None else array.parts or 1)
+            for array, part in tiles
+            if array is not None
+        ]
+        boxes = (
+            max(L * M, N * MOST_PARTS) < 2**31
+            and all(map(self.whole, tiled))
+            and all(N * width % 16 == 0 for width in widths)
+        )
+        return hopper_tiles.choose(
+            M, N, K, L, a=factor, b=dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
+            work=self.all_work, reads=sum(widths), boxes=boxes and not ragged,
+            folds=any(f.along for f in self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
+            over_rows=sum(not f.along for f in self.folds),
+        )  # fmt: skip
+
+    @property
+    def all_work(self) -> int:
+        """About how many instructions the epilogue and its folds take for an accumulator."""
+        return self.work + sum(10 if f.rescaled else 3 for f in self.folds)
+
+    def slower(self, tiles: Tiles, dtypes: Mapping[str, str], extents: Mapping[str, int]) -> str:
+        """Why XLA's matmul and a kernel for the epilogue should be faster than these tiles; empty where they should not."""
+        L, M, N, K = (extents[name] for name in "LMNK")
+        if self.folds_dear(dtypes):
+            return "what is folded is so costly that another pass over the product takes less"
+        return hopper_tiles.loses(tiles, M, N, K, L, a=dtypes["a"], paired=self.paired, work=self.all_work)
+
+    def refused(self, dtypes: Mapping[str, str], extents: Mapping[str, int], arch: str) -> str:
+        """Why the main loop for Hopper cannot be taken."""
+        if arch != "sm_90a":
+            return f"no main loop of {arch}'s own"
+        paired = "halves" if self.paired == "two" else self.paired
+        N = extents["N"] * (2 if paired == "interleaved" else 1)
+        factor = dtypes["a"]
+        tiles = replace(hopper_tiles.SQUARE, tile_k=128 // DTYPES[factor].size)
+        found = hopper_tiles.refusal(
+            tiles, factor, dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, K=extents["K"], N=N
+        )  # fmt: skip
+        return found or "no tiles leave room for what the epilogue folds"
+
+    def tiled(self, access: Access) -> bool:
+        """Whether the epilogue reads vectors of an array that has its own elements for each row and column."""
+        array, vectors = access.array, access.mode in ("flat", "tile") and access.index_of is None
+        if array is None or array.name in self.accs or not vectors:
+            return False
+        return self.column in array.axes and bool(set(self.rows) & set(array.axes))
+
+    def whole(self, access: Access) -> bool:
+        """Whether what is read in vectors has every element of the output, or of each batch, in order: boxes of it can be copied."""
+        tokens, count = access.tokens, len(self.plan.groups)
+        own = tuple(t for t in tokens if t != "parts")
+        parts = access.array.parts if access.array is not None and tokens[-1] == "parts" else None
+        batch = [i for i, g in enumerate(self.plan.groups) if set(g.axes) <= set(self.batch)]
+        ordered = batch == list(range(len(batch))) and own in (tuple(range(count)), tuple(range(len(batch), count)))
+        return ordered and "parts" not in tokens[:-2] and (parts or 1) <= MOST_PARTS
+
+    def folds_dear(self, dtypes: Mapping[str, str]) -> bool:
+        """Whether something costly is folded that is not approximate: its long code is run once a tile, which takes longer than
+        another pass over the product."""
+        exact = {name for name, dtype in self.exactness if self.is_exact(dtype, dtypes)}
+        values = [s.value for s in self.statements if s.name in exact]
+        return any(n.op in COSTS for n in topological(values))
+
+    def is_exact(self, dtype: str, dtypes: Mapping[str, str]) -> bool:
+        """Whether what is folded is computed as for results of a type (or of a type variable that an output has)."""
+        if self.spec.math != "auto":
+            return self.spec.math == "precise"
+        bound = dtype if dtype in DTYPES else next(dtypes[a.name] for a in self.outputs if a.dtype == dtype)
+        return DTYPES[bound].size >= 4
+
+
+MOST_PARTS = 4  # side by side, so that a box of 64 columns is no wider than TMA allows, 256 elements
+
+# About how many instructions an operation takes where it may be approximate; the others take one
+COSTS = {
+    "exp": 3, "log": 5, "div": 3, "tanh": 7, "sigmoid": 5, "sin": 10, "cos": 10, "erf": 14, "erfc": 13, "gelu": 12,
+    "dgelu": 14, "pow": 15,
+}  # fmt: skip
+AMPERE = ("float16", "bfloat16", "float32", "int8")
+# Where mma.sync of float8 is one of float16 and conversions, which take registers
+EMULATED = ("sm_90", "sm_100", "sm_103")
+LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
+
+
+def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Statement, ...]) -> Tile:
+    """How a GEMM kernel does the epilogue within its tiles. Raises `Mistake` where it cannot."""
+    first = products[0]
+    a, b = first.a, first.b
+    if len(products) > 2 or any(p.a != first.a or p.axis != first.axis for p in products):
+        raise Mistake("a GEMM kernel has one product, or two of the same rows")
+    if not a.dims or a.dims[-1].names != (first.axis,) or any(d.parts is not None for d in a.dims):
+        raise Mistake(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
+    if len({(p.b.dims, p.b.dtype) for p in products}) > 1:
+        raise Mistake("the two products differ in shape or type")
+    if b.dtype != a.dtype and not {*epilogue.dtypes(a.dtype), *epilogue.dtypes(b.dtype)} <= FLOAT8:
+        raise Mistake(f"{a.name!r} and {b.name!r} are of two types, which only those of 8 bits may be")
+    again = {x.name for p in products for x in (p.a, p.b)} & {x.name for x in epilogue.inputs}
+    if again:
+        raise Mistake(f"the epilogue reads {', '.join(sorted(again))}, a factor of the product, as well")
+    batch = tuple(x for x in b.axes if x in a.axes and x != first.axis)
+    rows = tuple(x for x in a.axes if x not in (*batch, first.axis))
+    columns = tuple(x for x in b.axes if x not in (*batch, first.axis))
+    if len(columns) != 1 or not rows:
+        raise Mistake("a product of vectors: no tiles")
+    if a.axes != (*batch, *rows, first.axis) or b.axes[: len(batch)] != batch or len(b.dims) != len(batch) + 2:
+        raise Mistake("axes in an order that a GEMM kernel does not read")
+    column, order = columns[0], (*batch, *rows, columns[0])
+    spec, statements, folds, exactness = _folded(epilogue, statements, order, rows, column)
+    plan = tile_plan(spec, statements, {rows[0], column})
+    folded = {f.value for f in folds}
+    plan = replace(plan, stores=tuple(a for a in plan.stores if a.array is not None and a.array.name not in folded))
+    _check_extents(plan, {*folded, *(p.acc.name for p in products)}, batch, rows)
+    parts = next((d for d in b.dims if d.parts is not None), None)
+    if parts is not None and (parts.parts != 2 or column not in parts.names or len(products) > 1):
+        raise Mistake(f"{b.name!r} is {b}: a GEMM kernel takes parts of its columns, two of them")
+    paired = "two" if len(products) == 2 else ""
+    if parts is not None:
+        paired = "halves" if parts.parts_first else "interleaved"
+    accs = tuple(p.acc.name for p in products)
+    nodes = list(topological(s.value for s in statements))
+    work = 4 + sum(COSTS.get(n.op, 1) for n in nodes if n.args and n.op != "float")
+    return Tile(
+        spec, statements, folds, exactness, plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs,
+        work // (2 if paired else 1),
+    )  # fmt: skip
+
+
+def _folded(
+    epilogue: Spec, statements: tuple[Statement, ...], order: tuple[str, ...], rows: tuple[str, ...], column: str
+) -> tuple[Spec, tuple[Statement, ...], tuple[Fold, ...], tuple[tuple[str, str], ...]]:
+    """The epilogue up to what is folded: its spec and its chain, which end with the values that are, the folds, and which type
+    says how exact each value is."""
+    late = {s.name for s in statements if any(n.op in REDUCTIONS for n in topological([s.value]))}
+    whole = tuple(a for a in epilogue.outputs if a.axes == order)
+    _check_outputs(epilogue, whole, late, order)
+    if not late:
+        return epilogue, statements, (), ()
+    made = [s for s in statements if s.name in {a.name for a in epilogue.outputs}]
+    taken = {a.name for a in epilogue.arrays} | {s.name for s in statements} | {p.name for p in epilogue.params}
+    values: dict[int, Statement] = {}
+    types: dict[int, set[str]] = {}  # of the outputs that are made of folds of a value
+    folds: list[Fold] = []
+    reduced = [n for n in topological(s.value for s in made) if n.op in REDUCTIONS]  # a maximum before what follows it
+    for node in sorted(reduced, key=lambda n: column not in lost_axes(n)):
+        way = online.rescaled(node)
+        value = node.args[0] if way is None else way.maximum.args[0]
+        _check_fold(node, value, order, rows, column, epilogue.integer)
+        users = [s.name for s in made if any(n is node for n in topological([s.value]))]
+        types.setdefault(id(value), set()).update(epilogue.array(name).dtype for name in users)
+        op = "sum" if node.op == "mean" else node.op
+        if id(value) not in values:
+            values[id(value)] = Statement(fresh(taken, f"{users[0]}_of"), None, value)
+        follows = None
+        if way is not None:
+            place = next(place for place, fold in enumerate(folds) if fold.node is way.maximum)
+            follows = (place, way.power, way.scale, way.finite)
+        name = fresh(taken, f"{users[0]}_{op}")
+        folds.append(Fold(name, node, values[id(value)].name, op, column in lost_axes(node), follows))
+    dims = tuple(Axis((axis,), extents=(None,)) for axis in order)
+    more = tuple(values.values())
+    kinds = {"float": "float32", "int": "int32", "bool": "bool"}
+    outputs = (*whole, *(Array(s.name, kinds[s.value.kind], dims) for s in more))
+    ends = [s.value for s in (*made, *more) if s.name not in late]
+    reached = {id(n) for n in topological(ends)}
+    own = [s for s in statements if s.name not in late and id(s.value) in reached]
+    exactness = tuple((s.name, _exactness(types[id(s.value)], epilogue, whole)) for s in more)
+    return replace(epilogue, outputs=outputs), (*own, *more), tuple(folds), exactness
+
+
+def _exactness(dtypes: set[str], epilogue: Spec, whole: tuple[Array, ...]) -> str:
+    """Which type says how exact a value is, of whose folds outputs of these types are made: theirs, where it is one. For a
+    variable of which no array of the kernel says what it stands for, one of its types stands if all are narrow; else float32
+    does."""
+    (dtype, *others), found = dtypes, {d for dtype in dtypes for d in epilogue.dtypes(dtype)}
+    if others or any(DTYPES[d].kind != "float" for d in found):
+        return "float32"
+    if dtype in {a.dtype for a in whole}:
+        return dtype
+    return min(found) if all(DTYPES[d].size < 4 for d in found) else "float32"
+
+
+def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], order: tuple[str, ...]) -> None:
+    """Whether each output is a tile, or made of what all tiles come to: of reductions, as those in `late` are."""
+    words = ", ".join(order)
+    if not whole and not late:
+        raise Mistake(f"no output is a tile of ({words})")
+    for array in epilogue.outputs:
+        if array in whole and array.name in late:
+            raise Mistake(f"{array.name!r} needs what all of its tiles come to")
+        if array not in whole and array.name not in late:
+            raise Mistake(f"{array.name!r} is no tile of ({words}), nor made of what its tiles come to")
+
+
+def _check_extents(plan: Elementwise, held: set[str], batch: tuple[str, ...], rows: tuple[str, ...]) -> None:
+    """Whether the kernel can tell where it is: from an array in memory, where a row's number counts several groups of axes."""
+    there = {t for v in plan.views if v.array.name not in held and v.array.default is None for t in v.tokens}
+    for some in (batch, rows):
+        own = [i for i, group in enumerate(plan.groups) if set(group.axes) <= set(some)]
+        for i in own[1:]:
+            if i not in there:
+                raise Mistake(
+                    f"no array that is there in every call has ({', '.join(plan.groups[i].axes)}), but rows count it"
+                )
+    for load in plan.loads:
+        if load.mode == "size" and load.group not in there:
+            raise Mistake(f"no array that is there in every call has the axis whose size is {load.name}")
+
+
+def _check_fold(
+    node: Node, value: Node, order: tuple[str, ...], rows: tuple[str, ...], column: str, integer: str
+) -> None:
+    """Whether a reduction of a value can begin within the tiles."""
+    if any(n.op in REDUCTIONS for n in topological([value])):
+        raise Mistake("a reduction of what another one has to give first")
+    if value.kind == "int" and integer != "int32":
+        raise Mistake(f"no tile is folded by {node.op!r} of {integer}")
+    lost = lost_axes(node)
+    if set(value.dims) != set(order) or not (column in lost or set(rows) <= set(lost)):
+        raise Mistake(f"a reduction along ({', '.join(lost)}) of what has the axes ({', '.join(value.dims)})")

@@ -1,0 +1,307 @@
+"""The launches of kernels that walk down rows: how many threads, what they hold, and where.
+
+Where a row has statistics of its own, a block holds whole rows, or a cluster of blocks does, each its span of columns:
+the columns' results stay with the block, and the row is read once. Elsewhere a block has some columns only; rows too
+long for a cluster take that form too, their statistics written by a kernel before (`WalkLaunch.first`).
+
+A thread holds one row that it folds, and the next on its way, in registers or in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from codegen.plan.reductions import RowLaunch
+
+KEPT = 96  # bytes of a row that a thread keeps before the row gets more threads
+DEAR_KEPT = 64  # where something costly is computed of them
+MOST_THREADS = 512  # of a row, in a block
+LEAST_THREADS = 256  # of a block of several rows
+RESIDENT = 512  # threads that a processor has registers for
+MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, where threads are added
+ROOM = 160  # of its data, up to which these results lie there as well
+WIDE_ROOM = 224  # where no vector needs a mask, on GPUs whose blocks form clusters
+PACED_ROOM = 192  # and blocks may keep pace, for which registers lacked: an H100's LayerNorm took 7% longer with 224
+CROWDED = 192  # from which on the compiler must keep nothing else, if it could from one fold to the next
+AHEAD = 128  # bytes of a row that a thread keeps where others are on their way
+FAR_AHEAD = 64  # where two are
+PLAIN_ROOM = 320  # where none is
+LONG_ROOM = 384  # and the columns' results lie in shared memory
+MASKED_ROOM = 160  # where vectors need masks or what is computed of them needs registers
+BLOCK_ROW = 24 * 1024  # bytes of a row, up to which a block shares it with no other
+CLUSTERS = (
+    2,
+    4,
+    8,
+)  # blocks that may share one: the fewest that can with other rows on their way, as meeting costs time
+THREADS = 256  # of a block where no row is whole
+ROWS = 8  # that a thread then holds, at most
+BYTES = 128  # and of them
+DEAR_BYTES = 96  # where something costly is computed of them
+LEAST_BYTES = 64  # on GPUs whose blocks form no clusters
+ALL = 384  # with what is computed of them
+PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_103": 148, "sm_120": 170}
+TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block a processor that an H100 runs at once
+SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of a processor's shared memory
+LEAST_SHARED = 96  # where it is not known
+UNEVEN = ("sm_90",)  # architectures whose memory serves some processors better than others
+LONG = 8  # rows of a thread, from which on a call is long
+
+
+@dataclass(frozen=True)
+class WalkLaunch:
+    """What a call adds to the plan of a kernel that walks down rows: each of `parts` groups of blocks takes every parts-th
+    row, or as many at once as a block holds, and leaves one partial result for every column."""
+
+    vec: int
+    ragged: bool
+    threads: int
+    per_row: int
+    vectors: int
+    cluster: int
+    at_once: int  # rows that a thread holds
+    exact: bool  # every vector of every thread lies inside a row
+    whole: bool  # a block, or a cluster of them, has all columns; else it has one vector of each of its threads
+    parts: int
+    lean: bool = False  # nothing of a row stays in registers but what was read
+    resident: int = 0  # blocks that a processor has registers for, at least, unless 0
+    staged: bool = False  # rows come to shared memory, and one of them to registers; else all to registers
+    shared_sums: bool = False  # what a thread's columns come to lies in shared memory; else in registers
+    paced: bool = False  # blocks wait for those that memory serves worse, if a call is long
+    long: bool = False  # whether it has so many rows
+    each: int | None = None  # neighbouring columns whose results are one, of those that no result keeps: a vector, or 1
+    first: RowLaunch | None = None  # where rows have statistics: of the kernel that writes them, unless this one does
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact", "resident")
+        own = {name: getattr(self, name) for name in names}
+        if self.each is not None:
+            own["each"] = self.each
+        if self.first is None:
+            return own
+        own |= {name: getattr(self, name) for name in ("staged", "shared_sums", "lean", "whole", "paced")}
+        return own | {f"rows_{name}": value for name, value in self.first.constants.items()}
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Those that walk down the rows that meet; other kernels fold their parts. Even of no columns there is one piece."""
+        del rows
+        pieces = self.cluster if self.whole else -(-columns // (self.per_row * self.vec))
+        return self.parts * (1 if isinstance(pieces, int) and pieces == 0 else pieces)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a kernel that walks needs of each vector, in bytes."""
+
+    width: int  # of all inputs, of a row
+    fixed: int  # of inputs that all rows share
+    sums: int  # of the columns' results
+    stageable: bool  # every input of a row comes in vectors that can be sent for
+    dear: bool  # something costly is computed of each column: registers for that
+    folds: int  # along a row, one after the other
+
+
+def clusters(arch: str | None) -> bool:
+    """Whether an architecture's blocks share rows in clusters, through each other's shared memory."""
+    return arch is not None and arch.startswith(("sm_90", "sm_100", "sm_103"))
+
+
+_most_parts: ContextVar[int] = ContextVar("most parts", default=2**31)
+
+
+@contextmanager
+def in_parts(most: int) -> Iterator[None]:
+    """Launches that are planned inside take rows in so many parts at most: each block then walks far down few rows, which
+    tests of small arrays want to see."""
+    token = _most_parts.set(most)
+    try:
+        yield
+    finally:
+        _most_parts.reset(token)
+
+
+def processors(arch: str | None) -> int:
+    """How many an architecture's GPU has."""
+    return next((n for name, n in PROCESSORS.items() if arch is not None and arch.startswith(name)), 132)
+
+
+def shared_memory(arch: str | None) -> int:
+    """Bytes of it that blocks of one processor may take."""
+    known = (n for name, n in SHARED.items() if arch is not None and arch.startswith(name))
+    return next(known, LEAST_SHARED) * 1024
+
+
+def most_kept(dear: bool, ragged: bool) -> int:
+    """Bytes of a row that a thread keeps, where the row can have more threads."""
+    return KEPT if not dear else DEAR_KEPT // (2 if ragged else 1)
+
+
+def whole(
+    vec: int,
+    ragged: bool,
+    needs: Needs,
+    lanes: int,
+    columns: int,
+    rows: int | None,
+    apart: int,
+    schedule: dict[str, int],
+    arch: str | None,
+) -> WalkLaunch | None:
+    """The launch of a kernel that holds whole rows, in the smallest cluster that can; None where rows are too long.
+    `lanes` is how many neighbouring threads hold a group of columns."""
+    count = -(-columns // vec) or 1
+    sizes: tuple[int, ...] = (1,)
+    if clusters(arch) and count * needs.width > BLOCK_ROW:
+        sizes = CLUSTERS
+    if "cluster" in schedule:
+        sizes = (schedule["cluster"],)
+    uneven = arch is not None and arch.startswith(UNEVEN)
+    found: list[WalkLaunch] = []
+    for cluster in sizes:
+        most = max(1, min(most_kept(needs.dear, ragged) // needs.width, MOST_FOLDED // (needs.width + needs.sums)))
+        per_row = 1
+        while per_row < MOST_THREADS and per_row * cluster * most < count:
+            per_row *= 2
+        per_row = max(schedule.get("threads_per_row", per_row), 32 if cluster > 1 else lanes)
+        threads = max(per_row, schedule.get("threads", LEAST_THREADS))
+        vectors = -(-count // (per_row * cluster))
+        resident = max(1, RESIDENT // threads)
+        exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
+        may_pace = uneven and cluster == 1 and resident > 1
+        wide = PACED_ROOM if may_pace and apart == 1 else WIDE_ROOM  # what tells rows apart would lack registers
+        room = 0 if needs.dear else wide if exact and clusters(arch) else ROOM
+        how = held(needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident)
+        if how is None and vectors > 1:
+            continue
+        at_once, staged, shared_sums, lean = how or (1, False, False, True)
+        slots = resident * (TOGETHER[cluster] if cluster > 1 else processors(arch))
+        full = shares(apart, slots, 1)
+        handfuls = -(-(rows or 2**31) // (threads // per_row))
+        parts = max(1, min(full, handfuls))
+        # All run at once, no others wait for one that pauses, and it has sent for no more than its next row
+        paced = may_pace and staged and at_once == 2 and full * apart <= slots
+        long = paced and (rows is None or rows >= LONG * parts * (threads // per_row))
+        if apart > 1 and rows is not None and not paced:  # nothing but this may depend on how many rows there are
+            parts = least_steps(apart, slots, handfuls)
+        parts = min(parts, _most_parts.get())
+        launch = WalkLaunch(
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, parts, lean, resident, staged,
+            shared_sums, paced=paced, long=long,
+        )  # fmt: skip
+        if at_once > 1 and filled(full * apart, slots) > 0.75:
+            return launch
+        found.append(launch)
+    return found[0] if found else None
+
+
+def held(
+    needs: Needs, vectors: int, threads: int, ragged: bool, cluster: int, room: int, shared: int
+) -> tuple[int, bool, bool, bool] | None:
+    """Of rows of `vectors` a thread: how many it holds, whether those on their way come to shared memory, whether the
+    columns' results lie there, and whether registers are crowded. None where there is no room. Up to `room` bytes of data
+    leave registers for the columns' results; a block may take `shared` bytes of shared memory."""
+    row, sums, fixed = vectors * needs.width, vectors * needs.sums, vectors * needs.fixed
+    if needs.stageable and not ragged and row <= AHEAD:
+        for at_once in (3, 2) if row <= FAR_AHEAD and row + fixed + sums <= ROOM else (2,):
+            for shared_sums in (False, True):
+                data = row + fixed + (0 if shared_sums else sums)
+                if (shared_sums or data <= room) and threads * (at_once * row + shared_sums * sums) <= shared:
+                    lean = (data > CROWDED and needs.folds > 1) or (needs.dear and at_once == 2)
+                    return at_once, True, shared_sums, lean
+    if (ragged or needs.dear) and row + fixed <= MASKED_ROOM and threads * sums <= shared:
+        return 1, False, True, True
+    if ragged or needs.dear:
+        return None
+    if row + sums + fixed <= PLAIN_ROOM:
+        return 1, False, False, True
+    if (cluster > 1 or row <= AHEAD) and row + fixed <= LONG_ROOM and threads * sums <= shared:
+        return 1, False, True, True
+    return None
+
+
+def tiles(
+    vec: int,
+    ragged: bool,
+    width: int,
+    written: int,
+    lanes: int,
+    values: bool,
+    dear: bool,
+    waves: int,
+    columns: int | None,
+    rows: int | None,
+    apart: int,
+    schedule: dict[str, int],
+    arch: str | None,
+) -> WalkLaunch:
+    """The launch where each thread has its own columns, and no row is whole in a block. `written` are the bytes that a
+    vector's results take; `values`: each row also has values of its own; `dear`:
+    something costly is computed; `waves`: how often processors fill, at least."""
+    threads = schedule.get("threads", THREADS)
+    at_once = rows_at_once(width, written, values, dear, None if ragged else arch)
+    per_row = lanes
+    while per_row < 32 and (columns is None or per_row * vec < columns):
+        per_row *= 2
+    pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
+    handfuls = -(-(rows or 2**31) // (threads // per_row * at_once))
+    resident = max(1, RESIDENT // threads)
+    slots = resident * processors(arch)
+    full = shares(pieces, slots, waves)
+    parts = min(max(1, min(full, handfuls)), _most_parts.get())
+    resident = resident if full * pieces <= slots else 0  # all at once; else a block that is done makes room
+    return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, False, parts, resident=resident)
+
+
+def shares(pieces: int, slots: int, waves: int) -> int:
+    """How many parts of rows, each for all `pieces` of columns, fill the `slots` that blocks have at once so many times or
+    more: the fewest that leave next to none empty."""
+    least = max(1, waves * slots // pieces)
+    found = range(least, max(least, 4 * waves * slots // pieces) + 1)
+    good = (parts for parts in found if filled(parts * pieces, slots) > 0.95)
+    return next(good, max(found, key=lambda parts: filled(parts * pieces, slots)))
+
+
+def least_steps(pieces: int, slots: int, rows: int) -> int:
+    """How many parts of `rows`, each for all `pieces`, take the fewest steps while `slots` blocks run at once: a step a row of
+    a part, and half a one to begin."""
+
+    def steps(parts: int) -> float:
+        return -(-parts * pieces // slots) * (-(-rows // parts) + 0.5)
+
+    return min(range(1, max(1, min(rows, 4 * slots)) + 1), key=steps)
+
+
+def filled(blocks: int, slots: int) -> float:
+    """Which part of the slots is taken while so many blocks run."""
+    return blocks / (-(-blocks // slots) * slots)
+
+
+def everything(
+    vec: int,
+    ragged: bool,
+    width: int,
+    written: int,
+    dear: bool,
+    total: int | None,
+    schedule: dict[str, int],
+    arch: str | None,
+) -> WalkLaunch:
+    """The launch where all arrays are one long row."""
+    threads = schedule.get("threads", THREADS)
+    at_once, wide = rows_at_once(width, written, False, dear, None if ragged else arch), threads * vec
+    rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
+    parts = max(1, min(resident * processors(arch), -(-rows // at_once), _most_parts.get()))
+    return WalkLaunch(vec, ragged, threads, threads, 1, 1, at_once, False, True, parts, resident=resident)
+
+
+def rows_at_once(width: int, written: int, values: bool, dear: bool, arch: str | None) -> int:
+    """Rows that a thread of a block without whole rows holds, of `width` bytes each."""
+    most = (DEAR_BYTES if clusters(arch) else LEAST_BYTES) if dear else BYTES
+    less = 2 if values else 1
+    return max(1, min(ROWS // less, most // less // width, ALL // (width + written)))

@@ -1,0 +1,473 @@
+"""The kernels of an op that reduces over rows: its plan to what `templates/column.py.jinja` shows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from codegen.graph import emit
+from codegen.graph.names import fresh
+from codegen.graph.nodes import ROWS, Statement, topological
+from codegen.language.reference import Reference
+from codegen.plan.op import Op
+from codegen.plan.planner import Access, dtype_constant
+from codegen.plan.reductions import RowLaunch, Statistic
+from codegen.render.common import camel
+from codegen.render.rows import Function, RowContext, in_tuple
+from codegen.shared import COUNTER
+
+
+@dataclass(frozen=True)
+class Finish:
+    """A kernel that folds what the blocks that walk have left, for the outputs that keep the same axes."""
+
+    name: str
+    kept: tuple[int, ...]  # their groups of columns
+    stores: list[Access]
+    function: Function
+
+
+class WalkContext(RowContext):
+    """What the column template shows."""
+
+    template = "column.py.jinja"
+
+    def kernel(self) -> dict:
+        finishes = [self.finish(f) for f in self.finishes()]
+        tiles = not self.plan.collapsed and (not self.plan.rows or self.plan.first is not None)
+        tiles = tiles and bool(self.of_columns())
+        return {
+            **self.kernel_head(),
+            "functions": self.functions(),
+            "everything": self.plan.collapsed,
+            "column_statistics": [self.folded(s) for s in self.of_columns()],
+            "column_types": in_tuple([self.statistic_type(s) for s in self.of_columns()]),
+            "totals": [self.folded(s) for s in self.totals()],
+            "total_types": in_tuple([self.statistic_type(s) for s in self.totals()]),
+            "parts_tensor": self.parts((self.of_columns() or self.totals())[0]),
+            "pieces": self.pieces(),
+            "tiles": tiles,
+            "first": self.first_launch(),
+            "row_statistics": self.row_statistics(),
+            "staging": [row for row in map(self.load_row, self.vector_loads()) if row["staged"]],
+            "column_loads": [row for row in map(self.load_row, self.vector_loads()) if not row["of_row"]],
+            "row_loads": [row for row in self.row_loads() if row["of_row"]],
+            "once_loads": [
+                row | {"text": row["text"].replace(f", {self.there()}, ", ", True, ")}
+                for row in self.row_loads()
+                if not row["of_row"]
+            ],
+            "walk": self.walk(),
+            "finishes": finishes,
+            "launch_extents": self.launch_extents_of(tiles, finishes),
+            "apart": self.apart_text(),
+            "place_lines": self.place_lines(),
+            "shares": self.plan.shares,
+            "rows": "row_count" if self.plan.collapsed else self.rows_text(),
+        }
+
+    def one_row(self, access: Access) -> str:
+        """A thread reads several rows ahead: to registers, or whole vectors of whole rows also to shared memory."""
+        return ", k" if access.mode == "flat" and self.plan.rows else ", u"
+
+    def load_row(self, access: Access) -> dict:
+        row = super().load_row(access) | {"staged": ""}
+        if access.mode == "flat" and row["of_row"] and self.plan.rows:
+            assert access.array is not None
+            tensor, staged = self.tensors[access.array.name], f"s{row['name'][1:]}"
+            parts = access.array.parts if access.interleaved else 1
+            modes = "None, None, None, k" if access.interleaved else "None, None, k"
+            row |= {
+                "staged": staged,
+                "staging": f"{staged} = access.staging({tensor}.element_type, vec * {parts}, vectors, at_once, threads)",
+                "fetch": f"access.fetch_row({tensor}, {self.start(access)}, column, step, columns, {staged}[None, None, u], {parts})",
+                "take": f"access.take_row({staged}[None, None, u], column, step, columns, {row['name']}[{modes}])",
+                "registers": f"{row['name']}[{modes}]",
+            }
+        return row
+
+    # The kernel that writes the statistics of rows too long for one
+
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    def first(self) -> RowContext | None:
+        """What it shows."""
+        plan = self.plan.first
+        if plan is None:
+            return None
+        spec = replace(self.spec, op=f"{self.spec.op}_rows", outputs=tuple(a.array for a in plan.stores if a.array))
+        statements = tuple(Statement(a.name, None, s.node) for a, s in zip(spec.outputs, plan.rows, strict=True))
+        return RowContext(Op(spec, statements, Reference(()), plan))
+
+    def row_statistics(self) -> list[dict]:
+        """How those are read: the registers that hold them, and the loads."""
+        if self.plan.first is None:
+            return []
+        found = []
+        for s, store in zip(self.plan.rows, self.plan.first.stores, strict=True):
+            tensor, register = f"m{camel(store.name)}", f"r{camel(store.name)}"
+            load = f"access.load_one({tensor}, {self.place(store)}, {self.there()}, {register}[None, u])"
+            found.append({"name": s.name, "register": register, "tensor": tensor, "load": load})
+        return found
+
+    def one_vector(self, access: Access) -> bool:
+        """A thread keeps what all rows share."""
+        return False
+
+    def rows_text(self) -> str:
+        """The number of rows that meet."""
+        return " * ".join(g.name for g in self.plan.walked_groups) or "1"
+
+    def apart_text(self) -> str:
+        """At how many places rows meet."""
+        return " * ".join(self.groups[i].name for i in self.plan.apart)
+
+    def spread_text(self) -> str:
+        """How many results a part has of each statistic of columns."""
+        return " * ".join(self.groups[i].name for i in self.plan.spread)
+
+    def row_lines(self) -> list[str]:
+        return self.coordinate_lines(self.plan.walked_groups, "row") if self.plan.apart else super().row_lines()
+
+    def place_lines(self) -> list[str]:
+        """The coordinates that all rows share which a block meets."""
+        return self.coordinate_lines(tuple(self.groups[i] for i in self.plan.apart), "place")
+
+    def pieces(self) -> str:
+        """How many blocks side by side have all columns, where none has whole rows."""
+        return f"({self.columns_text()} + vec * per_row - 1) // (vec * per_row)"
+
+    def launch_extents_of(self, tiles: bool, finishes: list[dict]) -> list[str]:
+        """The extents that the launcher counts blocks and elements with."""
+        texts = [self.apart_text(), *(f["grid"] for f in finishes)] + [
+            line for f in finishes for line in f["launch_arguments"]
+        ]
+        texts += [self.pieces()] if tiles else []
+        used = [i for i, g in enumerate(self.groups) if self.mentions(texts, g.name)]
+        names, sources = [self.groups[i].name for i in used], [self.extent_source(i) for i in used]
+        return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
+
+    def first_launch(self) -> dict | None:
+        """How the launcher calls that of the first kernel."""
+        first = self.first()
+        if first is None:
+            return None
+        types = RowLaunch.__annotations__
+        constants = [(f"rows_{name}", types[name]) for name in first.launch_constants()]
+        words = (
+            [t["name"] for t in first.tensor_lines()] + [p.constant for p in self.static] + [n for n, _ in constants]
+        )
+        name, counter = f"{first.spec.op}_launch", self.counter()
+        return {"name": name, "constants": constants, "arguments": ", ".join(words), "counter": counter}
+
+    # What is folded over rows
+
+    def of_columns(self) -> list[Statistic]:
+        return [s for s in self.plan.columns if s.over == "column"]
+
+    def totals(self) -> list[Statistic]:
+        return [s for s in self.plan.columns if s.over == "total"]
+
+    def parts(self, statistic: Statistic) -> str:
+        return f"m{camel(statistic.name)}Parts"
+
+    def counter(self) -> str:
+        """The tensor in which blocks count what they have done."""
+        return fresh({*self.tensors.values(), *map(self.parts, self.plan.columns)}, "mCounter")
+
+    def folded(self, statistic: Statistic) -> dict:
+        name = camel(statistic.name)
+        return {
+            "name": statistic.name, "op": statistic.op, "type": self.statistic_type(statistic),
+            "running": f"f{name}", "parts": self.parts(statistic),
+        }  # fmt: skip
+
+    def tensor_lines(self) -> list[dict]:
+        shapes = {"column": f"(parts, {self.spread_text()})", "total": "(blocks)"}
+        rows = [
+            {"name": self.parts(s), "hint": "cute.Tensor", "comment": f"{shapes[s.over]} {s.name} of each part"}
+            for s in self.plan.columns
+        ]
+        shape = ", ".join(g.name for g in self.plan.row_groups) or "1"
+        if self.plan.first is not None:
+            rows += [
+                {"name": f"m{camel(a.name)}", "hint": "cute.Tensor", "comment": f"({shape}), or nothing"}
+                for a in self.plan.first.stores
+            ]
+            comment = f"({COUNTER}) rows that all blocks have done, with room, or nothing"
+            rows.append({"name": self.counter(), "hint": "cute.Tensor", "comment": comment})
+        return super().tensor_lines() + rows
+
+    def launch_constants(self) -> tuple[str, ...]:
+        own: tuple[str, ...] = (
+            "vec",
+            "ragged",
+            "threads",
+            "per_row",
+            "vectors",
+            "cluster",
+            "at_once",
+            "exact",
+            "resident",
+        )
+        own += ("each",) if self.plan.shares else ()
+        return own if self.plan.first is None else (*own, "staged", "shared_sums", "lean", "whole", "paced")
+
+    def late(self, access: Access) -> bool:
+        """Whether an output needs all rows."""
+        return access.array is not None and access.array.name in self.plan.late
+
+    def vector_stores(self) -> list[Access]:
+        return [a for a in super().vector_stores() if not self.late(a)]
+
+    def row_stores(self) -> list[Access]:
+        return [a for a in super().row_stores() if not self.late(a)]
+
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    def walk_function(self) -> Function:
+        stores = self.vector_stores()
+        values = [*self.values_of(stores), *(s.operand for s in self.plan.columns)]
+        doc = f"What is folded into {', '.join(s.name for s in self.plan.columns)}, on one vector of each operand"
+        doc = f"The chain: {', '.join(a.name for a in stores)}; w{doc[1:]}" if stores else doc
+        rows = {emit.leaf_key(s.node): s.name for s in self.plan.rows}
+        return self.function(f"{self.spec.op}_chain", doc + ".", values, rows)
+
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    def functions(self) -> list[Function]:
+        return [*self.kernel_functions(), *(f.function for f in self.finishes())]
+
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    def kernel_functions(self) -> list[Function]:
+        stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
+        row = self.row_function()
+        return [*stages, self.walk_function(), *([row] if row else [])]
+
+    def walk(self) -> dict:
+        function, stores = self.walk_function(), self.vector_stores()
+        names = [a.name for a in stores]
+        taken = {*names, *function.params}
+        values = []
+        for s in self.plan.columns:
+            name = f"{s.name}_of"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            values.append(name)
+        named = dict(zip(self.plan.columns, values, strict=True))
+        once = [s for s in self.totals() if s.once]
+        folds = [
+            self.fold("accumulate_at", self.of_columns(), named, "inside"),
+            self.fold("accumulate", [s for s in self.totals() if not s.once], named, "inside"),
+            self.fold("accumulate", once, named, "once"),
+        ]
+        return {
+            "function": function,
+            "arguments": self.arguments(function, "vec"),
+            "results": ", ".join([*names, *values]),
+            "inside": any(not s.once for s in self.plan.columns),
+            "once": self.there() if once else "",
+            "folds": [f for f in folds if f],
+            "store_parts": self.fold_lists(self.of_columns(), "{running}, {ops}, [{parts}]"),
+            "over_row": self.fold_lists(self.totals(), "{running}, {ops}"),
+            "converted": [self.result_line(a) for a in stores],
+            "stores": self.store_lines(stores),
+        }
+
+    def fold(self, function: str, statistics: list[Statistic], values: Mapping[Statistic, str], inside: str) -> str:
+        """How a vector of values is folded into the running ones, where there are any."""
+        if not statistics:
+            return ""
+        lists = self.fold_lists(statistics, "{running}, {ops}")
+        at = "v, " if function == "accumulate_at" else ""
+        return f"reduce.{function}({at}{lists}, ({', '.join(values[s] for s in statistics)},), {inside})"
+
+    def fold_lists(self, statistics: list[Statistic], form: str) -> str:
+        running = f"[{', '.join(f'f{camel(s.name)}' for s in statistics)}]"
+        tensors = [self.parts(s) for s in statistics]
+        if self.plan.apart:  # the results of the rows that meet at one place lie side by side
+            count = f"({self.columns_text()})"
+            count = f"({count} // each)" if self.plan.shares else count
+            tensors = [f"cute.domain_offset((0, place * {count}), {t})" for t in tensors]
+        parts, ops = ", ".join(tensors), in_tuple([f'"{s.op}"' for s in statistics])
+        return form.format(running=running, ops=ops, parts=parts)
+
+    def start(self, access: Access) -> str:
+        return "cutlass.Int64(row) * width" if self.plan.collapsed else super().start(access)
+
+    def once(self, access: Access) -> str:
+        return str(self.plan.of_row(access))
+
+    # The kernels that finish: one for each set of axes that outputs over rows have
+
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    def finishes(self) -> list[Finish]:
+        by_axes: dict[tuple[str, ...], list[Access]] = {}
+        for access in self.plan.stores:
+            if self.late(access) and access.array is not None:
+                by_axes.setdefault(access.array.axes, []).append(access)
+        leaves = {emit.leaf_key(s.node): s.name for s in self.plan.columns}
+        found: list[Finish] = []
+        for axes, stores in by_axes.items():
+            suffix = "_".join(["", *("rows" if a == ROWS else a for a in axes or ("total",))]) if found else ""
+            kept = tuple(
+                i for i in self.plan.spread if set(self.groups[i].axes) <= set(axes) and not self.plan.collapsed
+            )
+            doc = "The result." if not axes else f"The results of {' x '.join(axes)}, from their statistics."
+            doc = "The columns' results, from their statistics." if kept == self.plan.spread else doc
+            values = self.values_of(stores)
+            like = next((leaves[k] for k in map(emit.leaf_key, topological(values)) if k in leaves), "")
+            function = self.function(f"{self.spec.op}_columns{suffix}", doc, values, leaves, like=like)
+            found.append(Finish(f"{self.spec.op}_finish{suffix}", kept, stores, function))
+        return found
+
+    def finish(self, finish: Finish) -> dict:
+        function, stores = finish.function, [replace(a, mode="row") for a in finish.stores]  # one value of each
+        statistics = [s for s in self.plan.columns if s.name in function.params]
+        inputs = [replace(a, mode="row") for a in self.plan.loads if a.name in function.params and a.array is not None]
+        wanted = {self.tensors[a.array.name] for a in (*inputs, *stores) if a.array is not None}
+        wanted |= {f"m{camel(p.name)}" for p in self.dynamic if p.name in function.params}
+        wanted |= {self.parts(s) for s in statistics}
+        flags = {f: outputs for f, outputs in self.approximations()[1].items() if f in function.params}
+        wanted |= {self.tensors[a.name] for outputs in flags.values() for a in outputs}
+        lines = self.flag_lines(flags)
+        arguments = self.finish_arguments(finish)
+        folds = self.folds_of(statistics)
+        means = [line for fold in folds for line in fold["means"]]
+        text = " ".join([*arguments, *means, *(self.statistic_type(s) for s in statistics)])
+        if self.wide and self.mentions([text], "compute"):
+            wanted |= {self.tensors[a.name] for a in self.spec.inputs if "float64" in self.spec.dtypes(a)}
+            lines.append(self.compute_line())
+        wanted |= {self.extra_argument(p).split(".")[0] for p in function.params if p in dict(self.spec.types)}
+        tensors = [t for t in self.tensor_lines() if t["name"] in wanted]
+        static = [p for p in self.static if p.name in {*function.params, *map(dtype_constant, function.params)}]
+        loads = [
+            {"guard": self.guard(a), "text": f"access.load_one({self.tensors[a.array.name]}, {self.finish_place(finish, a)}, there, {self.fragment(a)})"}
+            for a in inputs if a.array is not None
+        ]  # fmt: skip
+        places = [
+            f"{self.tensors[a.array.name]}[{self.finish_place(finish, a)[1:-1].rstrip(',')}] = {self.fragment(a)}[0]"
+            for a in stores if a.array is not None
+        ]  # fmt: skip
+        coordinates = self.column_coordinates(finish, " ".join([*places, *(row["text"] for row in loads), *arguments]))
+        text = " ".join([*coordinates, *arguments, *(f["text"] for f in folds), *means])
+        counts = {"row_count": self.count(False), "element_count": self.count(True)}
+        numbers = [(g.name, "cutlass.Int32", g.name) for g in self.groups] if not self.plan.collapsed else []
+        numbers += [(name, "cutlass.Int64", value) for name, value in counts.items()]
+        numbers = [n for n in numbers if self.mentions([text], n[0])]
+        constants = [p.constant for p in static] + ["each"] * self.mentions([text], "each")
+        return {
+            "name": finish.name,
+            "what": "a column" if finish.kept == self.plan.spread else "each result" if finish.kept else "everything",
+            "by_columns": finish.kept == self.plan.spread,
+            "scalar": not finish.kept,
+            "coordinates": coordinates,
+            "function": function,
+            "tensors": tensors,
+            "static_params": [{"name": p.constant, "kind": p.kind} for p in static],
+            "each": "each" in constants,
+            "numbers": numbers,
+            "folds": folds,
+            "parts": self.tensors_of_columns(finish),
+            "count": f"{self.tensors_of_columns(finish)}.shape[1]",
+            "settings": lines,
+            "fragments": [self.fragment_row(a, "1,") | {"shape": "(1,)"} for a in (*inputs, *stores)],
+            "loads": loads,
+            "arguments": arguments,
+            "results": ", ".join(a.name for a in stores),
+            "converted": [self.result_line(a) for a in stores],
+            "stores": places,
+            "grid": self.finish_grid(finish),
+            "launch_arguments": [
+                ", ".join(t["name"] for t in tensors),
+                ", ".join([*constants, *(value for _, _, value in numbers)]),
+            ],
+        }  # fmt: skip
+
+    def tensors_of_columns(self, finish: Finish) -> str:
+        """The parts whose columns are the results."""
+        return next((self.parts(s) for s in self.of_columns() if s.keeps == finish.kept), "")
+
+    def finish_grid(self, finish: Finish) -> str:
+        if finish.kept == self.plan.spread:
+            return f"({self.spread_text()} + beside - 1) // beside"
+        return " * ".join(self.groups[i].name for i in finish.kept) or "1"
+
+    def count(self, everything: bool) -> str:
+        """How many elements a mean is of."""
+        if self.plan.collapsed:
+            return "cutlass.Int64(rows) * cols"
+        others = " * ".join(self.groups[i].name for i in self.plan.spread)
+        return f"cutlass.Int64({self.rows_text()})" + (f" * {others}" if everything else "")
+
+    def folds_of(self, statistics: list[Statistic]) -> list[dict]:
+        """How statistics' parts are folded, those together that are folded alike."""
+        alike: dict[str, list[Statistic]] = {}
+        for s in statistics:
+            alike.setdefault(self.fold_call(s), []).append(s)
+        found = []
+        for call, members in alike.items():
+            names, parts = ", ".join(s.name for s in members), ", ".join(self.parts(s) for s in members)
+            ops, means = (
+                in_tuple([f'"{s.op}"' for s in members]),
+                [self.mean_line(s) for s in members if s.op == "mean"],
+            )
+            found.append(
+                {
+                    "names": names if len(members) > 1 else f"({names},)",
+                    "text": call.format(f"[{parts}], {ops}"),
+                    "means": means,
+                }
+            )
+        return found
+
+    def lost(self, statistic: Statistic) -> list[str]:
+        """The extents of the axes beside rows that a statistic of columns loses."""
+        return [self.groups[i].name for i in self.plan.spread if i not in statistic.keeps]
+
+    def fold_call(self, statistic: Statistic) -> str:
+        """The function that folds a statistic's parts, but for these."""
+        if statistic.over == "total":
+            return "partials.over_all_parts({})"
+        if not self.lost(statistic):
+            return "partials.over_parts({}, c)"
+        extents = ", ".join(self.groups[i].name for i in self.plan.spread)
+        extents += " // each" if self.plan.shares else ""
+        kept = tuple(i in statistic.keeps for i in self.plan.spread)
+        return f"partials.over_parts_of({{}}, c, ({extents},), {kept})"
+
+    def mean_line(self, statistic: Statistic) -> str:
+        count = "element_count" if statistic.over == "total" and not statistic.once else "row_count"
+        if statistic.once:
+            count = " * ".join([count, *(self.groups[i].name for i in self.plan.apart)])
+        if statistic.over != "total":
+            count = " * ".join([count, *self.lost(statistic)])
+        return f"{statistic.name} = {statistic.name} / {self.statistic_type(statistic)}({count})"
+
+    def column_coordinates(self, finish: Finish, text: str) -> list[str]:
+        """The coordinates of a result along its groups of axes, where several make its place and one is asked for."""
+        kept = tuple(self.groups[i] for i in finish.kept)
+        if len(kept) < 2 or not any(self.mentions([text], self.coordinate(i)) for i in finish.kept):
+            return []
+        return self.coordinate_lines(kept, "c")
+
+    def finish_coordinate(self, finish: Finish, group: int) -> str:
+        """A result's coordinate along a group: its place, where that is the only one."""
+        return "c" if len(finish.kept) == 1 else self.coordinate(group)
+
+    def finish_place(self, finish: Finish, access: Access) -> str:
+        """Where the one value of a result lies."""
+        words = [
+            str(access.part or 0) if t == "parts" else self.finish_coordinate(finish, int(t)) for t in access.tokens
+        ]
+        return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
+
+    def finish_arguments(self, finish: Finish) -> list[str]:
+        texts = dict(self.operand_texts("1"))  # a copy: the loop below has its own
+        for access in self.plan.loads:
+            if access.array is not None:
+                alone = replace(access, mode="row")
+                texts[access.name] = self.operand_text(alone, "1").replace(f"[0{self.of_row(alone)}]", "[0]")
+            elif access.mode == "index" and access.group in finish.kept:
+                place = self.finish_coordinate(finish, access.group)
+                texts[access.name] = f"cute.full((1,), {place}, cutlass.{self.integer})"
+        return self.texts_of(finish.function, "1", self.plan.columns, texts)

@@ -1,0 +1,119 @@
+"""From a folder of specs to the contents of every file a build writes."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from codegen.autodiff.backward import Derived, backward_of
+from codegen.errors import Diagnostic, Span, SpecError, named
+from codegen.parsing import parse
+from codegen.pipeline import read_op
+from codegen.plan.op import Op
+from codegen.render import environment, render_op
+
+
+def find_specs(folder: Path) -> list[Path]:
+    """The spec files of a folder, by name. Raises `SpecError` where there are none."""
+    if folder.is_file():
+        hint = f"--specs takes the folder of specs: --specs {named(folder.parent)}"
+        raise SpecError([Diagnostic(Span(str(folder), 1, 1), "this is a file", hint)])
+    found = sorted(path for path in folder.glob("*.yaml") if path.is_file() or not path.exists())
+    if not found:
+        message = "no spec (*.yaml) in this folder" if folder.is_dir() else "no such folder"
+        hint = "name it NAME.yaml, not .yml" if any(folder.glob("*.yml")) else "`codegen new OP` writes a first one"
+        raise SpecError([Diagnostic(Span(str(folder), 1, 1), message, hint)])
+    return found
+
+
+def read_ops(paths: list[Path]) -> list[Op]:
+    """Read every spec; the mistakes of all are raised together."""
+    ops: list[Op] = []
+    diagnostics: list[Diagnostic] = []
+    for path in paths:
+        try:
+            ops.append(read_op(path))
+        except SpecError as error:
+            diagnostics += error.diagnostics
+    if diagnostics:
+        raise SpecError(diagnostics)
+    return ops
+
+
+def stale_modules(names: Iterable[str], package: Path, specs: Path) -> list[Path]:
+    """The modules of a package's ops that are not what their specs make: the spec was changed since the build, or codegen, or
+    the module. Where `specs` has no spec of an op, the one that its module holds counts. Raises `SpecError`, OSError."""
+    modules = [package / f"{name}.py" for name in names]
+    return [module for module in modules if not _is_fresh(module, specs / f"{module.stem}.yaml")]
+
+
+def _is_fresh(module: Path, spec: Path) -> bool:
+    written = module.read_bytes()
+    if spec.is_file():
+        return render_op(read_op(spec)).encode() == written
+    try:
+        return render_op(read_op(f"specs/{module.stem}.yaml", _spec(written.decode()))).encode() == written
+    except (SpecError, SyntaxError, ValueError, TypeError, RecursionError):  # it was edited to what no build writes
+        return False
+
+
+def _spec(module: str) -> dict[str, Any]:
+    """The spec that a generated module holds as data; {} where it holds none. Raises what `ast` does for what is no data."""
+    for statement in parse(module).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name("SPEC")], value=ast.Dict() as value):
+                return ast.literal_eval(value)
+    return {}
+
+
+def generated_files(
+    ops: list[Op], package: str, specs: str, also: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """The package's files: one module an op, and the package itself, which lists the ops of `also` too: modules that are
+    there already, each with its first line."""
+    files = {f"{op.spec.op}.py": render_op(op) for op in ops}
+    first_lines = {**also, **{op.spec.op: files[f"{op.spec.op}.py"].partition("\n")[0] for op in ops}}
+    specs = "".join(c if c.isprintable() else "?" for c in specs)
+    template = environment().get_template("init.py.jinja")
+    files["__init__.py"] = template.render(
+        ops=sorted(first_lines), kinds=_by_kind(first_lines), package=package, specs=specs
+    )
+    return files
+
+
+KINDS = {
+    "elementwise": "Element-wise",
+    "row": "Reductions along rows",
+    "column": "Reductions over rows",
+    "gemm": "Contractions",
+}
+
+
+def _by_kind(first_lines: Mapping[str, str]) -> dict[str, list[str]]:
+    """Lines of names of ops, by the kind of their kernel, which a module's first line says by the name of its template."""
+    kinds = {name: re.search(r"templates/(\w+)\.py\.jinja", line) for name, line in sorted(first_lines.items())}
+    found = {
+        title: ", ".join(name for name, match in kinds.items() if match and match[1] == kind)
+        for kind, title in KINDS.items()
+    }
+    return {title: textwrap.wrap(names, 76) for title, names in found.items() if names}
+
+
+def test_files(ops: list[Op], package: str) -> dict[str, str]:
+    """One property-test module an op."""
+    template = environment().get_template("test.py.jinja")
+    return {
+        f"test_{op.spec.op}.py": template.render(
+            op=op.spec.op,
+            path=f"specs/{op.spec.op}.yaml",
+            package=package,
+            differentiable=op.spec.grad != "none",
+            backward=isinstance(backward_of(op), Derived),
+        )
+        for op in ops
+    }

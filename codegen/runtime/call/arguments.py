@@ -1,0 +1,288 @@
+"""A call's arguments against the spec: types and axes bound, or one clear error.
+
+Raises TypeError for a wrong count, name or dtype and ValueError for a wrong shape; each message names the op, the
+argument, what it got and what the spec says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from codegen.errors import known
+from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, dtype_of
+from codegen.plan.planner import Plan
+from codegen.spec.spec import Array, Param, Spec, fits
+
+
+@dataclass(frozen=True)
+class Types:
+    """What a call's dtypes bind: each type variable, and with it each array's dtype."""
+
+    variables: tuple[tuple[str, str], ...]
+    compute: str | None = None  # what the call computes floats in, where the inputs that are there decide
+
+    def dtype(self, array: Array | str) -> str:
+        name = array if isinstance(array, str) else array.dtype
+        if name == COMPUTE and self.compute is not None:
+            return self.compute
+        return dtype_of(name, dict(self.variables))
+
+
+def negative_zeros(values: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
+    """The names of those values that are -0.0: what is kept for one of 0.0, which equals it, is not for them."""
+    return tuple(
+        name for name, value in values if isinstance(value, float) and value == 0 and math.copysign(1, value) < 0
+    )
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What a call's shapes bind: the leading axes, and each named axis's extent (symbolic under export)."""
+
+    rows: tuple[Any, ...]
+    extents: Mapping[str, Any]
+
+    def shape(self, axes: tuple[str, ...]) -> tuple[Any, ...]:
+        return tuple(n for axis in axes for n in (self.rows if axis == ROWS else (self.extents[axis],)))
+
+
+def bind_names(spec: Spec, names: list[str], args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Arguments by name: inputs by position or name, everything else by keyword."""
+    inputs = [a.name for a in spec.inputs]
+    if len(args) > len(inputs):
+        raise TypeError(f"{spec.op} takes {len(inputs)} arrays by position ({', '.join(inputs)}), not {len(args)}")
+    given = dict(zip(inputs, args, strict=False))
+    for name, value in kwargs.items():
+        if name in given:
+            raise TypeError(f"{spec.op} got {name!r} twice, by position and by name")
+        if name not in names:
+            raise TypeError(f"{spec.op} takes no argument {name!r}. {known(name, names, 'It takes')}")
+        given[name] = value
+    for array in spec.inputs:
+        if given.get(array.name) is None and array.default is None:
+            raise TypeError(f"{spec.op} needs {array.name!r}: {array}")
+    return given
+
+
+def as_array(spec: Spec, array: Array, value: Any, types: Mapping[str, str]) -> Any:
+    """The value as an array; Python and NumPy scalars are taken where the spec has a scalar of one dtype."""
+    if not array.dims and isinstance(value, bool | int | float | np.generic):
+        names = spec.dtypes(array)
+        if len(names) == 1 or array.dtype in types:
+            return _scalar(spec, array, value, names[0] if len(names) == 1 else types[array.dtype])
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise TypeError(f"{spec.op}: {array.name!r} must be an array, {array}, not {type(value).__name__}")
+    try:
+        dtype = jnp.dtype(value.dtype)
+    except TypeError:
+        raise TypeError(f"{spec.op}: {array.name!r} is {array}, not of dtype {value.dtype}") from None
+    if isinstance(value, np.ndarray) and not dtype.isnative:
+        return value.astype(dtype.newbyteorder("="))
+    return value
+
+
+def _scalar(spec: Spec, array: Array, value: Any, dtype: str) -> jax.Array:
+    """A Python or NumPy scalar as an array, where that is what it says."""
+    kind, own = DTYPES[dtype].kind, value.dtype if isinstance(value, np.generic) else None
+    if own is None:
+        fits = {"bool": bool, "int": int, "float": int | float}[kind]
+        good = isinstance(value, fits) and isinstance(value, bool) == (kind == "bool")
+    else:
+        good = jnp.issubdtype(own, {"bool": jnp.bool_, "int": jnp.integer, "float": jnp.number}[kind])
+        good = good and not jnp.issubdtype(own, jnp.complexfloating)
+    if not good:
+        raise TypeError(f"{spec.op}: {array.name!r} is {array} with dtype {dtype}, not {type(value).__name__}")
+    if kind == "int" and not jnp.iinfo(dtype).min <= int(value) <= jnp.iinfo(dtype).max:
+        raise ValueError(f"{spec.op}: {array.name!r} is {array} with dtype {dtype}, which {value} is out of")
+    return jnp.asarray(_as_float(spec, array.name, value) if kind == "float" else value, dtype)
+
+
+def _as_float(spec: Spec, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{spec.op}: {name!r} is a float, which {len(str(value))} digits are too large for") from None
+
+
+def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str]) -> Types:
+    """Each type variable from the dtypes of the arrays given, or from the keyword of its name."""
+    bound: dict[str, tuple[str, str]] = {}
+    for array in spec.inputs:
+        value = arrays.get(array.name)
+        if value is None:
+            continue
+        got, allowed = jnp.dtype(value.dtype).name, spec.dtypes(array)
+        if got not in allowed:
+            raise TypeError(f"{spec.op}: {array.name!r} is {array} with dtype {_either(allowed)}, not {got}")
+        if array.dtype in dict(spec.types):
+            first = bound.setdefault(array.dtype, (got, array.name))
+            if first[0] != got:
+                where = f"{array.dtype} is {first[0]} by {first[1]!r}"
+                raise TypeError(f"{spec.op}: {array.name!r} is {array} with dtype {got}, but {where}")
+    types = {name: got for name, (got, _) in bound.items()}
+    for name, allowed in spec.types:
+        value = chosen.get(name)
+        if name in types:
+            if value is not None and _dtype_name(spec, name, value) != types[name]:
+                raise TypeError(
+                    f"{spec.op}: {name} is {types[name]} by {bound[name][1]!r}, not {_dtype_name(spec, name, value)}"
+                )
+            continue
+        got = allowed[0] if value is None else _dtype_name(spec, name, value)
+        if got not in allowed:
+            raise TypeError(f"{spec.op}: {name} is {_either(allowed)}, not {got}")
+        types[name] = got
+    compute = None
+    if spec.compute == COMPUTE:
+        compute = "float64" if any(jnp.dtype(x.dtype) == "float64" for x in arrays.values()) else "float32"
+    made = Types(tuple((name, types[name]) for name, _ in spec.types), compute)
+    there = [a for a in spec.arrays if a.name in arrays or a in spec.outputs]
+    for array in there if not jax.config.jax_enable_x64 else ():
+        dtype = made.dtype(array)
+        if DTYPES[dtype].size == 8:
+            message = f"{array.name!r} is {array} with dtype {dtype}, which JAX has only with jax_enable_x64"
+            raise TypeError(f"{spec.op}: {message}")
+    return made
+
+
+def _dtype_name(spec: Spec, name: str, value: Any) -> str:
+    try:
+        return jnp.dtype(value).name
+    except TypeError:
+        raise TypeError(f"{spec.op}: {name} must be a dtype, not {value!r}") from None
+
+
+def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
+    """Each axis's extent from the shapes of the arrays given."""
+    rows: tuple[tuple[Any, ...], str] | None = None
+    extents: dict[str, tuple[Any, str]] = {name: (n, "the spec") for name, n in spec.extents.items()}
+    for array in spec.inputs:
+        value = arrays.get(array.name)
+        if value is None:
+            continue
+        shape = tuple(value.shape)
+        fixed = sum(dim.names != (ROWS,) for dim in array.dims)
+        lead = len(shape) - fixed
+        has_rows = len(array.dims) > fixed
+        if lead < 0 or (lead > 0 and not has_rows):
+            needs = f"at least {fixed} axes" if has_rows else f"{fixed} axes"
+            raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} has {needs}")
+        if has_rows:
+            if rows is None:
+                rows = (shape[:lead], array.name)
+            elif rows[0] != shape[:lead]:
+                message = f"its leading axes are {shape[:lead]} but those of {rows[1]!r} are {rows[0]}"
+                raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}: {message}")
+        for dim, n in zip([d for d in array.dims if d.names != (ROWS,)], shape[lead:], strict=True):
+            for name, extent in _dim_extents(spec, array, dim, n, shape):
+                first = extents.setdefault(name, (extent, repr(array.name)))
+                if first[0] != extent:
+                    message = f"{name} is {extent} here but {first[0]} by {first[1]}"
+                    raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}: {message}")
+    return Axes(rows[0] if rows else (), {name: extent for name, (extent, _) in extents.items()})
+
+
+def refuse_empty(spec: Spec, plan: Plan, axes: Axes) -> None:
+    """Raises ValueError where a max or min would be over an axis of extent 0."""
+    for reduction in plan.extremes:
+        lost = reduction.attr
+        assert isinstance(lost, tuple)
+        for axis in lost:
+            extents = axes.shape((axis,))
+            if any(isinstance(n, int) and n == 0 for n in extents):
+                got = f"the leading axes are {extents}" if axis == ROWS else f"{axis} is 0"
+                raise ValueError(f"{spec.op}: {reduction.op} over {', '.join(lost)} has no value where {got}")
+
+
+def _dim_extents(spec: Spec, array: Array, dim, n, shape) -> list[tuple[str, Any]]:
+    """The named extents that one dimension of an array binds."""
+    if dim.parts is not None:
+        if not dim.names:
+            if n != dim.parts:
+                raise ValueError(
+                    f"{spec.op}: {array.name!r} has shape {shape}, but {array} has {dim.parts} there, not {n}"
+                )
+            return []
+        if n % dim.parts != 0:
+            raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} divides {n} by {dim.parts}")
+        return [(dim.names[0], n // dim.parts)]
+    if len(dim.names) == 2:
+        inner = dim.extents[1]
+        if n % inner != 0:
+            raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} divides {n} by {inner}")
+        return [(dim.names[0], n // inner), (dim.names[1], inner)]
+    return [(dim.names[0], n)]
+
+
+def static_value(spec: Spec, param: Param, value: Any) -> Any:
+    """A static param's value: a Python number of its type."""
+    value = (
+        value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0) else value
+    )
+    value = _whole(spec, param, value)
+    good = {"float": (int, float), "int": (int,), "bool": (bool,)}[param.kind]
+    if not isinstance(value, good) or (param.kind != "bool" and isinstance(value, bool)):
+        got = type(value).__name__
+        raise TypeError(f"{spec.op}: {param.name!r} is a static {param.kind}, compiled into the kernel, not {got}")
+    _refuse_wide(spec, param, value)
+    if param.kind != "float":
+        return value
+    value = _as_float(spec, param.name, value)
+    return math.nan if math.isnan(value) else value  # one NaN, which is found again where calls are kept
+
+
+def _whole(spec: Spec, param: Param, value: Any) -> Any:
+    """A float that is a whole number as the int that an int param takes; raises TypeError for another. What is no float
+    stays as it is."""
+    if param.kind != "int" or not isinstance(value, float | np.floating):
+        return value
+    if not float(value).is_integer():
+        hint = "a default such as 1.0 in its spec, or `type: float`, makes it a float"
+        raise TypeError(f"{spec.op}: {param.name!r} is an int, not {float(value)!r}; {hint}")
+    return int(value)
+
+
+def _refuse_wide(spec: Spec, param: Param, value: float) -> None:
+    if not fits(param.kind, value):
+        raise ValueError(f"{spec.op}: {param.name!r} is an int of 32 bits, which {value} is out of")
+
+
+def dynamic_value(spec: Spec, param: Param, value: Any, dtype: str) -> Any:
+    """A dynamic param's value as a scalar array of `dtype`."""
+    value = _whole(spec, param, value)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        _refuse_wide(spec, param, int(value))
+        value = _as_float(spec, param.name, value) if param.kind == "float" else value
+    try:
+        array = jnp.asarray(value)
+    except TypeError:
+        raise TypeError(
+            f"{spec.op}: {param.name!r} must be a scalar {param.kind}, not {type(value).__name__}"
+        ) from None
+    if array.shape != ():
+        raise ValueError(f"{spec.op}: {param.name!r} must be a scalar {param.kind}, but has shape {array.shape}")
+    kinds = {"float": (jnp.floating, jnp.integer), "int": (jnp.integer,), "bool": (jnp.bool_,)}[param.kind]
+    if not any(jnp.issubdtype(array.dtype, k) for k in kinds):
+        raise TypeError(f"{spec.op}: {param.name!r} must be a scalar {param.kind}, but has dtype {array.dtype}")
+    return array.astype(dtype)
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def all_types(spec: Spec, wanted: Mapping[str, str] | None = None) -> Iterator[Types]:
+    """Every combination of the type variables' dtypes; of a variable in `wanted`, only with that dtype."""
+    names = [name for name, _ in spec.types]
+    for values in itertools.product(*(dtypes for _, dtypes in spec.types)):
+        bound = dict(zip(names, values, strict=True))
+        if all(bound.get(name, dtype) == dtype for name, dtype in (wanted or {}).items()):
+            yield Types(tuple(bound.items()))

@@ -1,0 +1,388 @@
+"""An op's arrays between the shape users give them and the shape a kernel or the jnp form takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from codegen.graph.nodes import DTYPES, ROWS
+from codegen.plan.planner import INT_MAX, Access, Elementwise, Extents, Launch, Plan
+from codegen.plan.reductions import Reduction, RowLaunch, Statistic, WalkLaunch
+from codegen.plan.tiles import GemmLaunch
+from codegen.runtime.call.arguments import Axes, Types
+from codegen.runtime.call.cast import store
+from codegen.shared import COUNTER
+from codegen.spec.spec import Array, Spec
+
+# The largest extent of a group: a vector may run past it without leaving int32
+LIMIT = INT_MAX - 64
+AHEAD = 2**20  # rows by which a kernel that walks down them may look past the last
+
+
+def user_shape(array: Array, axes: Axes) -> tuple[Any, ...]:
+    """The shape users see: parts joined, split axes whole."""
+    shape: list[Any] = []
+    for dim in array.dims:
+        if dim.names == (ROWS,):
+            shape += axes.rows
+        else:
+            extent = dim.parts or 1
+            for name in dim.names:
+                extent = extent * axes.extents[name]
+            shape.append(extent)
+    return tuple(shape)
+
+
+def group_extents(plan: Plan, axes: Axes) -> tuple[Any, ...]:
+    """The extent of each of the plan's groups."""
+    if plan.collapsed:
+        total = _product(axes.shape(plan.order))
+        return _factor(total) or (1, total)
+    return tuple(_product(axes.shape(group.axes)) for group in plan.groups)
+
+
+def _product(extents: tuple[Any, ...]) -> Any:
+    result: Any = 1
+    for extent in extents:
+        result = result * extent
+    return result
+
+
+def _factor(total: Any) -> tuple[int, int] | None:
+    """Two factors of a count too large for one int32, the second a multiple of a power of two where there is one."""
+    if not isinstance(total, int) or total <= LIMIT:
+        return None
+    power = total & -total
+    if total // power <= LIMIT and power <= LIMIT:
+        columns = power
+        while columns < 2**20 and (total // columns) % 2 == 0:
+            columns *= 2
+        return total // columns, columns
+    for rows in range(-(-total // LIMIT), 2**20):
+        if total % rows == 0:
+            return rows, total // rows
+    return None
+
+
+def fits(plan: Plan, axes: Axes) -> str | None:
+    """Why a kernel cannot take these extents, or None."""
+    for group, extent in zip(plan.groups, group_extents(plan, axes), strict=True):
+        if exceeds(extent, LIMIT):
+            words = "elements that do not factor" if plan.collapsed else " x ".join(group.axes)
+            return too_many(extent, words)
+    if isinstance(plan, Reduction):
+        extents = group_extents(plan, axes)
+        columns = tuple(extents[i] for i in plan.spread)
+        for words, extent in (("rows", _product(extents[: plan.kept])), ("columns", _product(columns))):
+            limit = LIMIT - AHEAD if words == "rows" and plan.columns and not plan.collapsed else LIMIT
+            if exceeds(extent, limit):
+                return too_many(extent, words, limit)
+    return None
+
+
+def too_many(extent: Any, words: str, limit: int = LIMIT) -> str:
+    """The message for an extent that no kernel takes."""
+    return f"{extent} {words} are more than the {limit} that a kernel's coordinate holds; split the array"
+
+
+def exceeds(extent: Any, limit: int = LIMIT) -> bool:
+    """Whether an extent is larger than a limit; a symbolic one, whatever its symbols stand for."""
+    try:
+        return bool(extent > limit)
+    except Exception as error:  # JAX's, of one of two names, that both may be
+        if "onclusive" not in type(error).__name__:
+            raise
+        return False
+
+
+def check_tables(spec: Spec, plan: Plan, arrays: Mapping[str, Any], axes: Axes) -> None:
+    """Raises ValueError where a table is empty that outputs gather from, unless they all are."""
+    if all(0 in user_shape(output, axes) for output in spec.outputs):
+        return
+    for access in plan.loads:
+        if access.index_of and access.array is not None and access.array.name in arrays:
+            (index, axis), table = access.index_of, access.array
+            extent = axes.extents[axis]
+            if isinstance(extent, int) and extent == 0:
+                shape = tuple(arrays[table.name].shape)
+                message = f"{axis} is 0, and {index!r} has no value to take from an empty axis"
+                raise ValueError(f"{spec.op}: {table.name!r} has shape {shape} for {table}: {message}")
+
+
+def kernel_shape(plan: Plan, array: Array, axes: Axes) -> tuple[Any, ...]:
+    """The shape of the kernel's view: one mode a group, parts, or a table's own axis; at least one."""
+    extents = group_extents(plan, axes)
+    shape = []
+    for token in plan.view(array.name).tokens:
+        if token == "parts":
+            shape.append(array.parts)
+        else:
+            shape.append(extents[token] if isinstance(token, int) else axes.extents[token])
+    return tuple(shape) or (1,)
+
+
+def divisibility(plan: Plan, array: Array, how: Launch | RowLaunch | WalkLaunch | GemmLaunch) -> tuple[int, ...]:
+    """What the compiler may assume of each mode: only that whole vectors fit the innermost group. A kernel that reduces
+    says itself where its vectors are."""
+    tokens = plan.view(array.name).tokens
+    inner = len(plan.groups) - 1 if isinstance(plan, Elementwise) else None
+    return tuple(how.vec if token == inner and not how.ragged else 1 for token in tokens) or (1,)
+
+
+def alignment(plan: Plan, array: Array, dtype: str) -> int:
+    """The bytes the compiler may assume an array's address is a multiple of: XLA's 256 where vectors are accessed; where
+    elements are read, no more than theirs, or neighbouring loads become one that reads past the array's end."""
+    read = any(a.array == array and a.mode in ("flat", "tile") for a in plan.loads)
+    written = any(a.array == array for a in plan.stores)
+    return 256 if read or written else DTYPES[dtype].size
+
+
+def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
+    """Shapes and dtypes of what a kernel that folds over rows leaves for the one that finishes."""
+    if not isinstance(plan, Reduction) or not plan.columns:
+        return []
+    extents = group_extents(plan, axes)
+    apart, columns = _product(tuple(extents[i] for i in plan.apart)), _product(extents[plan.kept :])
+    blocks, kept = how.blocks(0, columns) * apart, apart * columns // (how.each or 1)
+    return [
+        ((how.parts, kept) if s.over == "column" else (blocks,), dtype)
+        for s, dtype in part_dtypes(plan, compute, integer)
+    ]
+
+
+def row_statistics(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
+    """Shapes and dtypes of what a kernel before another writes of each row; where there is none, of nothing."""
+    if not isinstance(plan, Reduction) or plan.first is None:
+        return []
+    extents = group_extents(plan, axes)[: plan.kept]
+    shape = tuple(0 for _ in extents) if how.whole else tuple(extents)
+    return [(shape or (0 if how.whole else 1,), dtype) for _, dtype in row_statistic_dtypes(plan, compute, integer)]
+
+
+def counter(plan: Plan, how: Any) -> list[tuple[tuple[Any, ...], str]]:
+    """Shape and dtype of that by which blocks keep pace that walk down whole rows; of nothing, where they need not."""
+    if not isinstance(plan, Reduction) or plan.first is None:
+        return []
+    return [((COUNTER if how is not None and how.long else 0,), "int32")]
+
+
+def row_statistic_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:
+    """The statistics of rows that a kernel may leave for another, and their dtypes."""
+    if not isinstance(plan, Reduction) or plan.first is None:
+        return []
+    dtypes = {"float": compute, "int": integer, "bool": "int32"}
+    return [(s, dtypes[s.kind]) for s in plan.rows]
+
+
+PARTS_ALIGNMENT = 256  # bytes: as XLA allots arrays; what a kernel leaves for the next is never part of one
+
+
+def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:
+    """Each statistic folded over rows, and the dtype of its parts."""
+    if not isinstance(plan, Reduction):
+        return []
+    dtypes = {"float": compute, "int": integer, "bool": "int32"}
+    return [(s, dtypes[s.kind]) for s in plan.columns]
+
+
+def known_extents(plan: Plan, axes: Axes) -> Extents:
+    """What the shapes come to; where symbolic, the largest vector width known to divide the innermost extent and the
+    element count, and neither rows nor columns."""
+    extents = group_extents(plan, axes)
+    if not extents:
+        return Extents(1, 1)
+    inner, total = divisor(extents[-1]), divisor(_product(extents))
+    if not isinstance(plan, Reduction):
+        return Extents(inner, total)
+    rows = tuple(n for i, n in enumerate(extents[: plan.kept]) if i not in plan.apart)
+    sizes = extents[plan.kept :], rows, tuple(extents[i] for i in plan.apart)
+    return Extents(inner, total, *(n if isinstance(n, int) else None for n in map(_product, sizes)))
+
+
+def power_of_two(extent: Any, most: int) -> int:
+    """The largest power of two known to divide an extent, up to `most`."""
+    found = divisor(extent) or 1
+    return math.gcd(found, most) if found else most
+
+
+def stands_for(extent: Any) -> int:
+    """An extent; for a symbolic one a large number that the same powers of two divide, as far as vectors go."""
+    return extent if isinstance(extent, int) else 8192 + (divisor(extent) or 1) % 16
+
+
+def divisor(extent: Any) -> int | None:
+    """An extent; where it is symbolic, the largest vector width known to divide it, or None."""
+    if isinstance(extent, int):
+        return extent
+    for width in (16, 8, 4, 2):
+        try:
+            if extent % width == 0:
+                return width
+        except Exception as error:  # an inconclusive comparison of symbolic dimensions, by whatever name JAX gives it
+            if "onclusive" not in type(error).__name__:
+                raise
+    return None
+
+
+# The jnp form's operands
+
+
+def jnp_value(
+    plan: Plan,
+    access: Access,
+    arrays: Mapping[str, jax.Array],
+    axes: Axes,
+    compute: str,
+    integer: str,
+) -> jax.Array:
+    """What the chain reads, in its compute type, shaped to broadcast by position: a dimension for each axis of the plan
+    (any number for `...`), or a scalar."""
+    if access.mode in ("index", "size"):
+        assert access.group is not None
+        axis = plan.groups[access.group].axes[0]
+        extent = _product(axes.shape((axis,)))
+        if access.mode == "size":
+            return jnp.asarray(extent, integer)
+        return _spread(jnp.arange(extent, dtype=integer), (axis,), plan.order, len(axes.rows))
+    assert access.array is not None
+    array, own = access.array, access.array.axes
+    if access.index_of:
+        index, axis = access.index_of
+        place = own.index(axis)
+        if array.name in arrays:
+            value = named_axes(array, jnp.asarray(arrays[array.name]), axes, access.part)
+            if jnp.issubdtype(value.dtype, jnp.floating):  # before: a gradient sums what one element is taken for
+                value = value.astype(compute)
+            indices = named_index(plan, index, arrays, axes).astype(integer)
+            value = _gather(value, own, indices, plan.view(index).array.axes, axis, plan.order, len(axes.rows))
+            own = plan.order
+        else:
+            own = (*own[:place], *plan.view(index).array.axes, *own[place + 1 :])
+    elif array.name in arrays:
+        value = named_axes(array, jnp.asarray(arrays[array.name]), axes, access.part)
+    if array.name not in arrays:  # its default at its full extent: a reduction may be along it
+        dtype = {bool: "bool", int: integer, float: compute}[type(array.default)]
+        return _spread(jnp.full(axes.shape(own), array.default, dtype), own, plan.order, len(axes.rows))
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        value = value.astype(compute)
+    elif value.dtype != jnp.bool_:
+        value = value.astype(integer)
+    return _spread(value, own, plan.order, len(axes.rows))
+
+
+def _gather(
+    table: jax.Array,
+    own: tuple[str, ...],
+    indices: jax.Array,
+    indices_own: tuple[str, ...],
+    axis: str,
+    order: tuple[str, ...],
+    rows: int,
+) -> jax.Array:
+    """A table's values along one axis, shaped to broadcast by position against the outputs. Table and indices meet by
+    name: an axis that both have is walked along together."""
+    place = own.index(axis)
+    lead = rows - 1 if ROWS in own[:place] else 0
+    taken = ""  # the table's axis, ahead of the outputs': they may have one of the same name
+    table = jnp.moveaxis(table, place + lead, 0)
+    extent = table.shape[0]
+    table = _spread(table, (taken, *own[:place], *own[place + 1 :]), (taken, *order), rows)
+    indices = _spread(indices[None], (taken, *indices_own), (taken, *order), rows)
+    if isinstance(extent, int) and extent == 0:  # only where the outputs are empty too
+        return jnp.zeros(jnp.broadcast_shapes(table.shape[1:], indices.shape[1:]), table.dtype)
+    indices = jnp.clip(indices, jnp.asarray(0, indices.dtype), jnp.asarray(extent - 1, indices.dtype))
+    return jnp.take_along_axis(table, indices, axis=0, mode="promise_in_bounds")[0]
+
+
+def named_index(plan: Plan, name: str, arrays: Mapping[str, jax.Array], axes: Axes) -> jax.Array:
+    return named_axes(plan.view(name).array, jnp.asarray(arrays[name]), axes, None)
+
+
+def index_value(plan: Plan, access: Access, value: jax.Array, axes: Axes) -> jax.Array:
+    """What is said of the index by which a table is accessed, shaped to broadcast by position."""
+    assert access.index_of is not None
+    name = access.index_of[0]
+    return _spread(named_index(plan, name, {name: value}, axes), plan.view(name).array.axes, plan.order, len(axes.rows))
+
+
+def named_axes(array: Array, value: jax.Array, axes: Axes, part: int | None) -> jax.Array:
+    """An array, or one part of it, with exactly its named axes (rows as they are)."""
+    shape: list[Any] = []
+    place = None
+    for dim in array.dims:
+        if dim.names == (ROWS,):
+            shape += axes.rows
+            continue
+        names = [axes.extents[name] for name in dim.names]
+        if dim.parts is None:
+            shape += names
+        elif dim.parts_first:
+            place = len(shape)
+            shape += [dim.parts, *names]
+        else:
+            shape += names
+            place = len(shape)
+            shape += [dim.parts]
+    value = value.reshape(shape)
+    return value if place is None else jax.lax.index_in_dim(value, part or 0, place, keepdims=False)
+
+
+def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> jax.Array:
+    """Dimensions of length one for the axes it lacks, so that it has the full rank (a scalar stays one)."""
+    missing = _missing(own, order, rows)
+    return jnp.expand_dims(value, missing) if own and missing else value
+
+
+def with_every_axis(order: tuple[str, ...], dims: tuple[str, ...], axes: Axes) -> tuple[int, ...]:
+    """The shape of a value along `dims` with every axis, those that it lacks of length one."""
+    return tuple(n if axis in dims else 1 for axis in order for n in axes.shape((axis,)))
+
+
+def stored(
+    stores: Sequence[Access], values: Sequence[Any], order: tuple[str, ...], axes: Axes, types: Types
+) -> dict[Array, jax.Array]:
+    """Outputs from what the jnp form computes for each of `stores`."""
+    parts: dict[Array, dict[int | None, Any]] = {}
+    for access, value in zip(stores, values, strict=True):
+        assert access.array is not None
+        own = access.array.axes
+        # Broadcast first: what is repeated has a gradient that is summed, in the type that it is computed in
+        value = jnp.broadcast_to(lose(value, own, order, len(axes.rows)), axes.shape(own))
+        parts.setdefault(access.array, {})[access.part] = store(value, types.dtype(access.array))
+    return {array: join_parts(array, own, axes) for array, own in parts.items()}
+
+
+def lose(value: Any, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> Any:
+    """An output's value, shaped by position, without the dimensions of axes that it lacks: reductions left them."""
+    missing = _missing(own, order, rows)
+    return value.squeeze(missing) if value.ndim and missing else value
+
+
+def _missing(own: tuple[str, ...], order: tuple[str, ...], rows: int) -> tuple[int, ...]:
+    """The dimensions of the axes in `order` that are not in `own`, `...` being `rows` of them."""
+    missing: list[int] = []
+    place = 0
+    for axis in order:
+        width = rows if axis == ROWS else 1
+        if axis not in own:
+            missing += range(place, place + width)
+        place += width
+    return tuple(missing)
+
+
+def join_parts(array: Array, parts: Mapping[int | None, jax.Array], axes: Axes) -> jax.Array:
+    """An output from its parts, in the shape users see."""
+    if array.parts is None:
+        return parts[None].reshape(user_shape(array, axes))
+    place = 0
+    for dim in array.dims:
+        if dim.parts is not None:
+            place += 0 if dim.parts_first else len(dim.names)
+            break
+        place += len(axes.rows) if dim.names == (ROWS,) else len(dim.names)
+    values = [parts[i] for i in range(array.parts)]
+    return jnp.stack(values, axis=place).reshape(user_shape(array, axes))

@@ -1,0 +1,138 @@
+"""`implementation="interpret"`: an op's compiled kernel, run on the CPU by `codegen.interpret`.
+
+What is compiled is what a GPU is given for the same call, with its PTX kept, for an architecture of choice. Linked
+kernels are kept for the life of the process, compiled ones on disk (`kernels`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from codegen.interpret import host, ptx
+from codegen.interpret.machine import InterpretError, Kernel, Machine
+from codegen.interpret.memory import arrays as memory
+from codegen.interpret.report import Report
+from codegen.runtime.compiled import kernels
+from codegen.runtime.compiled.kernels import Call
+from codegen.runtime.compiled.platform import current_arch
+
+DEFAULT_ARCH = "sm_90a"
+# Parts of jax.jit's cache keys
+_mode = jax.make_user_context(False)
+_arch = jax.make_user_context(None)
+# Kernels run in a thread of their own: XLA's threads flush denormals to zero, and NumPy in them would too.
+_thread = ThreadPoolExecutor(1, "interpret")
+_thread.submit(int).result()  # begun here: a thread inherits that from whoever begins it
+
+
+@contextlib.contextmanager
+def interpret_mode(on: bool = True) -> Iterator[None]:
+    """Calls that name no implementation run the interpreted kernel, if JAX runs on the CPU: also those traced inside.
+    The environment variable CODEGEN_INTERPRET=1 is the same for a whole process."""
+    with _mode(on):
+        yield
+
+
+def chosen() -> bool:
+    """Whether a call that names no implementation is interpreted."""
+    return (_mode.value or os.environ.get("CODEGEN_INTERPRET") == "1") and jax.default_backend() == "cpu"
+
+
+def architecture() -> str:
+    """What interpreted kernels are compiled for: as all kernels are (`current_arch`), and with neither GPU nor a name sm_90a."""
+    return _arch.value or current_arch() or DEFAULT_ARCH
+
+
+@contextlib.contextmanager
+def interpreting_for(arch: str) -> Iterator[None]:
+    """Calls inside interpret kernels for this architecture, also those traced there."""
+    with _arch(arch):
+        yield
+
+
+@dataclass
+class Compiled:
+    """A linked launcher and its kernels."""
+
+    launcher: host.Launcher
+    kernels: dict[str, Kernel]
+
+
+@functools.lru_cache(maxsize=4096)
+def compile_call(call: Call, lines: bool = False) -> Compiled:
+    """Compile for `call.arch`, where asked to with source lines. Raises `PtxError` for PTX the interpreter does not know."""
+    made = kernels.binary(call, "lines" if lines else "ptx")
+    programs = ptx.parse(made.ptx)
+    return Compiled(host.Launcher(made.module, programs), {name: Kernel(p) for name, p in programs.items()})
+
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def run(
+    call: Call, names: Sequence[str], inputs: Sequence[np.ndarray | None], outputs: Shapes
+) -> tuple[np.ndarray, ...]:
+    """The outputs of a call, of the shapes given. `names` are those of inputs and outputs, for messages and reports."""
+    try:
+        return _thread.submit(_run, call, tuple(names), tuple(inputs), outputs).result()
+    except (InterpretError, ptx.PtxError) as error:
+        raise error.with_traceback(None) from None  # under jit JAX prints the traceback: the message says it all
+
+
+def _run(
+    call: Call, names: tuple[str, ...], inputs: tuple[np.ndarray | None, ...], out_shapes: Shapes
+) -> tuple[np.ndarray, ...]:
+    """A kernel that fails does so again with its source lines, which take long to compile, for the message to name them."""
+    try:
+        return _run_compiled(call, compile_call(call), names, inputs, out_shapes)
+    except (InterpretError, ptx.PtxError):
+        return _run_compiled(call, compile_call(call, lines=True), names, inputs, out_shapes)
+
+
+def _run_compiled(
+    call: Call, compiled: Compiled, names: tuple[str, ...], inputs: tuple[np.ndarray | None, ...], out_shapes: Shapes
+) -> tuple[np.ndarray, ...]:
+    arrays = [memory.make_array(n, x, False) for n, x in zip(names, inputs, strict=False) if x is not None]
+    shapes = [x.shape for x in inputs if x is not None]
+    outputs = []
+    for name, shape, (dtype, *_) in zip(names[len(inputs) :], out_shapes, call.outputs, strict=True):
+        outputs.append(memory.make_array(name, np.zeros(shape, jnp.dtype(dtype)), True))
+        shapes.append(shape)
+    everything = [*arrays, *outputs]
+    buffers = [(a.address, s) for a, s in zip(everything, shapes, strict=True)]
+    reports = []
+    for launch in compiled.launcher.launches(buffers):
+        reports.append(Machine(compiled.kernels[launch.kernel], launch, everything).run())
+        for array in outputs:
+            array.settle()
+    for array in outputs:
+        missing = memory.Global([array]).unwritten()
+        if missing is not None:
+            _, first, count = missing
+            raise InterpretError(
+                f"{reports[-1].kernel if reports else 'no kernel'}: {count} elements of {array.name!r} were never written, "
+                f"the first of them element {first}"
+            )
+    _last.append(reports)
+    del _last[:-1]
+    results = []
+    for array, shape, (dtype, *_) in zip(outputs, out_shapes, call.outputs, strict=True):
+        results.append(array.data[: array.size].view(jnp.dtype(dtype)).reshape(shape).copy())
+    return tuple(results)
+
+
+_last: list[list[Report]] = []
+
+
+def last_reports() -> list[Report]:
+    """The reports of the launches of the last interpreted call."""
+    return _last[-1] if _last else []

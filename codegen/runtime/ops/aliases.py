@@ -1,0 +1,35 @@
+"""Outputs that take an input's buffer (`aliases` of a spec), where the caller donates it.
+
+XLA would copy a buffer that is still needed, or that is not the program's to overwrite, before the kernel runs. So an
+alias takes effect where an argument of the program with that array's shape and dtype is donated, and where the kernel
+reads each element of the input before the same thread writes it: element by element, or with rows kept in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from codegen.plan.in_place import why_not
+from codegen.plan.planner import Launch
+from codegen.plan.reductions import RowLaunch, WalkLaunch
+from codegen.plan.tiles import GemmLaunch
+
+if TYPE_CHECKING:
+    from codegen.runtime.ops.op import Op
+
+
+def in_place(op: Op, how: Launch | RowLaunch | WalkLaunch | GemmLaunch) -> dict[str, str]:
+    """The inputs whose buffers a launch may write an output to, and which."""
+    if not isinstance(how, Launch) and not (isinstance(how, RowLaunch) and how.kept):
+        return {}
+    return {source: output for output, source in op.spec.aliases if not why_not(op.plan, output, source)}
+
+
+def pairs(
+    op: Op, how: Launch | RowLaunch | WalkLaunch | GemmLaunch, present: Sequence[str], donated: Sequence[bool]
+) -> dict[int, int]:
+    """The same by place, among the inputs that are there and among the outputs, of the inputs that are `donated`."""
+    given = [name for name, gone in zip(present, donated, strict=False) if gone]
+    outputs = [a.name for a in op.spec.outputs]
+    return {present.index(i): outputs.index(o) for i, o in in_place(op, how).items() if i in given}

@@ -1,0 +1,76 @@
+"""`vmap` of an op: where it can, the mapped axis joins one that the op has, and one call does it all.
+
+It becomes one more of `...` where every output and every mapped array has `...`. In an op without, it joins the first
+axis of all outputs and mapped arrays. No value may depend on a position along it, or on how long it is. Arrays that are not mapped stay as
+they are, unless they have that axis themselves: those are repeated.
+
+Elsewhere (a mapped weight, a mapped scalar, a result over all rows) the jnp form is mapped; where the caller asked for
+the kernel by name, one call follows the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from codegen.graph.nodes import ROWS
+from codegen.runtime.sharding.partition import asked_axes, whole_axes
+from codegen.spec.spec import Array
+
+if TYPE_CHECKING:
+    from codegen.runtime.ops.op import Key, Op
+
+
+def batch(
+    op: Op, key: Key, call: Callable[..., tuple], jnp_form: Callable[..., tuple], size: int, mapped: Sequence[bool],
+    operands: Sequence[Any],
+) -> tuple[jax.Array, ...]:  # fmt: skip
+    """The outputs of `call` for each of `size` positions of the leading axis that the `mapped` operands have."""
+    arrays = [op.spec.array(name) for name in key.present]
+    within = [*arrays, *(None for _ in operands[len(arrays) :])]  # dynamic parameters are no arrays
+    axis = joined_axis(op, [a for a, m in zip(within, mapped, strict=True) if m])
+    if axis is None:
+        if key.implementation in ("cute", "interpret"):
+            return _one_by_one(call, mapped, operands)
+        return jax.vmap(jnp_form, in_axes=[0 if m else None for m in mapped])(*operands)
+
+    def join(array: Array | None, value: Any, is_mapped: bool) -> Any:
+        if array is None or axis not in array.axes:
+            return value
+        if not is_mapped:
+            value = jnp.broadcast_to(value, (size, *value.shape))
+        return value if axis == ROWS else value.reshape(size * value.shape[1], *value.shape[2:])
+
+    outputs = call(*(join(*each) for each in zip(within, operands, mapped, strict=True)))
+    if axis == ROWS:
+        return outputs
+    extent = next(x.shape[1] for a, x, m in zip(within, operands, mapped, strict=True) if m and a is not None)
+    return tuple(y.reshape(size, extent, *y.shape[1:]) for y in outputs)
+
+
+def joined_axis(op: Op, mapped: Sequence[Array | None]) -> str | None:
+    """The axis that a mapped one joins, or None."""
+    first = [_first(array) for array in (*op.spec.outputs, *mapped)]
+    axis = first[0]
+    if axis is None or any(other != axis for other in first):
+        return None
+    apart = axis != ROWS and any(axis in a.axes and _first(a) != axis for a in op.spec.inputs)
+    return None if apart or axis in whole_axes(op) | asked_axes(op) else axis
+
+
+def _first(array: Array | None) -> str | None:
+    """An array's first axis, if it has its dimension to itself."""
+    if array is None or not array.dims or array.dims[0].parts is not None or len(array.dims[0].names) > 1:
+        return None
+    return array.dims[0].names[0]
+
+
+def _one_by_one(call: Callable[..., tuple], mapped: Sequence[bool], operands: Sequence[Any]) -> tuple[jax.Array, ...]:
+    def one(given: list[Any]) -> tuple:
+        values = iter(given)
+        return call(*(next(values) if m else x for m, x in zip(mapped, operands, strict=True)))
+
+    return jax.lax.map(one, [x for m, x in zip(mapped, operands, strict=True) if m])

@@ -1,0 +1,368 @@
+"""A generated op that contracts, as a JAX function.
+
+Its products and its epilogue are one kernel where that is fast (`fused`); else XLA multiplies, and the epilogue is a
+kernel of its own, as any op is. The gradients of the products are products again, by XLA, of what the epilogue's
+generated backward gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from codegen.autodiff import backward as backwards
+from codegen.errors import Mistake
+from codegen.graph.nodes import DTYPES, Statement
+from codegen.language import sizes
+from codegen.plan import op as planned
+from codegen.plan.op import Gemm
+from codegen.plan.planner import Launch
+from codegen.plan.reductions import RowLaunch, WalkLaunch
+from codegen.plan.tiles import GemmLaunch, Tile
+from codegen.runtime.call import arguments, unsigned, views
+from codegen.runtime.call.arguments import Axes, Types
+from codegen.runtime.call.cast import store
+from codegen.runtime.compiled import interpreted
+from codegen.runtime.compiled.platform import choose
+from codegen.runtime.ops.derived import Backward, DerivedOp
+from codegen.runtime.ops.op import KernelCall, Key, Op, P, R, Tensor
+from codegen.runtime.sharding import shards, tile_folds
+from codegen.runtime.sharding.shards import Split
+from codegen.runtime.xla.products import product
+from codegen.spec.spec import Array, Spec
+
+
+class GemmOp(Op[P, R]):
+    """A generated op that contracts."""
+
+    @functools.cached_property
+    def epilogue(self) -> Epilogue:
+        """What follows the products, as an op."""
+        return Epilogue(self, "epilogue", self._parts)
+
+    @property
+    def own_kernels(self) -> tuple[Op, ...]:
+        """Its own, where it has one, and its epilogue's."""
+        return (self, self.epilogue) if isinstance(self.plan.tile, Tile) else (self.epilogue,)
+
+    @property
+    def kernels(self) -> tuple[Op, ...]:
+        """Its own, where it has one; those of its epilogue and of its gradient."""
+        backward = self._backward
+        found = [self, getattr(backward, "keeping", None)]
+        products = [op for op in found if op is not None and isinstance(op.plan.tile, Tile)]
+        pulled = [] if backward is None else [k for k in (backward.frozen, backward) if k is not None]
+        return (*products, self.epilogue, *pulled)
+
+    @functools.cached_property
+    def multiplied(self) -> frozenset[str]:
+        return frozenset(x.name for p in self.plan.products for x in (p.a, p.b))
+
+    # The products, then the epilogue
+
+    def products(self, key: Key, arrays: dict[str, Any], axes: Axes, dtype: str | None = None) -> dict[str, jax.Array]:
+        """The products, in `dtype` or in the type that they are summed in."""
+        exact = self.spec.math == "precise"
+        return {
+            p.acc.name: product(p, arrays[p.a.name], arrays[p.b.name], axes, dtype or p.acc.dtype, exact)
+            for p in self.plan.products
+        }
+
+    def epilogue_call(self, key: Key, operands: Sequence[Any]) -> tuple[Key, tuple]:
+        """The epilogue's call, its products made."""
+        arrays = self._arrays(key, operands)
+        axes = arguments.bind_axes(self.spec, arrays)
+        spec = self.epilogue.spec
+        there = self.products(key, arrays, axes) | arrays
+        present = tuple(a.name for a in spec.inputs if a.name in there)
+        names = {p.name for p in spec.params}
+        static = tuple((name, value) for name, value in key.static if name in names)
+        params = self.parameters(key, operands)
+        dynamic = [params[p.name] for p in spec.params if not p.static]
+        return Key(key.implementation, key.types, present, static), (*(there[name] for name in present), *dynamic)
+
+    def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: Split) -> tuple:
+        tile, contracted = self.plan.tile, {p.axis for p in self.plan.products}
+        if split.across(contracted) or split.across(tile.undivided):
+            return self.after_products(key, operands, split)
+        firsts = {axis: split.first(axis) for axis in tile.placed if split.across((axis,))}
+        return self.finished(key, operands, kernel(*operands, firsts=firsts), split)
+
+    def finished(self, key: Key, operands: tuple, results: tuple, split: Split) -> tuple:
+        return tile_folds.finished(self, key, operands, results, split)
+
+    def after_products(self, key: Key, operands: tuple, split: Split) -> tuple:
+        """On one shard: XLA's matmul, the sum over mesh axes that it is contracted along, then the epilogue."""
+        own, values = self.epilogue_call(key, operands)
+        over = {p.acc.name: split.across((p.axis,)) for p in self.plan.products}
+        names = [*own.present, *("" for _ in values[len(own.present) :])]
+        values = tuple(jax.lax.psum(x, over[n]) if over.get(n) else x for n, x in zip(names, values, strict=True))
+        kernel = functools.partial(self.epilogue._run_cute, own, ())
+        return (*self.epilogue.on_shard(own, kernel, values, split), *self.kept(own, values, split))
+
+    def composed(self, key: Key, *operands) -> tuple:
+        """XLA's matmul, then the epilogue's kernel."""
+        own, values = self.epilogue_call(key, operands)
+        return (*self.epilogue._functions(own)(*values), *self.kept(own, values))
+
+    def jnp_form(self, key: Key, *operands) -> tuple:
+        own, values = self.epilogue_call(replace(key, implementation="xla"), operands)
+        return (*self.epilogue.jnp_form(own, *values), *self.kept(own, values))
+
+    def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
+        """The outputs that its epilogue has not, from the epilogue's operands, on one shard where arrays are `split`."""
+        del key, operands, split
+        return ()
+
+    # One kernel
+
+    def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> GemmLaunch:
+        """The launch of the one kernel for these types and extents. Raises `Mistake` where there is none."""
+
+        def count(names: tuple[str, ...]) -> int:
+            return views.stands_for(math.prod(axes.shape(names)))
+
+        return self.plan.in_one_kernel(types, count, arch or interpreted.architecture())
+
+    def default_launch(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
+        """That of the one kernel where it is the faster way; else the epilogue's."""
+        with contextlib.suppress(Mistake):
+            how = self.launch_for(types, axes)
+            if how.fast:
+                return how
+        return self.epilogue.default_launch(types, axes)
+
+    def left_to_xla(self, types: Types, axes: Axes) -> str:
+        """Of its epilogue, where that is a kernel of its own."""
+        one_kernel = isinstance(self.default_launch(types, axes), GemmLaunch)
+        return "" if one_kernel else self.epilogue.left_to_xla(types, axes)
+
+    def _kernel_call(
+        self, key: Key, operands: tuple, arch: str | None = None, firsts: Mapping[str, Any] | None = None
+    ) -> KernelCall:
+        """What the launcher is called with: the factors, the epilogue's operands, its outputs. Of axes along which this is not
+        the whole, `firsts` are the places where it begins, int32."""
+        spec, tile = self.plan.epilogue.spec, self.plan.tile
+        arrays = self._arrays(key, operands)
+        axes = arguments.bind_axes(self.spec, arrays)
+        how = self.launch_for(key.types, axes, arch)
+        products = self.plan.products
+        factors = [products[0].a, *(p.b for p in products)]
+        own = [a for a in spec.inputs if a.name not in self.plan.accs]
+
+        def factor(array: Array) -> Tensor:
+            """Batch axes are one mode, and so are rows."""
+            shape: list[Any] = [math.prod(axes.shape(tile.batch))] if tile.batch else []
+            shape += [math.prod(axes.shape(tile.rows))] if array is products[0].a else []
+            for dim in array.dims:
+                if not set(dim.names) & {*tile.batch, *tile.rows}:
+                    extent = [axes.extents[dim.names[0]]]
+                    parts = [] if dim.parts is None else [dim.parts]
+                    shape += [*parts, *extent] if dim.parts_first else [*extent, *parts]
+            divisors = (*(1 for _ in shape[:-1]), views.power_of_two(shape[-1], 16))
+            if array is not products[0].a and not tile.b_is_nk and tile.paired == "interleaved":
+                divisors = (*divisors[:-2], views.power_of_two(shape[-2], 16), 2)
+            return Tensor(tuple(shape), key.types.dtype(array), divisors, 256)
+
+        def operand(array: Array) -> Tensor:
+            shape, dtype = views.kernel_shape(tile.plan, array, axes), key.types.dtype(array)
+            return Tensor(
+                shape, dtype, views.divisibility(tile.plan, array, how), views.alignment(tile.plan, array, dtype)
+            )
+
+        dynamic = [p for p in spec.params if not p.static]
+        kinds = [self._scalar_dtype(key, p.kind) for p in dynamic]
+        scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in (*kinds, *("int32" for _ in tile.placed))]
+        inputs = (*map(factor, factors), *map(operand, own), *scalars)
+        shapes = zip(tile_folds.shapes(tile, axes, how), tile.folds, strict=True)
+        parts = [Tensor(shape, fold.dtype, (1, 1, 1), 4) for shape, fold in shapes]
+        outputs = (*map(operand, tile.outputs), *parts)
+        params = self.parameters(key, operands)
+        static = {p.constant: params[p.name] for p in spec.params if p.static}
+        return KernelCall(
+            unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
+            (
+                *(arrays[a.name] for a in factors),
+                *(arrays.get(a.name) for a in own),
+                *(params[p.name] for p in dynamic),
+                *((firsts or {}).get(axis) for axis in tile.placed),
+            ),
+            inputs,
+            outputs,
+            (*(views.user_shape(a, axes) for a in tile.outputs), *(t.shape for t in parts)),
+            how,
+            {**static, **self.passed_types(key.types), **how.constants},
+        )
+
+    @property
+    def _emitted(self) -> tuple[Spec, tuple[Statement, ...], frozenset[str]]:
+        tile = self.plan.tile
+        return tile.spec, tile.statements, tile.in_registers
+
+    def example_call(self, types: Types, ragged: bool, defaults: bool, arch: str) -> KernelCall:
+        """A call of large matrices, for what its kernel is like: `ragged` ones with odd extents, and with `defaults` without
+        the inputs that may be left out. Raises `Mistake` where no kernel takes these types."""
+        extents = dict.fromkeys(self.spec.axes, 4097 if ragged else 4096) | dict.fromkeys(self.plan.tile.batch, 2)
+        arrays = {
+            a.name: jax.ShapeDtypeStruct(sizes.extents(a, extents), types.dtype(a))
+            for a in self.spec.inputs if a.default is None or not defaults
+        }  # fmt: skip
+        chosen = {name: dtype for name, dtype in types.variables if name in self.spec.free_types and defaults}
+        static = {p.name: p.example for p in self.spec.params if p.static}
+        key, operands = self.bind((), {**arrays, **static, **chosen, "implementation": "cute"})
+        return self._kernel_call(key, operands, arch)
+
+    def _tensor_names(self) -> list[str]:
+        spec, products = self.plan.epilogue.spec, self.plan.products
+        own = [a.name for a in spec.inputs if a.name not in self.plan.accs]
+        dynamic = [p.name for p in spec.params if not p.static]
+        tile = self.plan.tile
+        firsts = [f"first of {axis}" for axis in tile.placed]
+        outputs = (*(a.name for a in tile.outputs), *(f"{f.name} parts" for f in tile.folds))
+        return [products[0].a.name, *(p.b.name for p in products), *own, *dynamic, *firsts, *outputs]
+
+    def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
+        """Whether a call is one kernel: where it can be, and was asked for by name or is the faster way."""
+        axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+        try:
+            how = self.launch_for(key.types, axes)
+        except Mistake:
+            return False
+        return key.implementation in ("cute", "interpret") or how.fast
+
+    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
+        if self._fuses(key, operands):
+            results = super()._run_interpret(key, *operands, parts=True, **given)
+            axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+            return results if parts else self.finished(key, operands, results, Split(axes))
+        own, values = self.epilogue_call(key, operands)
+        return (*self.epilogue._run_interpret(own, *values, parts=parts), *self.kept(own, values))
+
+    def _run(self, key: Key) -> Callable[..., tuple]:
+        composed, cute = functools.partial(self.composed, key), self._on_gpu(key)
+
+        def run(*operands):
+            if key.implementation == "xla" or not self._fuses(key, operands):
+                return composed(*operands)
+            if key.implementation == "interpret":
+                return self._run_interpret(key, *operands)
+            return choose(cute, composed, *operands)
+
+        return run
+
+
+class Epilogue(DerivedOp):
+    """What follows the products of an op."""
+
+    @functools.cached_property
+    def _op(self) -> planned.Op:
+        plan = self.origin.plan
+        assert isinstance(plan, Gemm)
+        return plan.epilogue
+
+
+class GemmForward(GemmOp):
+    """An op that contracts, with what its backward takes of the products as further outputs."""
+
+    def __init__(self, origin: GemmOp, parts: dict[str, Any]):
+        self.__name__ = f"{origin.__name__}_forward"  # type: ignore[attr-defined]
+        self.origin = origin
+        self._backward = self._result = None
+        self._begin(parts.get("forward_launch"), None)
+
+    @functools.cached_property
+    def _op(self) -> planned.Op:
+        found = backwards.backward_of(self.origin._op)
+        assert isinstance(found, backwards.Derived) and found.forward is not None
+        return found.forward
+
+    @functools.cached_property
+    def spec(self) -> Spec:
+        """That of the op, with these outputs."""
+        return replace(self.origin.spec, op=self._op.spec.op, outputs=self._op.spec.outputs)
+
+    @functools.cached_property
+    def epilogue(self) -> Epilogue:
+        """The op's own: what it does not give is computed in jnp."""
+        return self.origin.epilogue
+
+    def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
+        op, own = self.epilogue, self.plan.epilogue
+        arrays = op._arrays(key, operands)
+        split = split or Split(arguments.bind_axes(op.spec, arrays))
+        more = self.spec.outputs[len(op.spec.outputs) :]
+        stores = [a for a in own.plan.stores if a.array in more]
+        params = op.parameters(key, operands)
+        found = shards.outputs_in_jnp(own, stores, arrays, params, key.types, "float32", split)
+        return tuple(found[array] for array in more)
+
+
+class GemmBackward(Backward):
+    """The generated backward of an op's epilogue, and the gradients of the products."""
+
+    origin: GemmOp
+
+    def __init__(self, forward: GemmOp, parts: dict[str, Any], whole: GemmBackward | None = None):
+        DerivedOp.__init__(self, forward, "backward" if whole is None else "frozen", parts)
+        self._parts, self._whole = parts, whole
+        self.frozen = type(self)(forward, parts, self) if whole is None and "frozen_launch" in parts else None
+
+    @functools.cached_property
+    def keeping(self) -> GemmForward | None:
+        """The op that runs where gradients will be asked for, if not the op itself."""
+        if self._whole is not None:
+            return self._whole.keeping
+        return None if self.derived.forward is None else GemmForward(self.origin, self._parts)
+
+    def saves(self) -> list[str]:
+        """Outputs, products, tiles, by the names they are saved under."""
+        return [*self.derived.how.saved, *(name for _, name in self.derived.products)]
+
+    def takes(self, key: Key) -> list[str]:
+        """Everything: the products' gradients are products with the factors."""
+        return self.origin.operand_names(key)
+
+    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]:
+        op = self.keeping or self.origin
+        outputs = plain(*operands) if self.keeping is None else self.keeping._functions(key)(*operands)
+        made = dict(zip((a.name for a in op.spec.outputs), outputs, strict=True))
+        return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
+
+    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple:
+        derived, op = self.derived, self.origin
+        operands = tuple(values[name] for name in self.takes(key))
+        arrays = op._arrays(key, operands)
+        there = arrays | op.parameters(key, operands)
+        own = {name: there.get(name) for name in super().takes(key)}
+        own |= {name: values[name] for name in derived.how.saved}
+        own |= {acc: values[name] for acc, name in derived.products}
+        gradients = self.gradients(key, own, cotangents)
+        axes = arguments.bind_axes(op.spec, arrays)
+        for p in op.plan.products:
+            if (inner := gradients.pop(p.acc.name, None)) is None:
+                continue
+            for name, value in self.through(p, arrays, inner, axes).items():
+                gradients[name] = gradients[name] + value if name in gradients else value
+        gradients = {n: store(g, arrays[n].dtype) if n in arrays else g for n, g in gradients.items()}
+        return self.ordered(key, gradients)
+
+    def through(self, p: Any, arrays: dict[str, Any], inner: jax.Array, axes: Axes) -> dict[str, jax.Array]:
+        """The gradients of a product's operands, from that of the product."""
+        exact = self.origin.spec.math == "precise"
+        a, b = (jnp.asarray(arrays[x.name]) for x in (p.a, p.b))
+        own = [name for name, x in ((p.a.name, a), (p.b.name, b)) if DTYPES[x.dtype.name].kind == "float"]
+        wide = {n: (x if x.dtype.itemsize > 1 else x.astype(inner.dtype)) for n, x in ((p.a.name, a), (p.b.name, b))}
+
+        def of(given):
+            full = wide | given
+            return product(p, full[p.a.name], full[p.b.name], axes, inner.dtype.name, exact)
+
+        (found,) = jax.vjp(of, {name: wide[name] for name in own})[1](inner)
+        return found

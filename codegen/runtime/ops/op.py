@@ -1,0 +1,547 @@
+"""A generated op as a JAX function.
+
+One call: bind the arguments, then run a jitted function that depends only on what is compiled in (implementation, types,
+which inputs are there, static params). That function is, outermost first,
+
+  jax.jit            so that an eager call is one dispatch
+  jax.custom_vjp     forward kept as it is; a generated backward, of all gradients or of rows alone; else that of the jnp form
+  auto_axes          where mesh axes are explicit: inside none is; results are typed by `partition.py`'s rules
+  custom_vmap        a mapped axis joins `...` or the first axis (`batching.py`); else the jnp form is mapped
+  platform choice    the CuTe kernel on CUDA, the jnp form elsewhere, also inside jit and under jax.export
+  partitioning       the kernel runs on each device's shard (`partition.py`)
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
+
+from codegen import pipeline
+from codegen.autodiff import backward as backwards
+from codegen.errors import Mistake
+from codegen.graph.nodes import DTYPES, Statement
+from codegen.interpret import host
+from codegen.plan import op as planned
+from codegen.plan.planner import Launch, dtype_constant, overrides, unheld_types
+from codegen.plan.reductions import Reduction, RowLaunch, WalkLaunch
+from codegen.plan.supported import lacks
+from codegen.plan.tiles import GemmLaunch
+from codegen.runtime.call import arguments, unsigned, views
+from codegen.runtime.call.arguments import Axes, Types
+from codegen.runtime.call.cast import store
+from codegen.runtime.compiled import interpreted, kernels
+from codegen.runtime.compiled.platform import choose, current_arch
+from codegen.runtime.ops import aliases, batching
+from codegen.runtime.sharding import partition, shards
+from codegen.runtime.xla.evaluate import wide
+from codegen.spec.spec import Array, Spec
+
+if TYPE_CHECKING:
+    from codegen.runtime.ops.derived import Backward
+
+Implementation = Literal["cute", "xla", "interpret"] | None
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What is compiled into a call's function."""
+
+    implementation: Implementation
+    types: Types
+    present: tuple[str, ...]
+    static: tuple[tuple[str, Any], ...]
+    zeros: tuple[str, ...] = field(init=False)  # static parameters that are -0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "zeros", arguments.negative_zeros(self.static))
+
+
+class Tensor(NamedTuple):
+    """An array as the launcher takes it."""
+
+    shape: tuple[Any, ...]
+    dtype: str
+    divisors: tuple[int, ...]
+    alignment: int  # bytes
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A call of the launcher: what goes in (None where an input is left out), as which tensors, and what comes out."""
+
+    launch: Callable[..., None]
+    operands: tuple[Any, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them; of parts, as they are
+    how: Launch | RowLaunch | WalkLaunch | GemmLaunch
+    constants: dict[str, Any]
+
+    def compiled_for(self, arch: str) -> kernels.Call:
+        """What of it decides the kernel: no extents."""
+        inputs = tuple(None if x is None else t[1:] for x, t in zip(self.operands, self.inputs, strict=True))
+        return kernels.Call(
+            self.launch, inputs, tuple(t[1:] for t in self.outputs), tuple(self.constants.items()), arch
+        )
+
+
+class Op(Generic[P, R]):
+    """A generated op: call it, or look at its `spec`, `plan` and `reference`."""
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        content: dict[str, Any],
+        parts: dict[str, Any],
+        backward: Callable[..., Backward],
+    ):
+        functools.update_wrapper(self, function)
+        self._parts = parts
+        self._content, self._reference, self._result = content, parts["reference"], parts.get("result")
+        self._begin(parts.get("launch"), parts.get("xla"))
+        self._backward = backward(self, parts) if "backward_launch" in parts else None
+
+    def __reduce__(self) -> str:
+        """Copies and what is unpickled are this op, which its module holds under its name."""
+        return self.__name__  # type: ignore[attr-defined,no-any-return]
+
+    def _begin(self, launch: Callable[..., None] | None, xla: Callable[..., Any] | None) -> None:
+        """What every generated kernel has: its launcher, its jnp form, and the functions behind its calls."""
+        self._launch: Any = launch
+        self._xla: Any = xla
+        self._functions = functools.lru_cache(maxsize=None)(self._make)
+        self._xla_extra = [] if xla is None else list(inspect.signature(xla).parameters)
+
+    @functools.cached_property
+    def _op(self) -> planned.Op:
+        return pipeline.read_op(f"specs/{self.__name__}.yaml", self._content)  # type: ignore[attr-defined]
+
+    @property
+    def spec(self) -> Spec:
+        """The spec this op was generated from."""
+        return self._op.spec
+
+    @property
+    def plan(self):
+        """The kernel's plan."""
+        return self._op.plan
+
+    @property
+    def own_kernels(self) -> tuple[Op, ...]:
+        """Those of `kernels` that a call runs of which no gradient is asked for."""
+        return (self,)
+
+    @property
+    def kernels(self) -> tuple[Op, ...]:
+        """The op itself and those generated with it: its backward last, before it what is run for that or in its place."""
+        found = self._backward
+        more = () if found is None else (found.forward, found.first, found.beside, found.frozen, found)
+        return (self, *(k for k in more if k is not None))
+
+    @property
+    def backward(self) -> backwards.Derived | Mistake:
+        """The generated backward, or why there is none."""
+        return backwards.backward_of(self._op)
+
+    @property
+    def statements(self):
+        """The chain as a typed graph."""
+        return self._op.statements
+
+    @property
+    def refuses_gradients(self) -> bool:
+        """Whether its spec says that it has none: to ask for one is an error."""
+        return self.spec.grad == "none"
+
+    @property
+    def multiplied(self) -> frozenset[str]:
+        """The inputs that are factors of a contraction."""
+        return frozenset()
+
+    def __repr__(self) -> str:
+        return f"<codegen op {self.__name__}>"  # type: ignore[attr-defined]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        key, operands = self.bind(args, kwargs)
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in operands):
+            raise TypeError(
+                f"{self.spec.op} takes arrays; of a jax.ShapeDtypeStruct, jax.eval_shape gives the results' types"
+            )
+        traced = any(isinstance(x, jax.core.Tracer) for x in operands)
+        if key.implementation == "interpret" and not traced and partition.explicit_shardings(operands) is None:
+            return cast(R, self._named(self._run_interpret(key, *operands)))
+        return cast(R, self._named(self._functions(key)(*operands)))
+
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """The spec's reference on the same arguments: floats computed in float32 (in float64 where an input is, or
+        where `precision="float64"`), results stored as the kernel stores them."""
+        precision = kwargs.pop("precision", None)
+        key, operands = self.bind(args, kwargs)
+        values = self.evaluate_reference(key, operands, precision)
+        axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+        outputs = []
+        for array, value in zip(self.spec.outputs, values, strict=True):
+            shape = views.user_shape(array, axes)
+            outputs.append(store(jnp.broadcast_to(value, shape), key.types.dtype(array)))
+        return self._named(tuple(outputs))
+
+    def evaluate_reference(self, key: Key, operands: tuple, precision: str | None = None) -> tuple:
+        """The reference's values as it computes them, before they are stored."""
+        compute = precision or self.compute(key)
+        given: dict[str, Any] = {}
+        arrays = self._arrays(key, operands)
+        for array in self.spec.inputs:
+            value = arrays.get(array.name)
+            if value is None:
+                given[array.name] = array.default
+            elif DTYPES[key.types.dtype(array)].kind == "float":
+                given[array.name] = jnp.asarray(value).astype(compute)
+            elif array.name in self.multiplied:
+                given[array.name] = jnp.asarray(value).astype(jnp.int32)
+            else:
+                given[array.name] = jnp.asarray(value)
+        given.update(key.static)
+        for param, value in zip(self._dynamic, operands[len(key.present) :], strict=True):
+            given[param.name] = value.astype(compute) if param.kind == "float" else value
+        result = self._reference(**given)
+        return result if len(self.spec.outputs) > 1 else (result,)
+
+    # Binding
+
+    @property
+    def _dynamic(self):
+        return [p for p in self.spec.params if not p.static]
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        names = [*(a.name for a in self.spec.inputs), *(p.name for p in self.spec.params)]
+        return [*names, *self.spec.free_types, "implementation"]
+
+    def bind(self, args: tuple, kwargs: dict) -> tuple[Key, tuple]:
+        """What is compiled in, and the arrays (inputs that are there, then dynamic params). Raises TypeError or
+        ValueError for what does not fit."""
+        spec = self.spec
+        given = arguments.bind_names(spec, self._names, args, kwargs)
+        implementation = given.get("implementation")
+        if implementation not in (None, "cute", "xla", "interpret"):
+            raise ValueError(f"{spec.op}: implementation is 'cute', 'xla', 'interpret' or None, not {implementation!r}")
+        arrays: dict[str, Any] = {}
+        for array in sorted(spec.inputs, key=lambda a: not a.dims):
+            if given.get(array.name) is not None:
+                bound = {a.dtype: jnp.dtype(arrays[a.name].dtype).name for a in spec.inputs if a.name in arrays}
+                arrays[array.name] = arguments.as_array(spec, array, given[array.name], bound)
+        arrays = {a.name: arrays[a.name] for a in spec.inputs if a.name in arrays}
+        types = arguments.bind_types(spec, arrays, {t: given[t] for t, _ in spec.types if t in given})
+        axes = arguments.bind_axes(spec, arrays)
+        views.check_tables(spec, self.plan, arrays, axes)
+        arguments.refuse_empty(spec, self.plan, axes)
+        static = []
+        for param in spec.params:
+            value = given.get(param.name, param.default)
+            if value is None:
+                raise TypeError(f"{spec.op} needs the {param.kind} parameter {param.name!r}")
+            if param.static:
+                static.append((param.name, arguments.static_value(spec, param, value)))
+        if implementation is None and interpreted.chosen():
+            implementation = "interpret"
+        if implementation == "interpret":
+            host.llvm_binding()  # says what is missing here, not out of a computation that runs
+        key = Key(cast(Implementation, implementation), types, tuple(arrays), tuple(static))
+        dynamic = [
+            arguments.dynamic_value(spec, p, given.get(p.name, p.default), self._scalar_dtype(key, p.kind))
+            for p in self._dynamic
+        ]
+        return key, (*arrays.values(), *dynamic)
+
+    def _scalar_dtype(self, key: Key, kind: str) -> str:
+        return {"float": self.compute(key), "int": "int32", "bool": "bool"}[kind]
+
+    def compute(self, key: Key) -> str:
+        """What floats are computed in."""
+        wide = any(key.types.dtype(a) == "float64" for a in self.spec.inputs if a.name in key.present)
+        return "float64" if wide else "float32"
+
+    def operand_names(self, key: Key) -> list[str]:
+        """Those of a call's operands: inputs that are there, dynamic parameters."""
+        return [*key.present, *(p.name for p in self._dynamic)]
+
+    def _arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(key.present, operands, strict=False))
+
+    def parameters(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
+        """The values of the parameters, by name."""
+        dynamic = zip(self._dynamic, operands[len(key.present) :], strict=True)
+        return {**dict(key.static), **{param.name: value for param, value in dynamic}}
+
+    def _named(self, outputs: tuple) -> Any:
+        return outputs[0] if self._result is None else self._result(*outputs)
+
+    # The function behind a key
+
+    def _on_gpu(self, key: Key) -> Callable[[tuple[bool, ...]], Callable[..., tuple]]:
+        """The kernel on arrays that may be sharded, for each choice of those that are donated."""
+
+        @functools.cache
+        def cute(donated):
+            return partition.partitioned(self, key, functools.partial(self._run_cute, key, donated))
+
+        return cute
+
+    def _run(self, key: Key) -> Callable[..., tuple]:
+        """A call by the implementation that is asked for, not yet differentiable."""
+        xla, cute = functools.partial(self.jnp_form, key), self._on_gpu(key)
+
+        def run(*operands):
+            if key.implementation == "xla":
+                return xla(*operands)
+            if key.implementation == "interpret":
+                return self._run_interpret(key, *operands)
+            if key.implementation == "cute":
+                refuse = (
+                    f"{self.spec.op}: implementation='cute' needs an NVIDIA GPU; 'interpret' runs the kernel without"
+                )
+                return choose(cute, xla, *operands, refuse=refuse)
+            axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+            if self._refused(key.types, axes) is not None or self.left_to_xla(key.types, axes):
+                return xla(*operands)
+            return choose(cute, xla, *operands)
+
+        return run
+
+    def _make(self, key: Key) -> Callable[..., tuple]:
+        run, xla = self._run(key), functools.partial(self.jnp_form, key)
+        batched = jax.custom_batching.custom_vmap(lambda *operands: partition.varying(run(*operands), operands))
+
+        @batched.def_vmap
+        def batch(size, mapped, *operands):
+            outputs = batching.batch(self, key, batched, xla, size, mapped, operands)
+            return outputs, tuple(True for _ in outputs)
+
+        @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+        def differentiable(shardings, *operands):
+            outputs = partition.output_shardings(self, key, shardings, operands)
+            return partition.typed(batched, outputs)(*operands)
+
+        def forward(shardings, *primals):
+            # through itself, so that a second derivative differentiates this call as the first did
+            plain, operands = functools.partial(differentiable, shardings), tuple(p.value for p in primals)
+            kernel = self._backward_for(key)
+            if kernel is None or self._is_empty(key, operands):
+                return plain(*operands), {"": operands}
+            way = kernel.way(key, [p.perturbed for p in primals])
+            outputs, values = kernel.by(way).saved(key, plain, operands)
+            return outputs, kernel.packed(key, way, values, operands)
+
+        def pull(residuals, cotangents):
+            kernel = self._backward_for(key)
+            if kernel is None or isinstance(residuals, dict):
+                return jax.vjp(xla, *residuals[""])[1](cotangents)
+            way, values = kernel.unpacked(key, residuals)
+            return kernel.by(way).pull(replace(key, implementation="xla") if way == "xla" else key, values, cotangents)
+
+        def backward(shardings, residuals, cotangents):
+            if self.refuses_gradients:
+                raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
+            cotangents = tuple(
+                ad.instantiate_zeros(ad.Zero(c.aval)) if isinstance(c, SymbolicZero) else c for c in cotangents
+            )
+            return partition.typed(pull, shardings)(residuals, cotangents)  # each gradient as its operand is sharded
+
+        differentiable.defvjp(forward, backward, symbolic_zeros=True)
+
+        def call(*operands):
+            # in shard_map, where an operand does not vary: its gradient is then summed over the mesh
+            operands = partition.varying(operands, operands)
+            return differentiable(partition.explicit_shardings(operands), *operands)
+
+        return jax.jit(call)
+
+    def _backward_for(self, key: Key) -> Backward | None:
+        """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
+        backward = self._backward
+        if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
+            return None
+        return backward
+
+    def _is_empty(self, key: Key, operands: Sequence[Any]) -> bool:
+        """Whether an axis of a call has no extent. A sum along it is 0 whatever it is multiplied with, so that its derivative is
+        left to JAX: the backward takes factors out of sums, and 0 times an infinite one is NaN."""
+        axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+        return any(isinstance(n, int) and n == 0 for n in (*axes.rows, *axes.extents.values()))
+
+    # Implementations
+
+    def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: shards.Split) -> tuple:
+        """The outputs on one shard of arrays that are split; `kernel` returns what is to be `finished`."""
+        if split.across(partition.asked_axes(self)):
+            return shards.in_jnp(self, key, operands, split)
+        return self.finished(key, operands, kernel(*operands), split)
+
+    def finished(self, key: Key, operands: tuple, results: tuple, split: shards.Split) -> tuple:
+        """The outputs, from what the kernel returned: of the whole, or of one shard where arrays are split."""
+        return shards.finished(self, key, operands, results, split)
+
+    def jnp_form(self, key: Key, *operands) -> tuple:
+        """The jnp form: operands brought to the compute type and broadcast by name, results stored."""
+        with wide(self.spec):
+            return self._evaluate_xla(key, operands)
+
+    def _evaluate_xla(self, key: Key, operands: tuple) -> tuple:
+        spec, plan = self.spec, self.plan
+        arrays = self._arrays(key, operands)
+        axes = arguments.bind_axes(spec, arrays)
+        compute = self.compute(key)
+        values: dict[str, Any] = {}
+        for access in plan.loads:
+            values[access.name] = views.jnp_value(plan, access, arrays, axes, compute, spec.integer)
+        given = self.parameters(key, operands)  # as arrays: what is static would compute as Python's numbers do
+        values |= {p.name: jnp.asarray(given[p.name], self._scalar_dtype(key, p.kind)) for p in spec.params}
+        extra = {
+            "compute": jnp.dtype(compute),
+            "row_axes": tuple(range(len(axes.rows))),
+            **{t: jnp.dtype(d) for t, d in key.types.variables},
+        }
+        results = self._xla(**{name: values[name] if name in values else extra[name] for name in self._xla_extra})
+        results = results if isinstance(results, tuple) else (results,)
+        stored = views.stored(plan.stores, results, plan.order, axes, key.types)
+        return tuple(stored[array] for array in spec.outputs)
+
+    def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands, **given: Any) -> tuple:
+        """The kernel, over canonical views of the operands, which may be written to where they are `donated`: its outputs,
+        then what its blocks left of each column statistic. More may be `given` to `_kernel_call`."""
+        arch = current_arch()
+        if arch is None:
+            raise ValueError(f"{self.spec.op}: CUTE_DSL_ARCH must say which GPU to compile for, as in sm_90a")
+        call = self._kernel_call(key, operands, arch, **given)
+        inputs = [x.reshape(t.shape) for x, t in zip(call.operands, call.inputs, strict=True) if x is not None]
+        outputs = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs]
+        pairs = aliases.pairs(self, call.how, key.present, donated)
+        results = kernels.launch(call.compiled_for(arch), inputs, outputs, pairs)
+        return tuple(r.reshape(shape) for r, shape in zip(results, call.shapes, strict=True))
+
+    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
+        """The compiled kernel's PTX, on the CPU: its outputs, then `parts` as `_run_cute` returns them."""
+        arch = interpreted.architecture()
+        call = self._kernel_call(key, operands, arch, **given)
+        described = call.compiled_for(arch)
+        names = self._tensor_names()
+        count = len(call.shapes) if parts else len(self.spec.outputs)
+        present = [x for x in call.operands if x is not None]
+
+        def on_host(*arrays):
+            values = iter(arrays)
+            inputs = [
+                None if x is None else np.asarray(next(values)).reshape(t.shape)
+                for x, t in zip(call.operands, call.inputs, strict=True)
+            ]
+            results = interpreted.run(described, names, inputs, [t.shape for t in call.outputs])
+            return tuple(r.reshape(shape) for r, shape in zip(results[:count], call.shapes, strict=False))
+
+        if not any(isinstance(x, jax.core.Tracer) for x in present):
+            devices = {d for x in present if isinstance(x, jax.Array) and x.committed for d in x.devices()}
+            target = devices.pop() if len(devices) == 1 else None  # None: where JAX puts what is bound to no device
+            return tuple(jax.device_put(result, target) for result in on_host(*present))
+        shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=True))[:count]
+        return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
+
+    def _tensor_names(self) -> list[str]:
+        """What a kernel's tensors are called in messages: inputs, dynamic parameters, outputs, parts."""
+        dynamic = [p.name for p in self._dynamic]
+        folded = [f"{s.name} parts" for s in self.plan.columns]
+        folded += [f"{s.name} of rows" for s, _ in views.row_statistic_dtypes(self.plan, "float32", "int32")]
+        folded += ["counter" for _ in views.counter(self.plan, None)]
+        return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
+
+    def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> KernelCall:
+        """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold, and
+        for dtypes that the architecture lacks."""
+        arch = arch or interpreted.architecture()
+        spec, plan = self.spec, self.plan
+        arrays = self._arrays(key, operands)
+        axes = arguments.bind_axes(spec, arrays)
+        problem = self._refused(key.types, axes, arch)
+        if problem:
+            raise ValueError(f"{spec.op}: {problem}")
+        missing = lacks(self, key.types, arch)
+        if missing:
+            raise ValueError(f"{missing}; implementation='xla' runs without")
+        how = self.launch_for(key.types, axes, arch)
+
+        def tensor(array: Array) -> Tensor:
+            shape = views.kernel_shape(plan, array, axes)
+            dtype = key.types.dtype(array)
+            return Tensor(shape, dtype, views.divisibility(plan, array, how), views.alignment(plan, array, dtype))
+
+        kinds = [self._scalar_dtype(key, p.kind) for p in self._dynamic]
+        scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in kinds]
+        inputs = (*map(tensor, spec.inputs), *scalars)
+        compute, integer = self.compute(key), spec.integer
+        left = views.parts(plan, axes, how, compute, integer) + views.row_statistics(plan, axes, how, compute, integer)
+        left += views.counter(plan, how)
+        parts = [Tensor(shape, dtype, (1,) * len(shape), views.PARTS_ALIGNMENT) for shape, dtype in left]
+        params = self.parameters(key, operands)
+        static = {p.constant: params[p.name] for p in spec.params if p.static}
+        outputs = (*map(tensor, spec.outputs), *parts)
+        return KernelCall(
+            unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
+            (*(arrays.get(a.name) for a in spec.inputs), *operands[len(key.present) :]),
+            inputs,
+            outputs,
+            (*(views.user_shape(a, axes) for a in spec.outputs), *(t.shape for t in parts)),
+            how,
+            {**static, **self.passed_types(key.types), **how.constants},
+        )
+
+    def passed_types(self, types: Types) -> dict[str, str]:
+        """What a launcher is told of the type variables that no tensor has: CuTe DSL's name of the dtype of each."""
+        names = unheld_types(*self._emitted)
+        return {dtype_constant(name): DTYPES[types.dtype(name)].cutlass for name in names}
+
+    @property
+    def _emitted(self) -> tuple[Spec, tuple[Statement, ...], frozenset[str]]:
+        """The spec and the chain that the kernel computes, and the arrays that it has no tensors of."""
+        return self.spec, self._op.statements, frozenset()
+
+    def _refused(self, types: Types, axes: Axes, arch: str | None = None) -> str | None:
+        """Why no kernel takes these extents: too many rows for its coordinates, or longer ones than it can keep."""
+        problem = views.fits(self.plan, axes)
+        if problem is None:
+            try:
+                self.launch_for(types, axes, arch)
+            except Mistake as mistake:
+                problem = f"{mistake.message}; implementation='xla' runs without"
+        return problem
+
+    def default_launch(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
+        """The launch of the kernel that a call takes which asks for no implementation. Raises `Mistake` where there is none."""
+        problem = views.fits(self.plan, axes)
+        if problem:
+            raise Mistake(problem)
+        return self.launch_for(types, axes)
+
+    def left_to_xla(self, types: Types, axes: Axes) -> str:
+        """Why such a call takes XLA's form although there is a kernel, or ""."""
+        how = self.launch_for(types, axes)
+        if not isinstance(self.plan, Reduction) or not isinstance(how, RowLaunch | WalkLaunch):
+            return ""
+        dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
+        return self.plan.left_to_xla(how, dtypes, views.known_extents(self.plan, axes))
+
+    def launch_for(
+        self, types: Types, axes: Axes, arch: str | None = None
+    ) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
+        """The launch for these types and extents. Raises `Mistake` where there is none."""
+        dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
+        arch = arch or interpreted.architecture()
+        return self.plan.launch(dtypes, views.known_extents(self.plan, axes), overrides(self.spec, arch), arch)

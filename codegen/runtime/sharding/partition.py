@@ -1,0 +1,281 @@
+"""A kernel on sharded arrays: each device runs it on its own shard.
+
+XLA cannot see into a kernel, so this module says what may be split, from the spec's axes:
+
+  whole    a device needs all of it: an axis of a table alone, which is gathered along, one that is reordered, one with
+           halves `(2 N)`, the parts themselves and the inner axis of `(B G=128)`
+  asked    a kernel needs all of it: an axis reduced along rows, one whose positions or size the chain asks for, or of which
+           it picks one for each row. A shard of it is computed in jnp, which can be told where it begins, and folds with
+           the others what it comes to; a GEMM kernel can be told as well, and leaves what its tiles come to
+  folded   an axis reduced over rows: every shard leaves what its kernel's blocks leave, before anything is computed from
+           it; the shards' are folded, and the chain's last steps are taken on the sum
+  summed   an axis that two arrays are contracted along, where both are split alike: each device's products are added up
+           before the epilogue; where only one is, it is gathered
+  free     any other: rows of a row kernel, every axis of an element-wise one, the columns of a column kernel
+
+Arrays sharded along a whole axis are gathered first. An axis is split as its largest array is; others follow. An asked one
+is as arrays are that have all axes, or that are multiplied, and along mesh axes that split nothing else: a weight that is
+stored in shards is gathered.
+
+The jnp form needs none of this: XLA splits it as it likes. Inside `shard_map` neither does a kernel: each call is one
+shard already.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax._src.sharding_impls import parse_flatten_op_sharding
+from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from codegen.graph.nodes import ROWS, topological
+from codegen.runtime.call import arguments, views
+from codegen.runtime.sharding.shards import Shards, Split, axis_of
+from codegen.spec.spec import Array
+
+if TYPE_CHECKING:
+    from codegen.runtime.ops.op import Key, Op
+
+# What may be split
+
+
+def whole_axes(op: Op) -> set[str]:
+    """The axes of which a device needs all."""
+    takes = {n for n in topological(s.value for s in op.statements) if n.op == "take"}
+    found = {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
+    for array in op.spec.arrays:
+        for dim in array.dims:
+            if dim.parts is not None and dim.parts_first:
+                found |= set(dim.names)
+            found |= set(dim.names[1:])
+    return found
+
+
+def asked_axes(op: Op) -> set[str]:
+    """The axes of which a kernel needs all: those that it folds along a row, whose positions or sizes the chain asks for, and of
+    which it picks one for each row."""
+    found = {axis for s in (*op.plan.rows, *op.plan.inner) for axis in s.axes}
+    found |= {str(n.attr) for n in topological(s.value for s in op.statements) if n.op in ("index", "size", "take")}
+    return found - whole_axes(op)
+
+
+def factors(op: Op, array: Array, rows: int) -> list[tuple[str, int] | None]:
+    """For each dimension of an array, the factor that it may be split along, outermost in it, and how many elements lie
+    within one position of that factor; None where it must be whole. `...` is a factor for each of its axes."""
+    whole = whole_axes(op)
+    found: list[tuple[str, int] | None] = []
+    for dim in array.dims:
+        if dim.names == (ROWS,):
+            found += [None if ROWS in whole else (f"{ROWS}{i}", 1) for i in range(rows)]
+        elif not dim.names or dim.names[0] in whole:
+            found.append(None)
+        else:
+            found.append((dim.names[0], dim.parts or math.prod(n or 1 for n in dim.extents[1:])))
+    return found
+
+
+class Call:
+    """The arrays of one call, and how their dimensions may be split: inputs that are there, then dynamic parameters, then
+    outputs, each with the factors of its dimensions."""
+
+    def __init__(self, op: Op, key: Key, operands: Sequence[tuple[int, ...]]):
+        arrays = [op.spec.array(name) for name in key.present]
+        self.op, self.operands = op, len(operands)
+        self.axes = arguments.bind_axes(op.spec, dict(zip(key.present, map(_Shaped, operands), strict=False)))
+        self.shapes = [*operands, *(views.user_shape(a, self.axes) for a in op.spec.outputs)]
+        rows = len(self.axes.rows)
+        scalars: list[list[tuple[str, int] | None]] = [[] for _ in operands[len(arrays) :]]
+        self.factors = [
+            *(factors(op, a, rows) for a in arrays), *scalars, *(factors(op, a, rows) for a in op.spec.outputs)
+        ]  # fmt: skip
+        most = max((len(a.axes) for a in arrays), default=0)
+        self.deciding = [len(a.axes) == most or a.name in op.multiplied for a in arrays]
+
+    def may_decide(self, place: int, factor: str) -> bool:
+        """Whether the sharding of one of the arrays says how a factor is split: of an asked one, that of inputs which have all
+        axes, or are multiplied."""
+        return axis_of(factor) not in self.asked or (place < len(self.deciding) and self.deciding[place])
+
+    @functools.cached_property
+    def asked(self) -> set[str]:
+        return asked_axes(self.op)
+
+    def shards(self, specs: Sequence[Sequence[Any]], mesh: Mapping[str, int]) -> Shards:
+        """How each factor is split, given how the arrays are (as many of them as are known); as far as that comes out
+        even. The largest input decides; where one mesh axis splits several factors, those that are not asked come first."""
+        found: dict[str, tuple[str, ...]] = {}
+        count = self.operands
+        order = sorted(range(len(specs)), key=lambda i: (i >= count, -math.prod(self.shapes[i])))
+        summed = self.contracted_alike(specs)
+        for asked, i in itertools.product((False, True), order):
+            for factor, extent, entry in zip(self.factors[i], self.shapes[i], _padded(specs[i]), strict=False):
+                if factor is not None and factor[0] in self.contracted and factor[0] not in summed:
+                    continue  # what one of two factors is stored in is gathered
+                used = {axis for axes in found.values() for axis in axes}
+                if factor is None or factor[0] in found or used & set(entry):
+                    continue
+                if asked != (axis_of(factor[0]) in self.asked) or not self.may_decide(i, factor[0]):
+                    continue
+                while entry and (extent // factor[1]) % math.prod(mesh[axis] for axis in entry):
+                    entry = entry[:-1]
+                if entry:
+                    found[factor[0]] = entry
+        return found
+
+    @property
+    def contracted(self) -> set[str]:
+        """The axes that products are summed along."""
+        return {p.axis for p in self.op.plan.products} if self.op.plan.kind == "gemm" else set()
+
+    def contracted_alike(self, specs: Sequence[Sequence[Any]]) -> set[str]:
+        """Those that all arrays which have them are split along: each device multiplies its part, and the sums are added."""
+        entries: dict[str, set[tuple[str, ...]]] = {}
+        for own, spec in zip(self.factors, specs, strict=False):
+            for factor, entry in itertools.zip_longest(own, _padded(spec)[: len(own)], fillvalue=()):
+                if factor and factor[0] in self.contracted:
+                    entries.setdefault(factor[0], set()).add(entry)
+        return {axis for axis, found in entries.items() if len(found) == 1 and found != {()}}
+
+    def spec(self, place: int, shards: Shards) -> PartitionSpec:
+        """How one of the arrays is then split."""
+        return PartitionSpec(*(shards.get(f[0]) if f else None for f in self.factors[place]))
+
+    def specs(self, shards: Shards) -> tuple[tuple[PartitionSpec, ...], tuple[PartitionSpec, ...]]:
+        """How operands are split, and how outputs are."""
+        made = [self.spec(i, shards) for i in range(len(self.shapes))]
+        return tuple(made[: self.operands]), tuple(made[self.operands :])
+
+    def rule(self) -> SdyShardingRule:
+        """The same for Shardy, which carries shardings from array to array along shared factors."""
+        names: dict[str, str] = {}
+        sizes: dict[str, int] = {}
+        alone: list[str] = []
+        mappings = []
+        for place, (shape, own) in enumerate(zip(self.shapes, self.factors, strict=True)):
+            dims: list[str | CompoundFactor] = []
+            for extent, factor in zip(shape, own, strict=True):
+                if factor is None:
+                    alone.append(f"w{len(alone)}")
+                    dims.append(alone[-1])
+                    continue
+                decides = place >= len(self.deciding) or self.may_decide(place, factor[0])
+                shared = factor[0] if decides else f"{factor[0]} of {place}"  # no sharding travels from there
+                name = names.setdefault(shared, f"f{len(names)}")
+                if factor[1] == 1:
+                    dims.append(name)
+                else:
+                    alone.append(f"w{len(alone)}")
+                    sizes |= {name: extent // factor[1], alone[-1]: factor[1]}
+                    dims.append(CompoundFactor(name, alone[-1]))
+            mappings.append(ArrayMapping(*dims))
+        plain = {d for m in mappings for d in m if isinstance(d, str)}
+        return SdyShardingRule(
+            tuple(mappings[: self.operands]),
+            tuple(mappings[self.operands :]),
+            reduction_factors=tuple(names[axis] for axis in self.contracted if axis in names),
+            need_replication_factors=tuple(alone),
+            **{name: n for name, n in sizes.items() if name not in plain},
+        )
+
+
+Shardings = tuple[NamedSharding, ...]
+
+
+def explicit_shardings(operands: Sequence[Any]) -> Shardings | None:
+    """How the types of arrays say that they are sharded; None where no mesh has explicit axes, theirs or that of the
+    context. Other axes are left out."""
+    types = [jax.typeof(x).sharding for x in operands]
+    meshes = (*(t.mesh for t in types), jax.sharding.get_abstract_mesh())
+    mesh = next((m for m in meshes if m.explicit_axes), None)
+    return None if mesh is None else tuple(NamedSharding(mesh, t.spec) for t in types)
+
+
+def output_shardings(op: Op, key: Key, shardings: Shardings | None, operands: Sequence[Any]) -> Shardings | None:
+    """How outputs are then sharded, where `shardings` are those of the operands."""
+    if shardings is None:
+        return None
+    mesh = shardings[0].mesh
+    call = Call(op, key, [x.shape for x in operands])
+    _, outputs = call.specs(call.shards([s.spec for s in shardings], mesh.shape))
+    return tuple(NamedSharding(mesh, spec) for spec in outputs)
+
+
+def typed(function: Callable[..., tuple], outputs: Shardings | None) -> Callable[..., tuple]:
+    """`function`, which knows no explicit mesh axes, of arrays whose types say how they are sharded, as its `outputs` then
+    are."""
+    if outputs is None:
+        return function
+    return jax.sharding.auto_axes(function, axes=outputs[0].mesh.explicit_axes, out_sharding=outputs)
+
+
+def varying(outputs: tuple[jax.Array, ...], operands: Sequence[Any]) -> tuple[jax.Array, ...]:
+    """Outputs typed as `shard_map` wants them: they vary over the mesh axes that any operand does."""
+    axes = frozenset[str]().union(*(jax.typeof(x).manual_axis_type.varying for x in operands))
+    missing = [tuple(axes - jax.typeof(y).manual_axis_type.varying) for y in outputs]
+    return tuple(jax.lax.pcast(y, m, to="varying") if m else y for y, m in zip(outputs, missing, strict=True))
+
+
+class _Shaped:
+    def __init__(self, shape: Sequence[int]):
+        self.shape = tuple(shape)
+
+
+def _padded(spec: Sequence[Any]) -> list[tuple[str, ...]]:
+    """The mesh axes of each dimension that a PartitionSpec names."""
+    return [e if isinstance(e, tuple) else () if e is None or not isinstance(e, str) else (e,) for e in spec]
+
+
+# Running
+
+
+def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[..., tuple]:
+    """`kernel`, which returns what an op `finishes`, as a function of arrays that may be sharded; it returns the outputs."""
+
+    def one_device(*operands):
+        axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
+        return op.finished(key, operands, kernel(*operands), Split(axes))
+
+    def partition(mesh, operands, results):
+        call = Call(op, key, [x.shape for x in operands])
+        if mesh.empty:  # within a `shard_map` over some axes of a mesh
+            mesh = Mesh(np.array(sorted(results[0].sharding.device_set, key=lambda d: d.id)), ("devices",))
+        shards = call.shards([_spec(x, mesh) for x in (*operands, *results)], mesh.shape)
+        inner, outer = ([NamedSharding(mesh, s) for s in specs] for specs in call.specs(shards))
+        split = Split(call.axes, shards, mesh.shape)
+
+        def shard(*local):
+            # The mesh of the caller's context is not that of a shard: JAX would mark what is made there as sharded again
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                return op.on_shard(key, kernel, local, split)
+
+        return mesh, shard, tuple(outer), tuple(inner)
+
+    def rule(mesh, operands, results):
+        del mesh, results
+        return Call(op, key, [tuple(t.shape) for t in operands]).rule()
+
+    function = custom_partitioning(one_device)
+    function.def_partition(partition, sharding_rule=rule, decode_shardings=False)
+
+    def run(*operands):
+        mesh = jax.sharding.get_abstract_mesh()
+        left = [n for axis, n in mesh.shape.items() if axis not in mesh.manual_axes]
+        alone = bool(mesh.manual_axes) and math.prod(left) == 1  # each call is one shard already
+        return one_device(*operands) if alone else function(*operands)
+
+    return run
+
+
+def _spec(array: Any, mesh: Mesh) -> PartitionSpec:
+    """How an array is sharded over a mesh; as one that is not where mesh axes cannot say it (XLA may split one)."""
+    try:
+        return parse_flatten_op_sharding(array.sharding._to_xla_hlo_sharding(len(array.shape)), mesh)[0]
+    except (AssertionError, NotImplementedError, StopIteration, ValueError):
+        return PartitionSpec()

@@ -1,0 +1,248 @@
+"""What one device does with its shard where an op asks for more than that: statistics folded over several devices, positions
+in the whole, sizes of it.
+
+A kernel leaves what it folds over rows, and jnp makes the outputs of what all have left (`finished`); or all of the chain is
+in jnp (`in_jnp`), each reduction folded on every device, then over the devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from codegen.graph.emit import leaf_key
+from codegen.graph.nodes import ROWS, Node, topological
+from codegen.plan.planner import Access, access_key
+from codegen.runtime.call import arguments, views
+from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values, wide
+from codegen.spec.spec import Array
+
+if TYPE_CHECKING:
+    from codegen.plan import op as planned
+    from codegen.plan.reductions import Reduction, Statistic
+    from codegen.runtime.ops.op import Key, Op
+
+Shards = Mapping[str, tuple[str, ...]]  # a factor (`partition.factors`) to the mesh axes that it is split along
+
+
+def axis_of(factor: str) -> str:
+    """The spec's axis that a factor is, or is one of."""
+    return ROWS if factor.startswith(ROWS) else factor
+
+
+@dataclass(frozen=True)
+class Split:
+    """What a shard knows of the arrays that it is part of: their extents, and along which mesh axes they are split; along none
+    where it is the whole."""
+
+    axes: arguments.Axes
+    shards: Shards = field(default_factory=dict)
+    mesh: Mapping[str, int] = field(default_factory=dict)
+
+    def across(self, axes: Collection[str]) -> tuple[str, ...]:
+        """The mesh axes that some axes are split along."""
+        return tuple(name for factor in self.shards if axis_of(factor) in axes for name in self.shards[factor])
+
+    def devices(self, axes: Collection[str]) -> int:
+        """How many shards some axes are split into."""
+        return math.prod(self.mesh[name] for name in self.across(axes))
+
+    def first(self, axis: str) -> jax.Array:
+        """The place of this shard's first element along an axis, int32."""
+        extent = math.prod(self.axes.shape((axis,))) // self.devices((axis,))
+        return jnp.asarray(jax.lax.axis_index(self.across((axis,))) * extent, jnp.int32)
+
+
+def in_jnp(op: Op, key: Key, operands: Sequence[jax.Array], split: Split) -> tuple[jax.Array, ...]:
+    """The outputs on one shard, in jnp: of a chain that asks for more than its shard."""
+    arrays = dict(zip(key.present, operands, strict=False))
+    found = outputs_in_jnp(
+        op._op, op.plan.stores, arrays, op.parameters(key, operands), key.types, op.compute(key), split
+    )
+    return tuple(found[a] for a in op.spec.outputs)
+
+
+def outputs_in_jnp(
+    op: planned.Op, stores: Sequence[Access], arrays: Mapping[str, Any], params: Mapping[str, Any], types: arguments.Types,
+    compute: str, split: Split,
+) -> dict[Array, jax.Array]:  # fmt: skip
+    """The outputs that `stores` write, on one shard, in jnp; by array."""
+    with wide(op.spec):
+        axes = arguments.bind_axes(op.spec, arrays)
+        values = {(s.name, s.part): s.value for s in op.statements}
+        roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
+        known = known_in_jnp(op, roots, arrays, params, types, compute, split)
+        return evaluate_outputs(op, stores, arrays, params, axes, types, known, compute)
+
+
+def known_in_jnp(
+    op: planned.Op,
+    roots: Sequence[Node],
+    arrays: Mapping[str, Any],
+    params: Mapping[str, Any],
+    types: arguments.Types,
+    compute: str,
+    split: Split,
+) -> dict[int, jax.Array]:
+    """What the reductions that some values are made of come to, with every axis, and the positions and sizes that they ask
+    for, by the identity of their nodes."""
+    plan, spec = op.plan, op.spec
+    axes = arguments.bind_axes(spec, arrays)
+    nodes = list(topological(roots))
+    known = asked(op, nodes, arrays, axes, compute, split)
+    needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
+    leaves = leaf_values(op, needed, arrays, params, axes, compute)
+    statistics = {id(s.node): s for s in (*plan.rows, *plan.inner, *plan.columns)}
+    for node in nodes:  # each after what it takes
+        if (statistic := statistics.get(id(node))) is not None:
+            (value,) = evaluate([statistic.operand], leaves, known, compute, spec.integer, dict(types.variables))
+            known[id(node)] = _whole(plan, statistic, _folded_apart(plan, statistic, value, axes), axes, split)  # type: ignore[arg-type]
+    return known
+
+
+def asked(
+    op: planned.Op, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
+) -> dict[int, jax.Array]:
+    """What some of a chain's nodes ask for that a shard has not: positions in the whole, sizes of it, and what is taken along
+    axes that are split; by the identity of the nodes."""
+    known = _picked(op, nodes, arrays, axes, compute, split)
+    for node in nodes:
+        axis = (str(node.attr),)
+        if node.op == "size":
+            known[id(node)] = jnp.asarray(math.prod(split.axes.shape(axis)), op.spec.integer)
+        elif node.op == "index" and split.across(axis):
+            own = jnp.arange(math.prod(axes.shape(axis)), dtype=op.spec.integer) + split.first(axis[0])
+            known[id(node)] = own.reshape(views.with_every_axis(op.plan.order, axis, axes))
+    return known
+
+
+def _picked(
+    op: planned.Op, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
+) -> dict[int, jax.Array]:
+    """What is taken along axes that are split, by the identity of the nodes: each element from the shard that has it."""
+    known = {}
+    accesses = {access_key(op.plan, a): a for a in op.plan.loads if a.index_of and split.across((a.index_of[1],))}
+    for node in nodes:
+        access = accesses.get(leaf_key(node))
+        if access is not None and access.index_of is not None:
+            index, axis = access.index_of
+            place = jnp.asarray(arrays[index]).astype(op.spec.integer)
+            last, own = math.prod(split.axes.shape((axis,))) - 1, math.prod(axes.shape((axis,)))
+            place = jnp.clip(place, 0, max(last, 0)) - split.first(axis)
+            value = views.jnp_value(op.plan, access, {**arrays, index: place}, axes, compute, op.spec.integer)
+            here = views.index_value(op.plan, access, (place >= 0) & (place < own), axes)
+            there = jnp.where(here, value, 0).astype("int32" if value.dtype == bool else value.dtype)
+            known[id(node)] = jax.lax.psum(there, split.across((axis,))).astype(value.dtype)
+    return known
+
+
+def _folded_apart(plan: Reduction, statistic: Statistic, value: jax.Array, axes: arguments.Axes) -> jax.Array:
+    """What a statistic folds, as parts: (parts, those axes that it keeps)."""
+    lost = statistic.axes
+    value = jnp.broadcast_to(value, views.with_every_axis(plan.order, (*statistic.node.dims, *lost), axes))
+    owners = [axis for axis in plan.order for _ in axes.shape((axis,))]
+    places = [place for place, axis in enumerate(owners) if axis in lost]
+    value = jnp.moveaxis(value, places, range(len(places)))
+    value = value.astype(jnp.int32) if statistic.kind == "bool" else value
+    count = len(places)
+    return value.reshape(math.prod(value.shape[:count]), math.prod(value.shape[count:]))
+
+
+def finished(op: Op, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
+    """An op's outputs, on one shard where arrays are split, from what its kernel returned: its outputs, then what its blocks
+    left of each statistic that it folds over rows, which is folded with that of other shards, before anything is made of it."""
+    plan, spec, arrays = op.plan, op.spec, dict(zip(key.present, operands, strict=False))
+    outputs = dict(zip(spec.outputs, results, strict=False))
+    if any(split.across(s.axes) for s in plan.columns):
+        with wide(spec):
+            axes = arguments.bind_axes(spec, arrays)
+            known = {
+                id(statistic.node): _whole(plan, statistic, _of_axes(plan, statistic, own, axes), axes, split)
+                for statistic, own in zip(plan.columns, results[len(outputs) :], strict=False)
+            }
+            late = [a for a in spec.outputs if any(id(n) in known for n in topological(_values(op, a)))]
+            stores = [a for a in plan.stores if a.array in late]
+            params = op.parameters(key, operands)
+            outputs |= evaluate_outputs(op._op, stores, arrays, params, axes, key.types, known, op.compute(key))
+    return tuple(outputs.values())
+
+
+def _whole(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: arguments.Axes, split: Split) -> jax.Array:
+    """A statistic, from its parts on all shards, with every axis."""
+    shape = views.with_every_axis(plan.order, statistic.node.dims, axes)
+    whole = fold(statistic.op, parts, split.across(statistic.axes)).reshape(shape)
+    if statistic.op == "mean":
+        whole = mean(whole, split.axes, statistic.axes)
+    return whole.astype(bool) if statistic.kind == "bool" else whole
+
+
+def _of_axes(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: arguments.Axes) -> jax.Array:
+    """The parts of a statistic as it keeps axes: parts of all that blocks keep apart, (parts, columns), to more of fewer."""
+    if statistic.over != "column":
+        return parts
+    extents = [views.group_extents(plan, axes)[i] for i in plan.spread]
+    each = max(1, math.prod(extents) // max(1, parts.shape[1]))  # neighbouring columns that have one result
+    apart = parts.reshape(parts.shape[0], *extents[:-1], extents[-1] // each)
+    lost = [1 + k for k, i in enumerate(plan.spread) if i not in statistic.keeps]
+    kept = [n for k, n in enumerate(apart.shape) if k and k not in lost]
+    return jnp.moveaxis(apart, lost, range(1, 1 + len(lost))).reshape(-1, *kept)
+
+
+def _values(op: Op, array: Array) -> list[Node]:
+    return [s.value for s in op.statements if s.name == array.name]
+
+
+def reduced(op: str, values: jax.Array, dims: tuple[int, ...], keepdims: bool = True) -> jax.Array:
+    """Values of one device, folded along some dimensions, in their own type; of nothing, to what changes nothing."""
+    if op in ("sum", "mean", "prod"):
+        return (jnp.prod if op == "prod" else jnp.sum)(values, dims, dtype=values.dtype, keepdims=keepdims)
+    least, most = (0, 1) if op in ("any", "all") else _ends(values.dtype)
+    if op in ("max", "any"):
+        return jnp.max(values, dims, keepdims=keepdims, initial=least)
+    return jnp.min(values, dims, keepdims=keepdims, initial=most)
+
+
+def _ends(dtype: Any) -> tuple[Any, Any]:
+    """The least and the largest value of a type."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf, jnp.inf
+    return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+
+
+def mean(total: jax.Array, axes: arguments.Axes, lost: tuple[str, ...]) -> jax.Array:
+    """Of a sum over axes, which may have more elements than an integer counts."""
+    return total / jnp.asarray(math.prod(axes.shape(lost)), total.dtype)
+
+
+def fold(op: str, parts: jax.Array, over: tuple[str, ...]) -> jax.Array:
+    """The parts of a reduction, along their first axis and over mesh axes, as one."""
+    return over_devices(op, reduced(op, parts, (0,), keepdims=False), over)
+
+
+def over_devices(op: str, own: jax.Array, over: tuple[str, ...]) -> jax.Array:
+    """What a reduction comes to on each device, folded over mesh axes."""
+    if not over:
+        return own
+    if op in ("sum", "mean"):
+        return jax.lax.psum(own, over)
+    if op == "prod":
+        return jnp.prod(jax.lax.all_gather(own, over), axis=0, dtype=own.dtype)
+    largest = op in ("max", "any")
+    across = jax.lax.pmax if largest else jax.lax.pmin
+    if not jnp.issubdtype(own.dtype, jnp.floating):
+        return across(own, over)
+    # As integers in the same order, NaN beyond all others: the network's maximum would drop it.
+    integer = jnp.int64 if own.dtype.itemsize == 8 else jnp.int32
+    ends = jnp.iinfo(integer)
+
+    def mirrored(bits: jax.Array) -> jax.Array:
+        return jnp.where(bits < 0, bits ^ ends.max, bits)
+
+    ordered = mirrored(jax.lax.bitcast_convert_type(own, integer))
+    ordered = jnp.where(jnp.isnan(own), ends.max if largest else ends.min, ordered)
+    return jax.lax.bitcast_convert_type(mirrored(across(ordered, over)), own.dtype)

@@ -1,0 +1,89 @@
+"""What the tiles of a contraction leave of its reductions: the parts folded in their order, those of other devices as well, and
+what the chain makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from codegen.graph.nodes import lost_axes, topological
+from codegen.plan.tiles import Fold, GemmLaunch, Tile
+from codegen.runtime.call import arguments, views
+from codegen.runtime.call.arguments import Axes
+from codegen.runtime.sharding import shards
+from codegen.runtime.xla.evaluate import evaluate_outputs, wide
+
+if TYPE_CHECKING:
+    from codegen.runtime.ops.gemm_op import GemmOp
+    from codegen.runtime.ops.op import Key
+    from codegen.runtime.sharding.shards import Split
+
+
+def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
+    """Of the parts of each fold: (L, rows, parts) along rows, (L, parts, columns) over them."""
+    batch, rows = (math.prod(axes.shape(names)) for names in (tile.batch, tile.rows))
+    columns = axes.extents[tile.column]
+    along = (batch, rows, -(-columns // how.columns) * how.side)
+    return [along if f.along else (batch, -(-rows // how.rows), columns) for f in tile.folds]
+
+
+def finished(op: GemmOp, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
+    """An op's outputs, on one shard where arrays are split, from what its kernel wrote: those of every element, and the parts
+    of each fold."""
+    tile, epilogue = op.plan.tile, op.plan.epilogue
+    if not tile.folds:
+        return results
+    plan, arrays = epilogue.plan, op._arrays(key, operands)
+    axes = arguments.bind_axes(op.spec, arrays)
+    outputs = dict(zip(tile.outputs, results, strict=False))
+    stores = [a for a in plan.stores if a.array not in outputs]
+    params = op.parameters(key, operands)
+    with wide(epilogue.spec):
+        known = _totals(tile, plan.order, axes, results[len(outputs) :], split)
+        nodes = list(topological(s.value for s in epilogue.statements))
+        known |= shards.asked(epilogue, nodes, arrays, axes, "float32", split)
+        outputs |= evaluate_outputs(epilogue, stores, arrays, params, axes, key.types, known, "float32")
+    return tuple(outputs[array] for array in epilogue.spec.outputs)
+
+
+def _totals(
+    tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.Array], split: Split
+) -> dict[int, jax.Array]:
+    """Each reduction by its node's identity, with a dimension for each axis; of length one where it is lost."""
+    assert order == (*tile.batch, *tile.rows, tile.column), f"tiles of {tile.rows} and {tile.column} in {order}"
+    dims = [axis for axis in order for _ in axes.shape((axis,))]
+
+    def lost(fold: Fold) -> tuple[int, ...]:
+        return tuple(i for i, axis in enumerate(dims) if axis in lost_axes(fold.node))
+
+    found: dict[int, jax.Array] = {}
+    for fold, own in zip(tile.folds, parts, strict=True):
+        folded = {tile.column} if fold.along else set(tile.rows)
+        shape = views.with_every_axis(order, tuple(axis for axis in order if axis not in folded), axes)
+        if fold.along:  # the parts are another dimension, the last one
+            each = (*shape, own.shape[2])
+            own = own.reshape(each)
+            if fold.rescaled is not None:
+                place, power, scale, _ = fold.rescaled
+                largest = found[id(tile.folds[place].node)][..., None]
+                own = _rescaled(own, parts[place].reshape(each), largest, power, scale)
+            total = shards.reduced(fold.op, own, (*lost(fold), len(shape)))[..., 0]
+        else:
+            total = shards.reduced(fold.op, shards.reduced(fold.op, own, (1,)).reshape(shape), lost(fold))
+        total = shards.over_devices(fold.op, total, split.across(lost_axes(fold.node)))
+        if fold.node.op == "mean":
+            total = shards.mean(total, split.axes, lost_axes(fold.node))
+        found[id(fold.node)] = total.astype(bool) if fold.node.kind == "bool" else total
+    return found
+
+
+def _rescaled(sums: jax.Array, maxima: jax.Array, largest: jax.Array, power: str, scale: float) -> jax.Array:
+    """Sums of exponentials of the differences from each part's maximum, as those from the largest of all. A part of nothing
+    but -inf adds nothing to what holds more."""
+    factor = getattr(jnp, power)((maxima - largest) * scale)
+    nothing = (maxima == -jnp.inf) & (largest > -jnp.inf)
+    return jnp.where(nothing, 0, sums * jnp.where(maxima == largest, 1, factor))

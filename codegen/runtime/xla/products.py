@@ -1,0 +1,103 @@
+"""The products of an op that contracts, by XLA: `acc = a @ b` for arrays as users shape them."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from codegen.graph.nodes import DTYPES, ROWS
+from codegen.plan.tiles import Product
+from codegen.runtime.call.arguments import Axes
+from codegen.runtime.call.views import user_shape
+from codegen.spec.spec import Array
+
+BYTES_TOGETHER = 16
+EXACT = {"int8": 1024, "uint8": 256}  # products of two, 2**14 or nearly 2**16 at most, whose sum float32 holds exactly
+
+
+def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool = False) -> jax.Array:
+    """`acc` in the shape that users see, summed in float32 (int32 for integers) and given as `dtype`. float8 operands are
+    widened to bfloat16, which holds each of their values. With `exact`, float32 operands are not rounded to TF32."""
+    a, b = _operand(a), _operand(b)
+    if a.dtype != b.dtype:
+        wide = jnp.promote_types(a.dtype, b.dtype) if a.dtype.kind == b.dtype.kind else jnp.float32
+        a, b = a.astype(wide), b.astype(wide)
+    names: dict[Any, int] = {}
+    left, own = _split(found.a, a, axes, names)
+    right, other = _split(found.b, b, axes, names)
+    _, result = _split(found.acc, None, axes, names)
+    # What both have first, where XLA's for a CPU lacks products of bfloat16 in another order
+    shared = [n for n in own if n in other and n in result]
+    (left, own), (right, other) = (_with_first(x, numbers, shared) for x, numbers in ((left, own), (right, other)))
+    if DTYPES[a.dtype.name].kind == "int" and a.dtype.itemsize == 1:
+        axis = names[found.axis]
+        if not _checked():
+            made = _in_pieces(left, own, right, other, result, axis)
+            return made.astype(dtype).reshape(user_shape(found.acc, axes))
+        left, right = (_filled(x, own.index(axis), BYTES_TOGETHER) for x, own in ((left, own), (right, other)))
+    precision = jax.lax.Precision.HIGHEST if exact and a.dtype == jnp.float32 else None
+    made = jnp.einsum(left, own, right, other, result, precision=precision, preferred_element_type=jnp.dtype(dtype))
+    return made.reshape(user_shape(found.acc, axes))
+
+
+def _with_first(x: jax.Array, numbers: list[int], first: list[int]) -> tuple[jax.Array, list[int]]:
+    """An array with some of its dimensions before the others."""
+    order = [*first, *(n for n in numbers if n not in first)]
+    return x.transpose([numbers.index(n) for n in order]), order
+
+
+def _operand(x: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    narrow = DTYPES[x.dtype.name].kind == "float" and x.dtype.itemsize == 1
+    return x.astype(jnp.bfloat16) if narrow else x
+
+
+def _checked() -> bool:
+    """Whether XLA compares what its kernels for products of bytes give before it takes one, as it does unless told not to.
+    Its first choice (that of JAX 0.11.2 on an H100) gives twice the sum."""
+    levels = re.findall(r"--xla_gpu_autotune_level=(\d)", os.environ.get("XLA_FLAGS", ""))
+    return not levels or int(levels[-1]) >= 4
+
+
+def _in_pieces(left: jax.Array, own: list[int], right: jax.Array, other: list[int], result: list[int], axis: int):
+    """Products of bytes by way of bfloat16, which holds each of them, int32: exact, as so many at once are added."""
+    piece = max(own + other) + 1
+    operands: list[Any] = []
+    for x, numbers in ((left, own), (right, other)):
+        place, size = numbers.index(axis), EXACT[x.dtype.name]
+        if isinstance(x.shape[place], int):
+            size = max(1, min(size, x.shape[place]))
+        x = _filled(x, place, size).astype(jnp.bfloat16)
+        shape = (*x.shape[:place], x.shape[place] // size, size, *x.shape[place + 1 :])
+        operands += [x.reshape(shape), [*numbers[:place], piece, *numbers[place:]]]
+    made = jnp.einsum(*operands, [piece, *result], preferred_element_type=jnp.float32)
+    return made.astype(jnp.int32).sum(0)
+
+
+def _filled(x: jax.Array, place: int, together: int) -> jax.Array:
+    """Zeros added to the contracted axis of bytes, up to a multiple. On a GPU, XLA (of JAX 0.11.2 on an H100) doubles sums
+    whose extent is no multiple of four."""
+    widths = [(0, -extent % together if i == place else 0) for i, extent in enumerate(x.shape)]
+    return jnp.pad(x, widths) if x.shape[place] % together else x
+
+
+def _split(array: Array, value: Any, axes: Axes, names: dict[Any, int]) -> tuple[Any, list[int]]:
+    """An array with a dimension for each of its axes and for its parts, and numbers that name them."""
+    shape: list[Any] = []
+    words: list[Any] = []
+    for dim in array.dims:
+        if dim.names == (ROWS,):
+            shape += axes.rows
+            words += [(ROWS, i) for i in range(len(axes.rows))]
+            continue
+        own = [(name, axes.extents[name]) for name in dim.names]
+        parts = [] if dim.parts is None else [(f"parts of {dim.names}", dim.parts)]
+        for word, extent in [*parts, *own] if dim.parts_first else [*own, *parts]:
+            words.append(word)
+            shape.append(extent)
+    numbers = [names.setdefault(word, len(names)) for word in words]
+    return (None if value is None else value.reshape(shape)), numbers

@@ -1,0 +1,147 @@
+"""The notation of arrays: `T[..., (2 N)] = 0` to an `Array`. Raises `Mistake`, with its place in the text."""
+
+from __future__ import annotations
+
+import re
+
+from codegen.errors import Mistake, known, shown
+from codegen.graph.names import AXIS, MAX_NAME, RESERVED
+from codegen.graph.nodes import DTYPES, ROWS, dtypes_of
+from codegen.spec.spec import Array, Axis
+from codegen.spec.tree import LARGEST, resolve
+
+_MAX_DIMS = 16
+
+
+def parse_dims(text: str) -> tuple[Axis, ...]:
+    """`..., (2 N)` to axes. Raises `Mistake`."""
+    dims: list[Axis] = []
+    for start, word in _split_dims(text):
+        place = (0, start, len(word))
+        try:
+            dim = _dim(word)
+        except Mistake as error:
+            error.place = place
+            raise
+        if ROWS in dim.names and dims:
+            raise Mistake("'...' must be the first axis", "it stands for all leading axes: write T[..., N]", place)
+        for name in dim.names:
+            if any(name in other.names for other in dims) or dim.names.count(name) > 1:
+                raise Mistake(f"axis {name!r} stands twice", "give the second axis a name of its own", place)
+        if dim.parts is not None and any(other.parts is not None for other in dims):
+            hint = "split the array in two inputs, or name one of the axes"
+            raise Mistake("at most one axis may have parts", hint, place)
+        dims.append(dim)
+        if len(dims) > _MAX_DIMS:
+            raise Mistake(f"an array has at most {_MAX_DIMS} axes", "`...` is any number of leading axes", place)
+    return tuple(dims)
+
+
+def _split_dims(text: str) -> list[tuple[int, str]]:
+    """The words between commas outside of parentheses, and where they start."""
+    words, depth, start = [], 0, 0
+    for i, char in enumerate(text + ","):
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth <= 0:
+            word = text[start:i]
+            words.append((start + len(word) - len(word.lstrip()), word.strip()))
+            start = i + 1
+    if depth > 0 or (text.strip() and any(not word for _, word in words)):
+        hint = "axes are separated by commas: T[..., N], T[..., (2 N)], T[]"
+        raise Mistake(f"cannot read the axes {shown(f'[{text}]')}", hint, (0, 0, len(text)))
+    return words if text.strip() else []
+
+
+def _dim(word: str) -> Axis:
+    if word.startswith("("):
+        return _group(word)
+    if _is_number(word):
+        return Axis((), parts=_parts(word))
+    return Axis((word if word == ROWS else _axis(word),), extents=(None,))
+
+
+def _group(word: str) -> Axis:
+    form = "a group is (2 N) for halves, (N 2) for interleaved pairs, or (B G=128) for blocks of a fixed extent"
+    inner = word[1:-1].split() if word.endswith(")") else []
+    if len(inner) == 2 and "," not in word:
+        first, second = inner
+        if _is_number(first) and not _is_number(second):
+            return Axis((_axis(second),), _parts(first), True, (None,))
+        if _is_number(second) and not _is_number(first):
+            return Axis((_axis(first),), _parts(second), False, (None,))
+        name, equals, extent = second.partition("=")
+        if equals and "=" not in first and not _is_number(first):
+            if not _is_number(extent) or len(extent) > 9 or not 1 <= int(extent) <= 65536:
+                raise Mistake(f"the extent of {shown(name)} must be a number from 1 to 65536", form)
+            return Axis((_axis(first), _axis(name)), extents=(None, int(extent)))
+    raise Mistake(f"cannot read the group {shown(word)}", form)
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit()
+
+
+def _parts(word: str) -> int:
+    count = int(word) if len(word) < 6 else 1000
+    if not 1 <= count <= 64:
+        raise Mistake(f"an axis of {word[:12]} parts", "a count of parts is a number from 1 to 64; name a longer axis")
+    return count
+
+
+def _axis(word: str) -> str:
+    if not AXIS.fullmatch(word) or len(word) > MAX_NAME or word in RESERVED:
+        raise Mistake(f"{shown(word)} is no name for an axis", "axes are named like N, K or Heads")
+    return word
+
+
+def parse_array(name: str, text: str, types: dict[str, tuple[str, ...]]) -> Array:
+    """`T[..., N] = 0` to an `Array`. Raises `Mistake`."""
+    match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*(?:=\s*(.+?))?\s*", text)
+    if not match:
+        raise Mistake(f"cannot read {shown(text)} as an array", "an array is DTYPE[axes], as in T[..., N] or float32[]")
+    dtype, dims, default = match.groups()
+    part = 1
+    try:
+        if dtype not in types and dtype not in DTYPES:
+            raise Mistake(f"unknown type {shown(dtype)}", known(dtype, [*types, *DTYPES], "types"), (0, 0, len(dtype)))
+        part = 2
+        array = Array(name, dtype, parse_dims(dims))
+        part = 3
+        return array if default is None else Array(name, dtype, array.dims, _default(array, default, types))
+    except Mistake as error:
+        _, column, length = error.place or (0, 0, len(default))
+        error.place = (0, match.start(part) + column, length)
+        raise
+
+
+def _default(array: Array, text: str, types: dict[str, tuple[str, ...]]) -> float | int | bool:
+    dtypes = [DTYPES[name] for name in dtypes_of(array.dtype, types)]
+    kind = dtypes[0].kind
+    value = {"inf": float("inf"), "+inf": float("inf"), "-inf": -float("inf"), "nan": float("nan")}.get(text.lower())
+    try:
+        value = as_kind(resolve(text) if value is None else value, kind)
+    except Mistake as error:
+        error.hint = error.hint if kind == "float" else LARGEST
+        raise
+    if value is None:
+        example = {"bool": "T[N] = true", "int": "T[N] = 0", "float": "T[N] = 1.0"}[kind]
+        raise Mistake(f"the default {shown(text)} of {array.name!r} is no {kind}", f"write it as in {example}")
+    for dtype in dtypes:
+        if kind == "int" and not dtype.low <= value <= dtype.high:
+            hint = f"its values are {dtype.low} to {dtype.high}"
+            raise Mistake(f"the default {shown(text)} of {array.name!r} does not fit {dtype.name}", hint)
+    return value
+
+
+def kind_of(value: object) -> str:
+    """The kind of a scalar's value: a whole number is an int; what is no number counts as a float."""
+    return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
+
+
+def as_kind(value: object, kind: str) -> float | int | bool | None:
+    """A value as one of this kind, or None where it is none."""
+    if isinstance(value, bool) or kind == "bool":
+        return value if isinstance(value, bool) and kind == "bool" else None
+    if isinstance(value, int | float) and (kind == "float" or isinstance(value, int)):
+        return float(value) if kind == "float" else value
+    return None

@@ -374,7 +374,7 @@ def show_cache(
     Example: codegen cache
     Example: codegen cache --clear
     """
-    from codegen.runtime.compiled import cache
+    from codegen import cache
 
     folder = cache.location()
     if folder is None:

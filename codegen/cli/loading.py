@@ -65,7 +65,7 @@ def _importing(folder: Path) -> Iterator[None]:
 
 def _check_environment() -> None:
     """What the environment says that kernels are compiled for and kept by."""
-    from codegen.runtime.compiled import cache
+    from codegen import cache
     from codegen.targets import ARCHITECTURES
 
     arch = os.environ.get("CUTE_DSL_ARCH")

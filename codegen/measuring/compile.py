@@ -26,13 +26,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from codegen import extras
+from codegen import cache, extras
 from codegen.graph.nodes import DTYPES
 from codegen.plan.planner import Extents, Launch, overrides
 from codegen.plan.reductions import Reduction, RowLaunch, WalkLaunch
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
-from codegen.runtime.compiled import cache, kernels
+from codegen.runtime.compiled import kernels
 from codegen.runtime.compiled.kernels import Call, nameable
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.runtime.ops.gemm_op import GemmOp

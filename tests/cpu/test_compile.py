@@ -13,6 +13,7 @@ from making import make_op
 
 import generated
 from codegen import __main__ as command_line
+from codegen import cache
 from codegen.graph.nodes import DTYPES, topological
 from codegen.language import sizes
 from codegen.measuring import compile as compiling
@@ -33,7 +34,7 @@ from codegen.plan.hopper_tiles import HALVES
 from codegen.plan.planner import Launch, overrides
 from codegen.plan.supported import lacks
 from codegen.runtime.call.arguments import Types
-from codegen.runtime.compiled import cache, kernels
+from codegen.runtime.compiled import kernels
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
 from codegen.targets import USUAL

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from codegen import __main__ as command_line
+from codegen import cache
 from codegen.errors import Mistake
-from codegen.runtime.compiled import cache
 from tests.turns import EVERY
 
 PARTS = {"module": bytes(range(256)) * 40, "ptx": b".version 8.8\n" * 50, "nothing": b""}

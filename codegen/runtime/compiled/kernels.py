@@ -27,11 +27,11 @@ from typing import Any, Literal
 
 import jax
 
+from codegen import cache
 from codegen.errors import Mistake, known
 from codegen.interpret import host
 from codegen.parsing import PARSER
 from codegen.runtime.call.arguments import negative_zeros
-from codegen.runtime.compiled import cache
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.targets import ARCHITECTURES
 

@@ -1,7 +1,8 @@
 """Timing ops on a GPU: ours, XLA's fusion of the reference, and a copy of as many bytes, in one run.
 
 The three take turns, so that a clock or a neighbour that changes meets all of them. A time is the median over groups of
-calls that are queued back to back and waited for once. Where the arrays of a call would fit a GPU's cache, calls go
+calls that are queued back to back, of what the GPU worked on them (`device_time.py`); where the profiler sees no GPU, of the
+time until they were done. Where the arrays of a call would fit a GPU's cache, calls go
 round several sets of them. Bytes count each input read once and each output written once; a copy reads half and writes half.
 """
 
@@ -30,6 +31,8 @@ from codegen.explain.report import Binding, fused_bytes
 from codegen.explain.tables import size_text, time_text
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, extents
+from codegen.measuring import device_time
+from codegen.measuring.device_time import Call
 from codegen.runtime.ops.derived import Backward
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
@@ -42,8 +45,6 @@ GROUPS, CALLS = 5, 25
 BEYOND_CACHE = 384 * 2**20  # three times the largest L2 today
 MOST_SETS = 64
 WHOLE = 128  # words: a copy of odd numbers of them is no kernel at memory's speed
-
-Call = Callable[[int], Any]  # queues the call of this number, and returns what it will give
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,13 @@ def measure(
     candidates: Mapping[str, Call],
     groups: int = GROUPS,
     calls: int = CALLS,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> dict[str, tuple[float, ...]]:
-    """Microseconds a call, one number a group, of candidates that take turns. The first group of each warms up."""
+    """Microseconds a call, one number a group, of candidates that take turns: by a `clock` in seconds if one is given, else
+    by the device's own where the profiler sees it. The first group of each warms up."""
+    if clock is None and device_time.is_available():
+        return device_time.measure(candidates, groups, calls)
+    clock = clock or time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for group in range(groups + 1):
         names = list(candidates)
@@ -129,7 +134,9 @@ def bench_op(
         count_of_sets = sets_of(count)
         made = [make_inputs(origin.spec, replace(binding, spec=origin.spec), shape, i) for i in range(count_of_sets)]
         if isinstance(op, Backward):
-            ours, xla, sets, others = backward_calls(op, made, static, implementation)
+            ours, xla, sets, others = backward_calls(
+                op, made, static, replace(binding, spec=origin.spec), implementation
+            )
         else:
             ours = jax.jit(lambda arrays: op(**arrays, **static, implementation=implementation))
             precision = multiplied_in(op, binding)
@@ -160,7 +167,7 @@ def multiplied_in(op: Op, binding: Binding) -> str | None:
 
 
 def backward_calls(
-    op: Backward, made: list[dict[str, Any]], static: dict[str, Any], implementation: Any
+    op: Backward, made: list[dict[str, Any]], static: dict[str, Any], binding: Binding, implementation: Any
 ) -> tuple[Callable, Callable, list, list]:
     """Ours and XLA's backward, and the sets of arrays that each takes. Ours takes what the forward saved; XLA's the inputs,
     from which it computes again what it needs in its own kernels: jax.vjp of the reference, the forward's result unused. What
@@ -180,15 +187,17 @@ def backward_calls(
         sets.append((residuals, cotangents))
         others.append((arrays, cotangents))
     how, names = op.derived.how, origin.operand_names(key)
-    wanted = [name for name, _ in how.gradients if name in made[0]]
+    given_back = {name for name, _ in how.gradients} | origin.multiplied  # products' gradients go on to their factors
+    wanted = [n for n in names if n in given_back and jnp.issubdtype(jnp.result_type(made[0][n]), jnp.floating)]
     own = [i for i, name in enumerate(names) if name not in dict(how.same)]
+    precision = {"precision": multiplied_in(origin, binding)} if isinstance(origin, GemmOp) else {}
 
     def pulled(given: tuple) -> Any:
         arrays, cotangents = given
         fixed = {n: x for n, x in arrays.items() if n not in wanted}
 
         def forward(varied: dict[str, Any]) -> tuple:
-            y = origin.reference(**fixed, **varied, **static)
+            y = origin.reference(**fixed, **varied, **static, **precision)
             return tuple(y) if len(origin.spec.outputs) > 1 else (y,)
 
         return jax.vjp(forward, {n: arrays[n] for n in wanted})[1](cotangents)
@@ -294,6 +303,7 @@ def machine() -> dict[str, str]:
         "cutlass-dsl": _version("nvidia-cutlass-dsl"),
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "clock": "device" if device_time.is_available() else "host",
         "empty call": time_text(empty_call_us()),
     }
 
@@ -306,10 +316,10 @@ def _version(package: str) -> str:
 
 
 def empty_call_us() -> float:
-    """Microseconds of a call with next to nothing to do: times near it say little of a kernel."""
+    """Microseconds from Python to Python of a call with next to nothing to do."""
     nothing = jax.jit(lambda words: words ^ 1)
     word = jnp.zeros(1, "uint32")
-    return statistics.median(measure({"empty": lambda i: nothing(word)})["empty"])
+    return statistics.median(measure({"empty": lambda i: nothing(word)}, clock=time.perf_counter)["empty"])
 
 
 def as_json(measured: Sequence[Measurement], where: Mapping[str, str]) -> dict[str, Any]:
@@ -378,7 +388,14 @@ def as_table(measured: Sequence[Measurement]) -> Table:
 
 def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name: str, command: str) -> str:
     """The page that goes with the chart."""
-    facts = ", ".join(v if k in ("gpu", "date") else f"{k} {v}" for k, v in where.items() if k != "empty call")
+    facts = ", ".join(
+        v if k in ("gpu", "date") else f"{k} {v}" for k, v in where.items() if k not in ("clock", "empty call")
+    )
+    clock = {
+        "device": "Times are what the GPU worked on a call, by its own clock; Python takes longer to dispatch a short one: "
+        f"{where['empty call']} for a call with nothing to do.",
+        "host": f"Times are Python's. A call with nothing to do took {where['empty call']}: times near that say little of a kernel.",
+    }[where.get("clock", "host")]
     rows = [HEADINGS, tuple("---" if i < 3 else "---:" for i in range(len(HEADINGS))), *map(cells, measured)]
     return "\n".join(
         [
@@ -388,8 +405,9 @@ def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name:
             "",
             f"Measured with `{command}`: the median of groups of calls queued back to back, the candidates in turns.",
             "XLA compiles the spec's reference; the copy moves as many bytes, half read and half written. Bytes and TB/s",
-            "count each input read once and each output written once. A call with nothing to do took "
-            f"{where['empty call']}: times near that say little of a kernel.",
+            "count each input read once and each output written once.",
+            "",
+            clock,
             "",
             f"![speed over XLA, and of a copy]({name}.png)",
             "",

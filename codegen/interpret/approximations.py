@@ -13,15 +13,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, pi
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen.interpret.decode.decoding import Execute
+from codegen.interpret.decode.decoding import Execute, Machine
 from codegen.interpret.ptx import Instruction, Operand, Program, Reg, Vector
-
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
 
 Number = np.ndarray
 RUNS, MARGIN = 16, 4

@@ -13,6 +13,14 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 
+# By the names of PTX's types
+DTYPES: dict[str, type] = {
+    "s8": np.int8, "u8": np.uint8, "b8": np.uint8, "s16": np.int16, "u16": np.uint16, "b16": np.uint16,
+    "s32": np.int32, "u32": np.uint32, "b32": np.uint32, "s64": np.int64, "u64": np.uint64, "b64": np.uint64,
+    "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64, "f16x2": np.uint32, "bf16x2": np.uint32,
+    "f32x2": np.uint64, "pred": np.bool_,
+}  # fmt: skip
+
 Array = np.ndarray
 NAN32, NAN64, NAN16, NAN_BF16 = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF, 0x7FFF, 0x7FFF
 

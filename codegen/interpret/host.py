@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from codegen import extras
-from codegen.interpret.machine import LaunchConfig
+from codegen.interpret.lanes import LaunchConfig
 from codegen.interpret.ptx import Program
 
 _PREFIX = "_mlir_cutlass_call_"  # symbols of packed entry points: every argument by pointer

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from codegen.interpret.approximations import bounds_of, noise_of
-from codegen.interpret.decode.decoding import DTYPES, Execute, Unknown
+from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.decode import barriers
+from codegen.interpret.decode.decoding import Execute, Unknown
 from codegen.interpret.decode.instructions import decode, refuse_converted_stores
-from codegen.interpret.decode.wgmma import Products, accumulators
-from codegen.interpret.memory import barriers
+from codegen.interpret.lanes import Dim, LaunchConfig
 from codegen.interpret.memory.arrays import Array, Fault, Global
 from codegen.interpret.memory.barriers import ASIDE, DONE, TOGETHER, WAIT, Barrier, Barriers
 from codegen.interpret.memory.onchip import Rows, Shared
 from codegen.interpret.memory.ordering import Ordering
+from codegen.interpret.memory.products import Products, accumulators
 from codegen.interpret.memory.spaces import Spaces
 from codegen.interpret.ptx import (
     Imm,
@@ -42,23 +44,9 @@ STEPS = 200_000  # basic blocks of one batch: more is an endless loop
 MBARRIERS = 64  # of a block that are told apart, at most, and not more than it has instructions that make one
 SHARED = 8 << 20  # bytes of shared memory in one batch: each is remembered in about thirty
 
-Dim = tuple[int, int, int]
-
 
 class InterpretError(Exception):
     """A check that failed while a kernel ran; the message says where."""
-
-
-@dataclass(frozen=True)
-class LaunchConfig:
-    """A launch as the compiled launcher asks for it."""
-
-    kernel: str
-    grid: Dim
-    block: Dim
-    shared: int  # bytes of dynamic shared memory
-    params: tuple[bytes, ...]
-    cluster: Dim = (1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -177,9 +165,9 @@ class Machine:
         self.select: np.ndarray | None = None
         self.idle = np.zeros(self.lanes, bool)
         self.ordering = Ordering(blocks, threads, self.cluster_size, self.kernel.mbarriers)
-        self.barriers = Barriers(self.ordering)
         self.shared = Shared(blocks, self.kernel.shared + self.launch.shared, self.ordering)
         self.products = Products(self.shared, self.kernel.accumulators)
+        self.barriers = Barriers(self.ordering, self.products)
         local = Rows(self.lanes, self.kernel.local) if self.kernel.local else None
         self.spaces = Spaces(self, self.memory, self.shared, local)
         for _ in range(STEPS):

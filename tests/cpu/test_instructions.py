@@ -3,8 +3,8 @@
 import pytest
 from instruction_list import forms, listed, problem
 
+from codegen.interpret.arithmetic import DTYPES
 from codegen.interpret.decode import instructions
-from codegen.interpret.decode.decoding import DTYPES
 
 
 def test_every_listed_instruction_is_known():

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen.interpret.decode import tensormaps
-from codegen.interpret.decode.decoding import DTYPES, WINDOWS, Execute, Unknown, only
-from codegen.interpret.memory import mbarriers
+from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.decode import mbarriers, tensormaps
+from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
+from codegen.interpret.memory.spaces import WINDOWS
 from codegen.interpret.ptx import Address, Imm, Symbol, Vector
-
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
-
 
 SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "const")
 # How an access is ordered or cached says nothing here: lanes step together, and memory is one

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.decode.decoding import DTYPES, INTEGRAL, ROUNDINGS, Execute, Unknown, only
-
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
+from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.decode.decoding import INTEGRAL, ROUNDINGS, Execute, Machine, Unknown, only
 
 
 def convert(words, operands) -> Execute:

@@ -7,26 +7,30 @@ arrays over the active lanes, or of length one where all lanes agree.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-import numpy as np
+from codegen.interpret.lanes import Lanes
+from codegen.interpret.memory.arrays import Global
+from codegen.interpret.memory.onchip import Shared
+from codegen.interpret.memory.ordering import Ordering
+from codegen.interpret.memory.products import Products
+from codegen.interpret.memory.spaces import Spaces
 
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
-
-Execute = Callable[["Machine"], None]
-
-DTYPES: dict[str, type] = {
-    "s8": np.int8, "u8": np.uint8, "b8": np.uint8, "s16": np.int16, "u16": np.uint16, "b16": np.uint16,
-    "s32": np.int32, "u32": np.uint32, "b32": np.uint32, "s64": np.int64, "u64": np.uint64, "b64": np.uint64,
-    "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64, "f16x2": np.uint32, "bf16x2": np.uint32,
-    "f32x2": np.uint64, "pred": np.bool_,
-}  # fmt: skip
-# Where spaces lie among generic addresses; global memory is where it is, far below
-WINDOWS = {"global": 0, "const": 0, "param": 0, "local": 1 << 61}
-WINDOWS |= {"shared": 1 << 62, "shared::cta": 1 << 62, "shared::cluster": 1 << 62}
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 INTEGRAL = ("rni", "rzi", "rmi", "rpi")
+
+
+class Machine(Lanes, Protocol):
+    """What an instruction works on: the lanes and all the memory that they reach."""
+
+    memory: Global
+    shared: Shared
+    spaces: Spaces
+    ordering: Ordering
+    products: Products
+
+
+Execute = Callable[[Machine], None]
 
 
 class Unknown(Exception):

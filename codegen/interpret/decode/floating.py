@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.decode.decoding import DTYPES, ROUNDINGS, Execute, Unknown, only
+from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.decode.decoding import ROUNDINGS, Execute, Machine, Unknown, only
 from codegen.interpret.decode.integers import integer_arithmetic
 from codegen.interpret.ptx import Operand
-
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
 
 
 def finish(x: np.ndarray, ftz: bool) -> np.ndarray:

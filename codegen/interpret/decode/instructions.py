@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.decode import accesses, conversions, floating, integers, logic, matrices, warps, wgmma
-from codegen.interpret.decode.decoding import DTYPES, Execute, Unknown
-from codegen.interpret.memory import mbarriers
+from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.decode import accesses, conversions, floating, integers, logic, matrices, mbarriers, warps, wgmma
+from codegen.interpret.decode.decoding import Execute, Unknown
 from codegen.interpret.ptx import Instruction, Operand, Program, PtxError, Reg, Vector
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.decode.decoding import DTYPES, Execute, Unknown, only
+from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.ptx import Operand, Reg, Symbol, Vector
-
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
 
 
 def move(words, operands) -> Execute:

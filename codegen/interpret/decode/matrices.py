@@ -11,17 +11,12 @@ operands the 13 lowest bits do not count. Integers wrap around.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.decode.decoding import Execute, Unknown
+from codegen.interpret.decode.decoding import Execute, Machine, Unknown
 from codegen.interpret.memory.arrays import Fault
 from codegen.interpret.ptx import Address, Operand, Vector
-
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
 
 BITS = {"tf32": 32, "bf16": 16, "f16": 16, "s8": 8, "e4m3": 8, "e5m2": 8}  # of the operands' types
 G, Q = np.arange(32) // 4, np.arange(32) % 4

@@ -12,16 +12,12 @@ import itertools
 import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen.interpret.decode.decoding import Execute, Unknown, only
+from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.memory.arrays import Fault
 from codegen.interpret.ptx import Address, Box, Operand
-
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
 
 CHUNK, LINE = 16, 128  # bytes that stay together in shared memory, and those that its banks hold side by side
 SWIZZLES = {0: 0, 2: 64, 3: 128}

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.decode.decoding import Execute, Unknown, only
+from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
+from codegen.interpret.lanes import absent, ballot, highest, inside
 from codegen.interpret.memory.arrays import Fault
 from codegen.interpret.ptx import Operand, Vector
-
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
-
-
-def inside(m: Machine, lanes: np.ndarray) -> np.ndarray:
-    """Lanes' places in their warps."""
-    return lanes % m.per_block % 32
-
-
-def ballot(m: Machine, lanes: np.ndarray, holds: np.ndarray | None = None) -> np.ndarray:
-    """For each of the lanes, the bits of those of them in its warp (for which a predicate holds)."""
-    place = inside(m, lanes)
-    bits = np.zeros(m.lanes, np.uint32)
-    mine = np.uint32(1) << place.astype(np.uint32)
-    np.bitwise_or.at(bits, lanes - place, mine if holds is None else np.where(holds, mine, np.uint32(0)))
-    return bits[lanes - place]
 
 
 def members(m: Machine, lanes: np.ndarray, mask: Operand) -> np.ndarray:
@@ -42,17 +25,6 @@ def members(m: Machine, lanes: np.ndarray, mask: Operand) -> np.ndarray:
     if outside.any():
         raise Fault(int(lanes[outside][0]), "a lane executes this that is not in its mask")
     return named
-
-
-def absent(m: Machine, lanes: np.ndarray, named: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """For each of the lanes, the bits of its warp's lanes that are named, exist and are not there."""
-    left = np.minimum(m.per_block - (lanes - inside(m, lanes)) % m.per_block, 32)
-    return named & ((np.int64(1) << left) - 1).astype(np.uint32) & ~there
-
-
-def highest(bits: int) -> int:
-    """The place of the highest bit."""
-    return int(bits).bit_length() - 1
 
 
 def shuffle(words, operands) -> Execute:

@@ -16,190 +16,21 @@ fewer bits of its sums than float32 has.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.decode import matrices
-from codegen.interpret.decode.decoding import Execute, Unknown, only
+from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.decode.tensormaps import CHUNK, swizzled
+from codegen.interpret.lanes import WARPGROUP
 from codegen.interpret.memory.arrays import Fault
-from codegen.interpret.memory.barriers import GROUP
-from codegen.interpret.ptx import Imm, Operand, Program, Reg, Vector
-
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
-    from codegen.interpret.memory.onchip import Shared
+from codegen.interpret.ptx import Imm, Operand, Reg, Vector
 
 DEPTH = 32  # bytes of K that one instruction multiplies
-THREAD = np.arange(GROUP)
+THREAD = np.arange(WARPGROUP)
 FLOAT8 = ("e4m3", "e5m2")
-ROWS = {1 << 16: 128, 2 << 16: 64}  # a descriptor's upper bits, which say no more than how long permuted rows are
+ROW_BYTES = {1 << 16: 128, 2 << 16: 64}  # a descriptor's upper bits, which say no more than how long permuted rows are
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
-
-
-@dataclass(eq=False)
-class Product:
-    """One under way."""
-
-    group: int
-    lanes: np.ndarray
-    left: np.ndarray  # of its four warps, those that have not waited for it
-    at: tuple[np.ndarray, ...]  # the bytes it reads, of each factor
-    places: dict[str, int]  # of the accumulators that it writes, by all their names
-
-    def by_place(self) -> dict[int, list[str]]:
-        """The names of each accumulator."""
-        found: dict[int, list[str]] = {}
-        for name, place in self.places.items():
-            found.setdefault(place, []).append(name)
-        return found
-
-
-class Products:
-    """Those of a batch of blocks, and the registers that they may write: `accumulators`, by name."""
-
-    def __init__(self, shared: Shared, accumulators: frozenset[str]):
-        self.shared, self.accumulators = shared, accumulators
-        lanes = shared.committed.shape
-        self.under_way: list[Product] = []
-        self.writing: dict[str, list[Product]] = {}  # by their registers
-        self.committed = np.zeros(lanes, np.int64)
-        self.fenced = np.zeros(lanes, bool)  # once
-        self.touched = {name: np.zeros(lanes, bool) for name in accumulators}  # since the last fence
-        self.stale = {name: np.zeros(lanes, bool) for name in accumulators}  # copied from one that was then added to
-        self.checking = True
-
-    # Registers
-
-    def access(self, name: str, lanes: np.ndarray, writes: bool) -> None:
-        """An accumulator is accessed."""
-        if not self.checking:
-            return
-        for product in self.writing.get(name, ()):
-            bad = self.of(product, lanes)
-            if bad.any():
-                raise Fault(int(lanes[bad][0]), f"{name} is used, which a wgmma that is not waited for may still write")
-        if writes:
-            self.stale[name][lanes] = False
-        elif (bad := self.stale[name][lanes]).any():
-            what = "a copy of an accumulator from before it was complete, which the assembler may have made the same"
-            raise Fault(int(lanes[bad][0]), f"{name} is used, {what}")
-        self.touched[name][lanes] = True
-
-    def of(self, product: Product, lanes: np.ndarray) -> np.ndarray:
-        """Which of some lanes have a product under way."""
-        place = lanes - product.lanes[0]
-        return (place >= 0) & (place < GROUP) & product.left[np.clip(place, 0, GROUP - 1) // 32]
-
-    def move(self, m: Machine, target: Reg, source: Reg, kind: str) -> None:
-        """A mov of a register that products write: the assembler makes the two the same, so it is no access."""
-        lanes = m.active()
-        self.access(target.name, lanes, True)
-        with self.unchecked():
-            m.write(target, m.read(source, kind))
-        for product in list(self.writing.get(source.name, ())):
-            if self.of(product, lanes).any():
-                product.places[target.name] = product.places[source.name]
-                self.writing.setdefault(target.name, []).append(product)
-
-    @contextlib.contextmanager
-    def unchecked(self) -> Iterator[None]:
-        """No access is checked."""
-        self.checking = False
-        try:
-            yield
-        finally:
-            self.checking = True
-
-    def fence(self, lanes: np.ndarray) -> None:
-        self.fenced[lanes] = True
-        for touched in self.touched.values():
-            touched[lanes] = False
-
-    def check_start(self, names: list[str], lanes: np.ndarray) -> None:
-        """A product of a warpgroup is to add to accumulators: nobody may have touched them since a fence but others of its
-        kind."""
-        others = [product for product in self.under_way if self.of(product, lanes).any()]
-        copies = [product.by_place() for product in others]
-        for place, name in enumerate(names):
-            if not (fenced := self.fenced[lanes] & ~self.touched[name][lanes]).all():
-                raise Fault(int(lanes[~fenced][0]), f"wgmma into {name} with no wgmma.fence since it was last used")
-            for product, by_place in zip(others, copies, strict=True):
-                if name not in product.places:
-                    continue
-                if product.places[name] != place or max(by_place) + 1 != len(names):
-                    raise Fault(int(lanes[0]), f"wgmma into {name}, which one of another shape may still write")
-                for other in by_place[place]:
-                    if other != name:
-                        self.stale[other][lanes] = True
-
-    # Groups
-
-    def start(self, lanes: np.ndarray, at: tuple[np.ndarray, ...], names: list[str]) -> None:
-        places = {name: place for place, name in enumerate(names)}
-        product = Product(int(self.committed[lanes[0]]), lanes, np.ones(GROUP // 32, bool), at, places)
-        self.under_way.append(product)
-        for one in at:
-            self.shared.hold(one)
-        for name in names:
-            self.writing.setdefault(name, []).append(product)
-
-    def commit(self, lanes: np.ndarray) -> None:
-        self.committed[lanes] += 1
-
-    def wait(self, lanes: np.ndarray, pending: int) -> None:
-        """All groups of the lanes' warps but the last `pending` are done."""
-        there = np.zeros(self.committed.shape, bool)
-        there[lanes] = True
-        for product in self.under_way:
-            warps = product.lanes.reshape(-1, 32)
-            first = warps[:, 0]
-            done = product.left & there[first] & (product.group < self.committed[first] - pending)
-            if done.any():
-                bits = np.bitwise_or.reduce(1 << self.shared.ordering.warp[first[done]])
-                for at in product.at:
-                    self.shared.seen_by(at, int(first[done][0]), int(bits))
-                product.left &= ~done
-                if not product.left.any():
-                    self.end(product)
-        self.under_way = [p for p in self.under_way if p.left.any()]
-
-    def end(self, product: Product) -> None:
-        for at in product.at:
-            self.shared.put_down(at)
-        for name in product.places:
-            self.writing[name].remove(product)
-            if not self.writing[name]:
-                del self.writing[name]
-
-    def check_exit(self) -> None:
-        if self.under_way:
-            raise Fault(int(self.under_way[0].lanes[0]), "the thread exits without a wait for its last wgmma")
-
-
-def accumulators(program: Program) -> frozenset[str]:
-    """The registers that a program's products write, and those that these are moved to or from."""
-    instructions = [i for block in program.blocks for i in block]
-    found = {
-        item.name
-        for i in instructions if i.words[:2] == ("wgmma", "mma_async") and isinstance(i.operands[0], Vector)
-        for item in i.operands[0].items if isinstance(item, Reg)
-    }  # fmt: skip
-    moves = [i.operands for i in instructions if found and i.words[0] == "mov"]
-    pairs = [(a.name, b.name) for a, b in moves if isinstance(a, Reg) and isinstance(b, Reg)]
-    before = -1
-    while len(found) > before:
-        before = len(found)
-        found |= {a for a, b in pairs if b in found}
-    return frozenset(found)
-
-
-# Instructions
 
 
 def decode(words, operands) -> Execute:
@@ -270,14 +101,14 @@ def multiply(words, operands) -> Execute:
 def whole_groups(m: Machine) -> np.ndarray:
     """The active lanes by warpgroups: (warpgroups, 128). A fault where one is not whole."""
     lanes = m.active()
-    key = lanes // m.per_block * -(-m.per_block // GROUP) + lanes % m.per_block // GROUP
+    key = lanes // m.per_block * -(-m.per_block // WARPGROUP) + lanes % m.per_block // WARPGROUP
     _, first, counts = np.unique(key, return_index=True, return_counts=True)
-    if (torn := counts != GROUP).any():
+    if (torn := counts != WARPGROUP).any():
         raise Fault(
             int(lanes[first[torn][0]]),
             f"wgmma takes all four warps of a warpgroup, and {counts[torn][0]} lanes are here",
         )
-    return lanes.reshape(-1, GROUP)
+    return lanes.reshape(-1, WARPGROUP)
 
 
 def uniform(m: Machine, operand: Operand, groups: np.ndarray, kind: str = "u64") -> np.ndarray:
@@ -296,7 +127,7 @@ def factor(
     eight a stride further. Rows lie along K, or where `transposed` along the other axis, and what does not fit into them a
     leading stride further."""
     start, leading, stride = ((descriptor >> bit & 0x3FFF) * CHUNK for bit in (0, 16, 32))
-    width = ROWS.get(descriptor >> 46)
+    width = ROW_BYTES.get(descriptor >> 46)
     if width is None:
         raise Fault(int(lanes[0]), f"a descriptor of a tile that is not known here: {descriptor:#x}")
     if transposed:

@@ -13,25 +13,20 @@ another: whether something orders a thread that only arrives behind the barrier'
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen.interpret.decode.decoding import Unknown, only
-from codegen.interpret.decode.warps import absent, ballot, highest, inside
+from codegen.interpret.lanes import WARPGROUP, Lanes, absent, ballot, highest, inside
 from codegen.interpret.memory.arrays import Fault
 from codegen.interpret.memory.ordering import Ordering
+from codegen.interpret.memory.products import Products
 from codegen.interpret.ptx import MASKED, Imm, Instruction, Operand
-
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
 
 # Places of lanes that have exited; WAIT + a block of instructions: at its barrier; ASIDE + one: until an mbarrier's phase
 # is over
 DONE, WAIT, ASIDE = 1 << 30, 1 << 29, 1 << 28
 # Instead of the number of a block's barrier; TOGETHER: at an instruction of several lanes, which begins a block of instructions
-WARP, CLUSTER, WARPGROUP, TOGETHER = -1, -2, -3, -4
-GROUP = 128  # threads of a warpgroup
+AT_WARP, AT_CLUSTER, AT_WARPGROUP, TOGETHER = -1, -2, -3, -4
 
 
 @dataclass(frozen=True)
@@ -43,27 +38,6 @@ class Barrier:
     takes: Operand = Imm(0)  # noqa: RUF009  # how many of a block's threads, 0 for all; which lanes of a warp
     waits: bool = True
     releases: bool = True
-
-
-def decode(instruction: Instruction) -> Barrier:
-    """Raises `Unknown` for a barrier that is not known."""
-    first, *words = instruction.words
-    operands = instruction.operands
-    if first == "wgmma":
-        only(tuple(words), ("fence", "sync", "aligned"))
-        return Barrier("warpgroup")
-    if words[:1] == ["warp"] and words[1:] == ["sync"]:
-        return Barrier("warp", takes=operands[0])
-    if words[:1] == ["cluster"] and first == "barrier":
-        if words[1:2] == ["arrive"]:
-            flags = only(tuple(words[2:]), ("release", "relaxed", "aligned"))
-            return Barrier("cluster", waits=False, releases="relaxed" not in flags)
-        only(tuple(words[1:]), ("wait", "acquire", "aligned"))
-        return Barrier("cluster")
-    words = [w for w in words if w not in ("cta", "aligned")]
-    if words not in (["sync"], ["arrive"]) or len(operands) not in ((1, 2) if words == ["sync"] else (2,)):
-        raise Unknown(instruction.words[0])
-    return Barrier("block", operands[0], operands[1] if len(operands) == 2 else Imm(0), waits=words == ["sync"])
 
 
 @dataclass
@@ -78,14 +52,14 @@ class Arrived:
 class Barriers:
     """What the lanes of a batch wait for."""
 
-    def __init__(self, ordering: Ordering):
-        self.ordering = ordering
+    def __init__(self, ordering: Ordering, products: Products):
+        self.ordering, self.products = ordering, products
         lanes = ordering.arrived.shape
-        self.at = np.zeros(lanes, np.int64)  # the number of a block's barrier, or WARP, ...
+        self.at = np.zeros(lanes, np.int64)  # the number of a block's barrier, or AT_WARP, ...
         self.takes = np.zeros(lanes, np.int64)
         self.arrived: dict[int, Arrived] = {}  # by 16 times the block, and the barrier's number
 
-    def reach(self, m: Machine, barrier: Barrier, lanes: np.ndarray) -> None:
+    def reach(self, m: Lanes, barrier: Barrier, lanes: np.ndarray) -> None:
         """Lanes come to a barrier."""
         ordering = self.ordering
         if barrier.level == "cluster":
@@ -98,15 +72,15 @@ class Barriers:
             if not barrier.waits:
                 ordering.arrive(lanes, barrier.releases)
                 return
-            self.at[lanes] = CLUSTER
+            self.at[lanes] = AT_CLUSTER
             return
         if barrier.level == "warpgroup":
-            self.at[lanes] = WARPGROUP
-            m.products.fence(lanes)
+            self.at[lanes] = AT_WARPGROUP
+            self.products.fence(lanes)
             return
         takes = np.broadcast_to(m.read(barrier.takes, "u32"), lanes.shape)
         if barrier.level == "warp":
-            self.at[lanes], self.takes[lanes] = WARP, takes
+            self.at[lanes], self.takes[lanes] = AT_WARP, takes
             return
         number = np.broadcast_to(m.read(barrier.number, "u32"), lanes.shape)
         for bad, what in (
@@ -120,7 +94,7 @@ class Barriers:
             return
         self.at[lanes], self.takes[lanes] = number, takes
 
-    def meet(self, m: Machine, here: int, instruction: Instruction) -> np.ndarray:
+    def meet(self, m: Lanes, here: int, instruction: Instruction) -> np.ndarray:
         """The active lanes come to an instruction of several lanes. Returns those that may execute it, or skip it: all of
         their mask are here. The others wait; so may have done some of those returned."""
         came = m.active()
@@ -137,7 +111,7 @@ class Barriers:
         self.at[held], self.takes[held] = TOGETHER, mask[early]
         return lanes[~early]
 
-    def arrive(self, m: Machine, key: np.ndarray, takes: np.ndarray, lanes: np.ndarray) -> None:
+    def arrive(self, m: Lanes, key: np.ndarray, takes: np.ndarray, lanes: np.ndarray) -> None:
         """Whole warps come to a block's barrier and go on. Where all that it takes only do that, it begins anew."""
         for barrier in np.unique(key):
             group, asked = lanes[key == barrier], int(takes[key == barrier].max())
@@ -156,16 +130,16 @@ class Barriers:
                 del self.arrived[int(barrier)]
         self.ordering.tick(lanes)
 
-    def release(self, m: Machine) -> None:
+    def release(self, m: Lanes) -> None:
         """No lane can go on: let those whose barrier is complete."""
         lanes = np.flatnonzero((m.at < DONE) & (m.at >= WAIT))
         at = self.at[lanes]
         free = np.concatenate(
             [
                 self.blocks(lanes[at >= 0]),
-                self.in_warps(lanes[at == WARP]),
-                self.warpgroups(lanes[at == WARPGROUP]),
-                self.clusters(lanes[at == CLUSTER], m.at == DONE),
+                self.in_warps(lanes[at == AT_WARP]),
+                self.warpgroups(lanes[at == AT_WARPGROUP]),
+                self.clusters(lanes[at == AT_CLUSTER], m.at == DONE),
             ]
         )
         if not len(free):
@@ -230,8 +204,8 @@ class Barriers:
     def warpgroups(self, lanes: np.ndarray) -> np.ndarray:
         """Those whose warpgroup is there as a whole."""
         threads = self.ordering.threads
-        key = self.ordering.row[lanes] * -(-threads // GROUP) + lanes % threads // GROUP
-        return lanes[np.bincount(key, minlength=1)[key] == GROUP]
+        key = self.ordering.row[lanes] * -(-threads // WARPGROUP) + lanes % threads // WARPGROUP
+        return lanes[np.bincount(key, minlength=1)[key] == WARPGROUP]
 
     def clusters(self, lanes: np.ndarray, exited: np.ndarray) -> np.ndarray:
         """Those whose cluster has arrived as a whole, but for threads that have exited."""
@@ -242,14 +216,14 @@ class Barriers:
         ordering.waited[free] += 1
         return free
 
-    def stuck(self, m: Machine, lanes: np.ndarray) -> Fault:
+    def stuck(self, m: Lanes, lanes: np.ndarray) -> Fault:
         """Why no lane can go on: for one at an instruction of several lanes, if nobody waits at an earlier one; else for the
         first that waits at a block's barrier, at a warp's or a cluster's."""
         first = int(lanes[np.argmin(m.at[lanes])])
         if self.at[first] == TOGETHER:
             return self.alone(m, first)
         at = self.at[lanes]
-        levels = (at >= 0, at == WARP, at == WARPGROUP, at == CLUSTER)
+        levels = (at >= 0, at == AT_WARP, at == AT_WARPGROUP, at == AT_CLUSTER)
         lane = int(next(lanes[chosen][0] for chosen in levels if chosen.any()))
         level = int(self.at[lane])
         if level >= 0 and self.takes[lane]:
@@ -258,16 +232,16 @@ class Barriers:
             count = int(np.count_nonzero(here)) + (early.count if early else 0)
             return Fault(lane, f"divergent barrier: it takes {int(self.takes[lane])} threads, and {count} are there")
         size, kind, of = {
-            WARP: (32, "warp barrier", "warp"),
-            WARPGROUP: (GROUP, "wgmma.fence", "warpgroup"),
-            CLUSTER: (m.per_block * m.cluster_size, "cluster barrier", "cluster"),
+            AT_WARP: (32, "warp barrier", "warp"),
+            AT_WARPGROUP: (WARPGROUP, "wgmma.fence", "warpgroup"),
+            AT_CLUSTER: (m.per_block * m.cluster_size, "cluster barrier", "cluster"),
         }.get(level, (m.per_block, "barrier", "block"))
-        within = level in (WARP, WARPGROUP)
+        within = level in (AT_WARP, AT_WARPGROUP)
         place = lane % m.per_block % size if within else lane % size
         fellows = np.arange(lane - place, min(lane - place + size, m.lanes))
         fellows = fellows[m.block_of[fellows] == m.block_of[lane]] if within else fellows
         exited = m.at[fellows] == DONE
-        if level == CLUSTER:
+        if level == AT_CLUSTER:
             late = ~exited & (self.ordering.arrived[fellows] <= self.ordering.waited[lane])
         else:
             late = exited | (self.at[fellows] != level)
@@ -275,7 +249,7 @@ class Barriers:
         what = f"other threads of its {of} have exited" if gone else "other threads wait at another barrier"
         return Fault(lane, f"divergent {kind}: {what} ({m.where(int(fellows[late][0]))})")
 
-    def alone(self, m: Machine, lane: int) -> Fault:
+    def alone(self, m: Lanes, lane: int) -> Fault:
         """What a lane waits for in vain at an instruction of several lanes."""
         here = np.flatnonzero((m.at == m.at[lane]) & (self.at[: m.lanes] == TOGETHER))
         there = ballot(m, here)[here == lane]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.decode.decoding import DTYPES, WINDOWS
+from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.lanes import Lanes
 from codegen.interpret.memory.arrays import Fault, Global
 from codegen.interpret.memory.onchip import Rows, Shared
 from codegen.interpret.ptx import Address, Operand, PtxError, Reg
 
-if TYPE_CHECKING:
-    from codegen.interpret.machine import Machine
-
+# Where spaces lie among generic addresses; global memory is where it is, far below
+WINDOWS = {"global": 0, "const": 0, "param": 0, "local": 1 << 61}
+WINDOWS |= {"shared": 1 << 62, "shared::cta": 1 << 62, "shared::cluster": 1 << 62}
 RANK = 24  # addresses of a cluster's shared memory: a block's rank and one above these bits, 0 for the block's own
 # Where a kernel's parameters are, each so many bits from the last: below local memory's window, above any array
 PARAMETERS, PARAMETER = 1 << 59, 20
@@ -23,7 +22,7 @@ PARAMETERS, PARAMETER = 1 << 59, 20
 class Spaces:
     """The memory of a batch of blocks, as the machine's active lanes reach it."""
 
-    def __init__(self, machine: Machine, arrays: Global, shared: Shared, local: Rows | None):
+    def __init__(self, machine: Lanes, arrays: Global, shared: Shared, local: Rows | None):
         self.m, self.arrays, self.shared, self.local = machine, arrays, shared, local
 
     def place(self, address: Address) -> np.ndarray:

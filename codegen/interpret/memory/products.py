@@ -1,0 +1,171 @@
+"""wgmma's products that are under way, and the registers that they may yet write."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen.interpret.lanes import WARPGROUP, Lanes
+from codegen.interpret.memory.arrays import Fault
+from codegen.interpret.memory.onchip import Shared
+from codegen.interpret.ptx import Program, Reg, Vector
+
+
+@dataclass(eq=False)
+class Product:
+    """One under way."""
+
+    group: int
+    lanes: np.ndarray
+    left: np.ndarray  # of its four warps, those that have not waited for it
+    at: tuple[np.ndarray, ...]  # the bytes it reads, of each factor
+    places: dict[str, int]  # of the accumulators that it writes, by all their names
+
+    def by_place(self) -> dict[int, list[str]]:
+        """The names of each accumulator."""
+        found: dict[int, list[str]] = {}
+        for name, place in self.places.items():
+            found.setdefault(place, []).append(name)
+        return found
+
+
+class Products:
+    """Those of a batch of blocks, and the registers that they may write: `accumulators`, by name."""
+
+    def __init__(self, shared: Shared, accumulators: frozenset[str]):
+        self.shared, self.accumulators = shared, accumulators
+        lanes = shared.committed.shape
+        self.under_way: list[Product] = []
+        self.writing: dict[str, list[Product]] = {}  # by their registers
+        self.committed = np.zeros(lanes, np.int64)
+        self.fenced = np.zeros(lanes, bool)  # once
+        self.touched = {name: np.zeros(lanes, bool) for name in accumulators}  # since the last fence
+        self.stale = {name: np.zeros(lanes, bool) for name in accumulators}  # copied from one that was then added to
+        self.checking = True
+
+    # Registers
+
+    def access(self, name: str, lanes: np.ndarray, writes: bool) -> None:
+        """An accumulator is accessed."""
+        if not self.checking:
+            return
+        for product in self.writing.get(name, ()):
+            bad = self.of(product, lanes)
+            if bad.any():
+                raise Fault(int(lanes[bad][0]), f"{name} is used, which a wgmma that is not waited for may still write")
+        if writes:
+            self.stale[name][lanes] = False
+        elif (bad := self.stale[name][lanes]).any():
+            what = "a copy of an accumulator from before it was complete, which the assembler may have made the same"
+            raise Fault(int(lanes[bad][0]), f"{name} is used, {what}")
+        self.touched[name][lanes] = True
+
+    def of(self, product: Product, lanes: np.ndarray) -> np.ndarray:
+        """Which of some lanes have a product under way."""
+        place = lanes - product.lanes[0]
+        return (place >= 0) & (place < WARPGROUP) & product.left[np.clip(place, 0, WARPGROUP - 1) // 32]
+
+    def move(self, m: Lanes, target: Reg, source: Reg, kind: str) -> None:
+        """A mov of a register that products write: the assembler makes the two the same, so it is no access."""
+        lanes = m.active()
+        self.access(target.name, lanes, True)
+        with self.unchecked():
+            m.write(target, m.read(source, kind))
+        for product in list(self.writing.get(source.name, ())):
+            if self.of(product, lanes).any():
+                product.places[target.name] = product.places[source.name]
+                self.writing.setdefault(target.name, []).append(product)
+
+    @contextlib.contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """No access is checked."""
+        self.checking = False
+        try:
+            yield
+        finally:
+            self.checking = True
+
+    def fence(self, lanes: np.ndarray) -> None:
+        self.fenced[lanes] = True
+        for touched in self.touched.values():
+            touched[lanes] = False
+
+    def check_start(self, names: list[str], lanes: np.ndarray) -> None:
+        """A product of a warpgroup is to add to accumulators: nobody may have touched them since a fence but others of its
+        kind."""
+        others = [product for product in self.under_way if self.of(product, lanes).any()]
+        copies = [product.by_place() for product in others]
+        for place, name in enumerate(names):
+            if not (fenced := self.fenced[lanes] & ~self.touched[name][lanes]).all():
+                raise Fault(int(lanes[~fenced][0]), f"wgmma into {name} with no wgmma.fence since it was last used")
+            for product, by_place in zip(others, copies, strict=True):
+                if name not in product.places:
+                    continue
+                if product.places[name] != place or max(by_place) + 1 != len(names):
+                    raise Fault(int(lanes[0]), f"wgmma into {name}, which one of another shape may still write")
+                for other in by_place[place]:
+                    if other != name:
+                        self.stale[other][lanes] = True
+
+    # Groups
+
+    def start(self, lanes: np.ndarray, at: tuple[np.ndarray, ...], names: list[str]) -> None:
+        places = {name: place for place, name in enumerate(names)}
+        product = Product(int(self.committed[lanes[0]]), lanes, np.ones(WARPGROUP // 32, bool), at, places)
+        self.under_way.append(product)
+        for one in at:
+            self.shared.hold(one)
+        for name in names:
+            self.writing.setdefault(name, []).append(product)
+
+    def commit(self, lanes: np.ndarray) -> None:
+        self.committed[lanes] += 1
+
+    def wait(self, lanes: np.ndarray, pending: int) -> None:
+        """All groups of the lanes' warps but the last `pending` are done."""
+        there = np.zeros(self.committed.shape, bool)
+        there[lanes] = True
+        for product in self.under_way:
+            warps = product.lanes.reshape(-1, 32)
+            first = warps[:, 0]
+            done = product.left & there[first] & (product.group < self.committed[first] - pending)
+            if done.any():
+                bits = np.bitwise_or.reduce(1 << self.shared.ordering.warp[first[done]])
+                for at in product.at:
+                    self.shared.seen_by(at, int(first[done][0]), int(bits))
+                product.left &= ~done
+                if not product.left.any():
+                    self.end(product)
+        self.under_way = [p for p in self.under_way if p.left.any()]
+
+    def end(self, product: Product) -> None:
+        for at in product.at:
+            self.shared.put_down(at)
+        for name in product.places:
+            self.writing[name].remove(product)
+            if not self.writing[name]:
+                del self.writing[name]
+
+    def check_exit(self) -> None:
+        if self.under_way:
+            raise Fault(int(self.under_way[0].lanes[0]), "the thread exits without a wait for its last wgmma")
+
+
+def accumulators(program: Program) -> frozenset[str]:
+    """The registers that a program's products write, and those that these are moved to or from."""
+    instructions = [i for block in program.blocks for i in block]
+    found = {
+        item.name
+        for i in instructions if i.words[:2] == ("wgmma", "mma_async") and isinstance(i.operands[0], Vector)
+        for item in i.operands[0].items if isinstance(item, Reg)
+    }  # fmt: skip
+    moves = [i.operands for i in instructions if found and i.words[0] == "mov"]
+    pairs = [(a.name, b.name) for a, b in moves if isinstance(a, Reg) and isinstance(b, Reg)]
+    before = -1
+    while len(found) > before:
+        before = len(found)
+        found |= {a for a, b in pairs if b in found}
+    return frozenset(found)

@@ -256,6 +256,7 @@ def bench(
     """
     from codegen.language.sizes import bench_shapes, default_shape
     from codegen.measuring import bench as timing
+    from codegen.measuring import results
     from codegen.runtime.compiled.platform import on_gpu
     from codegen.runtime.ops.derived import Backward
 
@@ -291,12 +292,12 @@ def bench(
     title = name or kind or ("-".join(names) if names else "-".join(kinds))
     command = shlex.join(["codegen", *sys.argv[1:]])
     title += "" if whole else "-partial"  # what a whole run wrote stays
-    for path in timing.write(measured, where, out, title, command) if measured else ():
+    for path in results.write(measured, where, out, title, command) if measured else ():
         print(f"wrote {named(path)}", file=sys.stderr)
     if as_json:
-        print(json.dumps(timing.as_json(measured, where), indent=2))
+        print(json.dumps(results.as_json(measured, where), indent=2))
     else:
-        show(timing.as_table(measured))
+        show(results.as_table(measured))
     end(any(m.error for m in measured), whole, len(measured), len(tasks))
 
 

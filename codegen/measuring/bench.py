@@ -10,80 +10,36 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from codegen import extras
 from codegen.checking.draw import whole_range
 from codegen.explain.report import Binding, fused_bytes
-from codegen.explain.tables import size_text, time_text
+from codegen.explain.tables import time_text
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, extents
 from codegen.measuring import device_time
 from codegen.measuring.device_time import Call
+from codegen.measuring.measurement import Measurement
 from codegen.runtime.ops.derived import Backward
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
 from codegen.spec.spec import Array, Spec
 
-with extras.needed("bench"):
-    from rich.table import Table
-
 GROUPS, CALLS = 5, 25
 BEYOND_CACHE = 384 * 2**20  # three times the largest L2 today
 MOST_SETS = 64
 WHOLE = 128  # words: a copy of odd numbers of them is no kernel at memory's speed
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Microseconds a call of each candidate (`ours`, `xla`, `copy`), one a group, for one op at one shape. `kind` is the
-    kind of its kernel, or "" where it is not known."""
-
-    op: str
-    shape: tuple[tuple[str, int], ...]
-    types: tuple[tuple[str, str], ...]
-    bytes: int
-    groups: tuple[tuple[str, tuple[float, ...]], ...]
-    error: str = ""
-    kind: str = ""
-
-    def us(self, name: str) -> float:
-        return statistics.median(dict(self.groups)[name])
-
-    def bandwidth(self, name: str) -> float:
-        """TB/s."""
-        return self.bytes / self.us(name) / 1e6
-
-    @property
-    def over_xla(self) -> float:
-        """How many times as fast as XLA."""
-        return self.us("xla") / self.us("ours")
-
-    @property
-    def of_copy(self) -> float:
-        """The part of the copy's bandwidth."""
-        return self.us("copy") / self.us("ours")
-
-    @property
-    def shape_text(self) -> str:
-        return ", ".join(f"{axis}={extent}" for axis, extent in self.shape)
-
-    @property
-    def types_text(self) -> str:
-        return " ".join(dtype if len(self.types) == 1 else f"{name}={dtype}" for name, dtype in self.types) or "-"
 
 
 # Timing
@@ -128,7 +84,7 @@ def bench_op(
     """Time one op, or the generated backward of one, at one shape. `implementation` is what stands for ours: unless one is
     named, what a call takes that names none."""
     count = fused_bytes(binding, shape, op.statements)
-    with _wide_types(binding):
+    with wide_types(binding):
         origin = op.origin if isinstance(op, Backward) else op
         static = static_arguments(origin.spec, binding)
         count_of_sets = sets_of(count)
@@ -226,7 +182,7 @@ def sets_of(count: int) -> int:
 
 
 @contextmanager
-def _wide_types(binding: Binding) -> Iterator[None]:
+def wide_types(binding: Binding) -> Iterator[None]:
     """64-bit types where the op needs them, and only there: they change what references compute in."""
     wide = any(DTYPES[binding.dtype(a)].size == 8 for a in binding.spec.arrays)
     with jax.enable_x64(wide):
@@ -320,109 +276,3 @@ def empty_call_us() -> float:
     nothing = jax.jit(lambda words: words ^ 1)
     word = jnp.zeros(1, "uint32")
     return statistics.median(measure({"empty": lambda i: nothing(word)}, clock=time.perf_counter)["empty"])
-
-
-def as_json(measured: Sequence[Measurement], where: Mapping[str, str]) -> dict[str, Any]:
-    """Everything, the times of each group too."""
-    rows: list[dict[str, Any]] = []
-    for m in measured:
-        row: dict[str, Any] = {"op": m.op, "shape": dict(m.shape), "types": dict(m.types), "bytes": m.bytes}
-        row |= {"kind": m.kind} if m.kind else {}
-        if m.error:
-            rows.append(row | {"error": m.error})
-            continue
-        row |= {"us": {name: round(m.us(name), 3) for name, _ in m.groups}}
-        row |= {"tb_s": {name: round(m.bandwidth(name), 4) for name, _ in m.groups}}
-        row |= {"over_xla": round(m.over_xla, 4), "of_copy": round(m.of_copy, 4)}
-        rows.append(row | {"groups_us": {name: [round(t, 3) for t in times] for name, times in m.groups}})
-    return {"machine": dict(where), "measurements": rows}
-
-
-def from_json(results: Mapping[str, Any]) -> tuple[list[Measurement], dict[str, str]]:
-    """What `as_json` made: the measurements and the machine."""
-    measured = [
-        Measurement(
-            row["op"],
-            tuple(row["shape"].items()),
-            tuple(row["types"].items()),
-            row["bytes"],
-            tuple((name, tuple(times)) for name, times in row.get("groups_us", {}).items()),
-            row.get("error", ""),
-            row.get("kind", ""),
-        )
-        for row in results["measurements"]
-    ]
-    return measured, results["machine"]
-
-
-HEADINGS = ("op", "shape", "types", "bytes", "ours", "XLA", "copy", "TB/s ours", "XLA", "copy", "over XLA", "of copy")
-
-
-def cells(m: Measurement) -> tuple[str, ...]:
-    """A measurement's row under `HEADINGS`."""
-    first = (m.op, m.shape_text, m.types_text, size_text(m.bytes))
-    if m.error:
-        return (*first, m.error, *[""] * 7)
-    names = ("ours", "xla", "copy")
-    times = [time_text(m.us(name)) for name in names]
-    speeds = [speed_text(m.bandwidth(name)) for name in names]
-    return (*first, *times, *speeds, f"{m.over_xla:.2f}x", f"{m.of_copy:.2f}")
-
-
-def speed_text(tb_s: float) -> str:
-    return f"{tb_s:.2f}" if tb_s >= 0.01 else "< 0.01"
-
-
-def as_table(measured: Sequence[Measurement]) -> Table:
-    """What a person reads in 80 columns, where calls are folded; the page has the other speeds too."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("call", overflow="fold")
-    places = [HEADINGS.index(name) for name in HEADINGS[3:8]] + [-2, -1]
-    for place in places:
-        table.add_column(HEADINGS[place], justify="right")
-    for m in measured:
-        row = cells(m)
-        table.add_row(" ".join(row[:3]), *(row[place] for place in places), style="red" if m.error else "")
-    return table
-
-
-def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name: str, command: str) -> str:
-    """The page that goes with the chart."""
-    facts = ", ".join(
-        v if k in ("gpu", "date") else f"{k} {v}" for k, v in where.items() if k not in ("clock", "empty call")
-    )
-    clock = {
-        "device": "Times are what the GPU worked on a call, by its own clock; Python takes longer to dispatch a short one: "
-        f"{where['empty call']} for a call with nothing to do.",
-        "host": f"Times are Python's. A call with nothing to do took {where['empty call']}: times near that say little of a kernel.",
-    }[where.get("clock", "host")]
-    rows = [HEADINGS, tuple("---" if i < 3 else "---:" for i in range(len(HEADINGS))), *map(cells, measured)]
-    return "\n".join(
-        [
-            f"# {name}",
-            "",
-            f"{facts}.",
-            "",
-            f"Measured with `{command}`: the median of groups of calls queued back to back, the candidates in turns.",
-            "XLA compiles the spec's reference; the copy moves as many bytes, half read and half written. Bytes and TB/s",
-            "count each input read once and each output written once.",
-            "",
-            clock,
-            "",
-            f"![speed over XLA, and of a copy]({name}.png)",
-            "",
-            *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
-            "",
-        ]
-    )
-
-
-def write(measured: Sequence[Measurement], where: Mapping[str, str], out: Path, name: str, command: str) -> list[Path]:
-    """The results as JSON, a page and charts; returns what was written."""
-    from codegen.measuring.plot import write_charts
-
-    out.mkdir(parents=True, exist_ok=True)
-    paths = [out / f"{name}.{ending}" for ending in ("json", "md")]
-    paths[0].write_text(json.dumps(as_json(measured, where), indent=1) + "\n", encoding="utf-8")
-    paths[1].write_text(as_markdown(measured, where, name, command), encoding="utf-8")
-    return [*paths, *write_charts(measured, where, out, name)]

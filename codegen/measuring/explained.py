@@ -8,7 +8,7 @@ from codegen.errors import Mistake
 from codegen.explain.report import Binding, bindings
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_bytes, elements
-from codegen.measuring.bench import _wide_types, make_inputs, static_arguments
+from codegen.measuring.bench import make_inputs, static_arguments, wide_types
 from codegen.plan.supported import lacks
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.ops.op import Op
@@ -45,7 +45,7 @@ def interpreted_calls(op: Op, shape: Shape) -> list[dict[str, Any]]:
 
 
 def _call(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:
-    with _wide_types(binding):
+    with wide_types(binding):
         op(**make_inputs(op.spec, binding, shape, 0), **static_arguments(op.spec, binding), implementation="interpret")
     report = max(interpreted.last_reports(), key=lambda r: r.instructions)  # of several kernels, the one that does most
     made = report.as_dict()

@@ -16,8 +16,9 @@ from codegen import __main__ as command_line
 from codegen.checking import draw
 from codegen.explain.report import Binding, fused_bytes
 from codegen.language.sizes import bench_shapes, default_shape
-from codegen.measuring import bench, plot
-from codegen.measuring.bench import Measurement, make_inputs, measure, sets_of, typical
+from codegen.measuring import bench, plot, results
+from codegen.measuring.bench import make_inputs, measure, sets_of, typical
+from codegen.measuring.measurement import Measurement
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import platform
 from tests.cpu.test_reductions import spec_text
@@ -178,7 +179,7 @@ def test_results_are_written(tmp_path):
         made_up("swiglu", ours=1.6),
         made_up("gelu", error="OutOfMemory: too | large"),
     ]
-    paths = bench.write(measured, WHERE, tmp_path / "new", "elementwise", "codegen bench")
+    paths = results.write(measured, WHERE, tmp_path / "new", "elementwise", "codegen bench")
     assert [p.name for p in paths] == ["elementwise.json", "elementwise.md", "elementwise.png"]
     result = json.loads(paths[0].read_text())
     assert result["machine"] == WHERE
@@ -186,7 +187,7 @@ def test_results_are_written(tmp_path):
     assert first["us"] == {"ours": 2.0, "xla": 3.0, "copy": 1.5}
     assert first["groups_us"]["ours"] == [2.0, 2.0, 18.0]
     assert (first["over_xla"], first["of_copy"], first["kind"]) == (1.5, 0.75, "elementwise")
-    assert bench.from_json(result) == ([*measured[:2], replace(measured[2], groups=())], WHERE)
+    assert results.from_json(result) == ([*measured[:2], replace(measured[2], groups=())], WHERE)
     assert last["error"] == "OutOfMemory: too | large"
     page = paths[1].read_text()
     assert (
@@ -219,7 +220,7 @@ def test_an_op_at_several_sizes_has_a_curve(tmp_path):
     sizes = [replace(made_up(), bytes=size, shape=(("N", size),)) for size in (3_000, 24_000, 6_000, 12_000)]
     assert [m.bytes for m in plot.curves([*sizes, made_up("swiglu")])["bias_relu"]] == [3_000, 6_000, 12_000, 24_000]
     assert not plot.curves(replace(m, bytes=m.bytes // 6000 + 1000) for m in sizes)  # four sizes, all about the same
-    paths = bench.write([*sizes, made_up("swiglu")], WHERE, tmp_path, "sweep", "codegen bench")
+    paths = results.write([*sizes, made_up("swiglu")], WHERE, tmp_path, "sweep", "codegen bench")
     assert [p.name for p in paths] == ["sweep.json", "sweep.md", "sweep.png", "sweep-bias_relu.png"]
     assert min(image.imread(paths[-1]).shape[:2]) > 300
 
@@ -304,12 +305,12 @@ def test_the_table_fits_80_columns():
 
     console = Console(width=80)
     with console.capture() as shown:
-        console.print(bench.as_table([made_up("dense_row_scaled_residual"), made_up("relu")]))
+        console.print(results.as_table([made_up("dense_row_scaled_residual"), made_up("relu")]))
     lines = shown.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in shown.get()
     words = shown.get().split()
-    for cell in bench.cells(made_up("relu"))[3:8]:
+    for cell in results.cells(made_up("relu"))[3:8]:
         assert cell.split()[0] in words
 
 

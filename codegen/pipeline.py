@@ -12,7 +12,7 @@ from codegen.language.chain import read_chain
 from codegen.language.check import check
 from codegen.language.reference import read_reference
 from codegen.plan.choose import plan_of
-from codegen.plan.in_place import why_not
+from codegen.plan.limits import why_not_in_place
 from codegen.plan.op import Op
 from codegen.spec.specfile import read_spec
 
@@ -51,6 +51,6 @@ def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) 
 def _not_in_place(op: Op) -> Iterable[Diagnostic]:
     """A mistake for each entry of `aliases` that no kernel follows."""
     for output, source in op.spec.aliases:
-        if why := why_not(op.plan, output, source):
+        if why := why_not_in_place(op.plan, output, source):
             message = f"no kernel writes {output!r} into the buffer of {source!r}: {why}"
             yield op.spec.source.diagnostic(op.spec.place("aliases", output), message, "delete this entry")

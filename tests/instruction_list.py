@@ -80,7 +80,7 @@ def listed() -> frozenset[str]:
 def dealt(op, arch: str) -> list:
     """Variants that have every type, and every shape, of an op between them; pairs differ from one architecture to another."""
     from codegen.measuring.compile import row_lengths, variants
-    from codegen.plan.supported import lacks
+    from codegen.plan.limits import lacks
     from codegen.targets import USUAL
 
     def traits(v):

@@ -35,7 +35,7 @@ def make_jnp_op(text: str):
     from codegen import runtime
     from codegen.graph import emit
     from codegen.graph.nodes import DTYPES
-    from codegen.plan.planner import access_key
+    from codegen.plan.access import access_key
     from codegen.spec.embedding import to_data
 
     name = next(line.split(":")[1].strip() for line in text.splitlines() if line.startswith("op:"))

@@ -17,7 +17,8 @@ import numpy as np
 from codegen import extras
 from codegen.checking.errorbound import stored
 from codegen.graph.nodes import DTYPES, ROWS
-from codegen.plan.planner import Plan, overrides
+from codegen.plan.access import Plan
+from codegen.plan.planner import overrides
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.views import user_shape
 from codegen.spec.spec import Param

@@ -28,8 +28,8 @@ from codegen.checking.errorbound import FAST, Analysis, Bound, Terms, stored
 from codegen.checking.rounding import UNIT, rounded_apart
 from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, reaching
-from codegen.plan.planner import Access, access_key
-from codegen.plan.supported import lacks
+from codegen.plan.access import Access, access_key
+from codegen.plan.limits import lacks
 from codegen.plan.walking import in_parts
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes, Types, all_types

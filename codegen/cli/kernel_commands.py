@@ -127,7 +127,7 @@ def compile_ops(
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
     """
     from codegen.measuring.compile import Task, as_row, as_table, compile_tasks, disassemble, is_of_gradients, variants
-    from codegen.plan.supported import lacks
+    from codegen.plan.limits import lacks
 
     project = find_project().at(package=package)
     ops, wanted = load_kernels(project.package, names), read_types(types)

@@ -7,8 +7,9 @@ from typing import Any
 
 from codegen.errors import Mistake
 from codegen.graph.nodes import ROWS, lost_axes, part_text
+from codegen.plan.access import Access, Plan
+from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm
-from codegen.plan.planner import Access, Elementwise, Plan
 from codegen.plan.reductions import Reduction
 
 

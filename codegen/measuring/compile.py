@@ -28,8 +28,9 @@ from typing import Any
 
 from codegen import cache, extras
 from codegen.graph.nodes import DTYPES
-from codegen.plan.planner import Extents, Launch, overrides
-from codegen.plan.reductions import Reduction, RowLaunch, WalkLaunch
+from codegen.plan.launches import Extents, Launch, RowLaunch, WalkLaunch
+from codegen.plan.planner import overrides
+from codegen.plan.reductions import Reduction
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
 from codegen.runtime.compiled import kernels

@@ -11,10 +11,9 @@ from codegen.language.chain import read_chain
 from codegen.language.reference import Reference
 from codegen.language.statements import Placed, read_lines
 from codegen.plan import contractions as gemms
-from codegen.plan import planner as plan
-from codegen.plan import reducing
+from codegen.plan import elementwise, reducing
+from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op
-from codegen.plan.planner import Elementwise
 from codegen.plan.reductions import Reduction
 from codegen.plan.tiles import Product, tile_of
 from codegen.spec.spec import Spec
@@ -29,7 +28,7 @@ def plan_of(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise | Redu
         except SpecError as error:
             raise SpecError([_in_chain(spec, d) for d in error.diagnostics]) from None
     reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
-    return (reducing if reduces else plan).make_plan(spec, statements)
+    return (reducing if reduces else elementwise).make_plan(spec, statements)
 
 
 def derived(spec: Spec) -> Op:

@@ -9,10 +9,11 @@ from typing import Any
 from codegen.errors import Mistake
 from codegen.graph.nodes import Statement
 from codegen.language.reference import Reference
-from codegen.plan.planner import INT_MAX, Elementwise
+from codegen.plan.access import INT_MAX, BoundTypes
+from codegen.plan.elementwise import Elementwise
+from codegen.plan.launches import GemmLaunch
 from codegen.plan.reductions import Reduction
-from codegen.plan.supported import Types
-from codegen.plan.tiles import GemmLaunch, Product, Tile
+from codegen.plan.tiles import Product, Tile
 from codegen.spec.spec import Spec
 
 
@@ -50,7 +51,7 @@ class Gemm:
     def accs(self) -> tuple[str, ...]:
         return tuple(p.acc.name for p in self.products)
 
-    def in_one_kernel(self, types: Types, count: Callable[[tuple[str, ...]], int], arch: str) -> GemmLaunch:
+    def in_one_kernel(self, types: BoundTypes, count: Callable[[tuple[str, ...]], int], arch: str) -> GemmLaunch:
         """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes. Raises
         `Mistake` where there is none."""
         tile, (first, *_) = self.tile, self.products

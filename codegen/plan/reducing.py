@@ -11,19 +11,8 @@ from codegen.errors import Diagnostic, SpecError
 from codegen.graph.names import REDUCING_NAMES
 from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, topological
 from codegen.graph.ops import COSTLY, REDUCTIONS
-from codegen.plan.planner import (
-    MAX_AXES,
-    Access,
-    Group,
-    ModeOf,
-    Names,
-    Planner,
-    Tokens,
-    View,
-    overrides,
-    tokens_of,
-    vector_width,
-)
+from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of, vector_width
+from codegen.plan.planner import MAX_AXES, Names, Planner, overrides
 from codegen.plan.reductions import Carried, Reduction, Statistic
 from codegen.spec.spec import Array, Axis, Spec
 

@@ -25,8 +25,9 @@ from dataclasses import dataclass, replace
 from codegen.graph import online
 from codegen.graph.nodes import DTYPES, Node, lost_axes
 from codegen.plan import walking
-from codegen.plan.planner import Access, Extent, Extents, Group, View, vector_width
-from codegen.plan.walking import WalkLaunch, clusters
+from codegen.plan.access import Access, Extent, Group, View, vector_width
+from codegen.plan.launches import IDLE, Extents, RowLaunch, WalkLaunch
+from codegen.plan.walking import clusters
 from codegen.spec.spec import Array
 
 MAX_THREADS = 1024
@@ -94,53 +95,6 @@ class Carried:
     name: str
     node: Node
     stage: int  # of the pass that computes it
-
-
-@dataclass(frozen=True)
-class RowLaunch:
-    """What a call adds to the plan of a row kernel. `vectors` a thread, `per_row` threads, `cluster` blocks a row."""
-
-    vec: int  # a whole row, where a thread has several; then it may hold columns of several groups
-    ragged: bool
-    threads: int
-    per_row: int
-    vectors: int
-    cluster: int
-    kept: bool  # the row stays in registers; else every stage reads it again
-    exact: bool  # every vector of every thread lies inside the row
-    carried: bool  # dear values stay in registers as well
-    lean: bool = False  # nothing stays there but the row, not even what the compiler would keep
-    resident: int = 0  # blocks that a processor has registers for, at least, unless 0
-    at_once: int = 1  # neighbouring rows that a thread has, one after the other: in memory they are vectors together
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        names = (
-            "vec",
-            "ragged",
-            "threads",
-            "per_row",
-            "vectors",
-            "cluster",
-            "kept",
-            "exact",
-            "carried",
-            "lean",
-            "resident",
-            "at_once",
-        )
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def rows_a_block(self) -> int:
-        return self.threads // self.per_row * self.at_once
-
-    def blocks(self, rows: int, columns: int) -> int:
-        """Those of a row kernel."""
-        return (rows // self.rows_a_block + 1) * self.cluster
-
-
-IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that a call does not launch
 
 
 @dataclass(frozen=True)

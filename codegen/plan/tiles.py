@@ -16,8 +16,10 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, Node, Statement, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.plan import hopper_tiles
+from codegen.plan.access import Access
+from codegen.plan.elementwise import Elementwise, tile_plan
 from codegen.plan.hopper_tiles import FLOAT8, Tiles
-from codegen.plan.planner import Access, Elementwise, tile_plan
+from codegen.plan.launches import GemmLaunch
 from codegen.shared import write_config
 from codegen.spec.spec import Array, Axis, Spec
 
@@ -30,29 +32,6 @@ class Product:
     b: Array
     axis: str
     acc: Array
-
-
-@dataclass(frozen=True)
-class GemmLaunch:
-    """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
-
-    vec: int
-    ragged: bool
-    config: str  # "sm_80(tile_m=128, ...)"
-    rows: int  # of a tile, each of whose columns leaves a part of every fold over rows
-    columns: int  # of the outputs in what a block finishes: a tile's, or where K is split, its share of them
-    side: int  # parts that a row of a tile leaves of every fold along it
-    why: str  # XLA's matmul and then a kernel for the epilogue should take less time; empty where they should not
-
-    @property
-    def fast(self) -> bool:
-        """Whether it should take less time than XLA's matmul and a kernel for the epilogue."""
-        return not self.why
-
-    @property
-    def constants(self) -> dict[str, int | bool | str]:
-        """What the launcher takes of it."""
-        return {"config": self.config, "vec": self.vec, "ragged": self.ragged}
 
 
 @dataclass(frozen=True)

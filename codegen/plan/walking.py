@@ -13,10 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from codegen.plan.reductions import RowLaunch
+from codegen.plan.launches import WalkLaunch
 
 KEPT = 96  # bytes of a row that a thread keeps before the row gets more threads
 DEAR_KEPT = 64  # where something costly is computed of them
@@ -51,48 +49,6 @@ SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of a 
 LEAST_SHARED = 96  # where it is not known
 UNEVEN = ("sm_90",)  # architectures whose memory serves some processors better than others
 LONG = 8  # rows of a thread, from which on a call is long
-
-
-@dataclass(frozen=True)
-class WalkLaunch:
-    """What a call adds to the plan of a kernel that walks down rows: each of `parts` groups of blocks takes every parts-th
-    row, or as many at once as a block holds, and leaves one partial result for every column."""
-
-    vec: int
-    ragged: bool
-    threads: int
-    per_row: int
-    vectors: int
-    cluster: int
-    at_once: int  # rows that a thread holds
-    exact: bool  # every vector of every thread lies inside a row
-    whole: bool  # a block, or a cluster of them, has all columns; else it has one vector of each of its threads
-    parts: int
-    lean: bool = False  # nothing of a row stays in registers but what was read
-    resident: int = 0  # blocks that a processor has registers for, at least, unless 0
-    staged: bool = False  # rows come to shared memory, and one of them to registers; else all to registers
-    shared_sums: bool = False  # what a thread's columns come to lies in shared memory; else in registers
-    paced: bool = False  # blocks wait for those that memory serves worse, if a call is long
-    long: bool = False  # whether it has so many rows
-    each: int | None = None  # neighbouring columns whose results are one, of those that no result keeps: a vector, or 1
-    first: RowLaunch | None = None  # where rows have statistics: of the kernel that writes them, unless this one does
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        names = ("vec", "ragged", "threads", "per_row", "vectors", "cluster", "at_once", "exact", "resident")
-        own = {name: getattr(self, name) for name in names}
-        if self.each is not None:
-            own["each"] = self.each
-        if self.first is None:
-            return own
-        own |= {name: getattr(self, name) for name in ("staged", "shared_sums", "lean", "whole", "paced")}
-        return own | {f"rows_{name}": value for name, value in self.first.constants.items()}
-
-    def blocks(self, rows: int, columns: int) -> int:
-        """Those that walk down the rows that meet; other kernels fold their parts. Even of no columns there is one piece."""
-        del rows
-        pieces = self.cluster if self.whole else -(-columns // (self.per_row * self.vec))
-        return self.parts * (1 if isinstance(pieces, int) and pieces == 0 else pieces)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import re
 
 from codegen import extras, library
 from codegen.autodiff.backward import Derived, backward_of
+from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op
-from codegen.plan.planner import Elementwise
 from codegen.render.columns import WalkContext
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext

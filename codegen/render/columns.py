@@ -10,9 +10,11 @@ from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Statement, topological
 from codegen.language.reference import Reference
+from codegen.plan.access import Access
+from codegen.plan.launches import RowLaunch
 from codegen.plan.op import Op
-from codegen.plan.planner import Access, dtype_constant
-from codegen.plan.reductions import RowLaunch, Statistic
+from codegen.plan.planner import dtype_constant
+from codegen.plan.reductions import Statistic
 from codegen.render.common import camel
 from codegen.render.rows import Function, RowContext, in_tuple
 from codegen.shared import COUNTER

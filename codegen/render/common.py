@@ -13,8 +13,10 @@ from codegen.graph.contraction import is_approximable, pin_types, rounding
 from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, Leaf, dtypes_of, reaching, topological
 from codegen.graph.ops import PINNED
+from codegen.plan.access import Access, access_key
+from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op
-from codegen.plan.planner import Access, Elementwise, access_key, dtype_constant, unheld_types
+from codegen.plan.planner import dtype_constant, unheld_types
 from codegen.plan.reductions import Reduction
 from codegen.spec.spec import Array, Param
 

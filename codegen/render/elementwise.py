@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from codegen.graph import emit
+from codegen.plan.access import Access
+from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Op
-from codegen.plan.planner import Access, Elementwise
 from codegen.render.common import Context, camel, quoted
 from codegen.spec.spec import Array
 

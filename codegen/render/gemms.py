@@ -10,8 +10,9 @@ from codegen.errors import Mistake
 from codegen.graph.contraction import rounding
 from codegen.graph.names import fresh
 from codegen.graph.nodes import topological
+from codegen.plan.access import Access, access_key
+from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op
-from codegen.plan.planner import Access, Elementwise, access_key
 from codegen.plan.tiles import Fold, Tile
 from codegen.render.common import Context, camel
 from codegen.render.elementwise import ElementwiseContext

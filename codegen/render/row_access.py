@@ -7,8 +7,8 @@ import math
 from dataclasses import replace
 
 from codegen.graph import emit
+from codegen.plan.access import Access, Group
 from codegen.plan.op import Op
-from codegen.plan.planner import Access, Group
 from codegen.plan.reductions import Reduction
 from codegen.render.common import Context, camel
 

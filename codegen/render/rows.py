@@ -11,7 +11,7 @@ from codegen.graph import emit
 from codegen.graph.names import SUFFIXES
 from codegen.graph.nodes import Node
 from codegen.graph.online import rescaled
-from codegen.plan.planner import Access
+from codegen.plan.access import Access
 from codegen.plan.reductions import Carried, Statistic
 from codegen.render.common import camel
 from codegen.render.row_access import RowAccess

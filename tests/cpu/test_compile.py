@@ -31,8 +31,9 @@ from codegen.measuring.compile import (
     variants,
 )
 from codegen.plan.hopper_tiles import HALVES
-from codegen.plan.planner import Launch, overrides
-from codegen.plan.supported import lacks
+from codegen.plan.launches import Launch
+from codegen.plan.limits import lacks
+from codegen.plan.planner import overrides
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import kernels
 from codegen.runtime.ops.gemm_op import GemmOp

@@ -9,7 +9,7 @@ from making import make_op
 import generated
 from codegen.checking.draw import Case
 from codegen.checking.testing import check_case
-from codegen.plan.reductions import RowLaunch, WalkLaunch
+from codegen.plan.launches import RowLaunch, WalkLaunch
 from codegen.runtime.call.arguments import Types
 
 LENGTHS = {

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.plan.planner import Extents
+from codegen.plan.launches import Extents
 
 
 def rows_of(columns: int) -> np.ndarray:

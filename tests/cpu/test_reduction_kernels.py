@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codegen.checking import draw, testing
-from codegen.plan.planner import Extents
+from codegen.plan.launches import Extents
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import interpreted
 from tests.cpu.test_reductions import spec_text

@@ -11,7 +11,7 @@ import generated
 from codegen.checking.draw import Case
 from codegen.checking.testing import check_case
 from codegen.measuring.compile import compile_call
-from codegen.plan.reductions import RowLaunch
+from codegen.plan.launches import RowLaunch
 from codegen.runtime.call.arguments import Types
 from tests.cpu.test_reductions import spec_text
 from tests.making import make_op

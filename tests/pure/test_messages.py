@@ -16,8 +16,7 @@ from codegen.graph import nodes as ir
 from codegen.language import chain, check, formula, reference, statements
 from codegen.pipeline import read_op
 from codegen.plan import contractions as gemms
-from codegen.plan import planner as plan
-from codegen.plan import reducing, reductions, tiles
+from codegen.plan import elementwise, planner, reducing, reductions, tiles
 from codegen.spec import notation, specfile, text
 
 FOLDER = Path(__file__).parent / "bad_specs"
@@ -34,7 +33,8 @@ MODULES = (
     chain,
     check,
     reference,
-    plan,
+    elementwise,
+    planner,
     reducing,
     reductions,
     ir,

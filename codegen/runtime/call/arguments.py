@@ -18,7 +18,7 @@ import numpy as np
 
 from codegen.errors import known
 from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, dtype_of
-from codegen.plan.planner import Plan
+from codegen.plan.access import Plan
 from codegen.spec.spec import Array, Param, Spec, fits
 
 

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from codegen.graph.nodes import DTYPES, ROWS
-from codegen.plan.planner import INT_MAX, Access, Elementwise, Extents, Launch, Plan
-from codegen.plan.reductions import Reduction, RowLaunch, Statistic, WalkLaunch
-from codegen.plan.tiles import GemmLaunch
+from codegen.plan.access import INT_MAX, Access, Plan
+from codegen.plan.elementwise import Elementwise
+from codegen.plan.launches import AnyLaunch, Extents
+from codegen.plan.reductions import Reduction, Statistic
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
 from codegen.shared import COUNTER
@@ -125,7 +126,7 @@ def kernel_shape(plan: Plan, array: Array, axes: Axes) -> tuple[Any, ...]:
     return tuple(shape) or (1,)
 
 
-def divisibility(plan: Plan, array: Array, how: Launch | RowLaunch | WalkLaunch | GemmLaunch) -> tuple[int, ...]:
+def divisibility(plan: Plan, array: Array, how: AnyLaunch) -> tuple[int, ...]:
     """What the compiler may assume of each mode: only that whole vectors fit the innermost group. A kernel that reduces
     says itself where its vectors are."""
     tokens = plan.view(array.name).tokens

@@ -22,10 +22,9 @@ from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.language import sizes
 from codegen.plan import op as planned
+from codegen.plan.launches import AnyLaunch, GemmLaunch
 from codegen.plan.op import Gemm
-from codegen.plan.planner import Launch
-from codegen.plan.reductions import RowLaunch, WalkLaunch
-from codegen.plan.tiles import GemmLaunch, Tile
+from codegen.plan.tiles import Tile
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
@@ -131,7 +130,7 @@ class GemmOp(Op[P, R]):
 
         return self.plan.in_one_kernel(types, count, arch or interpreted.architecture())
 
-    def default_launch(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
+    def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
         """That of the one kernel where it is the faster way; else the epilogue's."""
         with contextlib.suppress(Mistake):
             how = self.launch_for(types, axes)

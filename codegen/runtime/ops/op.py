@@ -31,10 +31,10 @@ from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
 from codegen.plan import op as planned
-from codegen.plan.planner import Launch, dtype_constant, overrides, unheld_types
-from codegen.plan.reductions import Reduction, RowLaunch, WalkLaunch
-from codegen.plan.supported import lacks
-from codegen.plan.tiles import GemmLaunch
+from codegen.plan.launches import AnyLaunch, RowLaunch, WalkLaunch
+from codegen.plan.limits import lacks
+from codegen.plan.planner import dtype_constant, overrides, unheld_types
+from codegen.plan.reductions import Reduction
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
@@ -85,7 +85,7 @@ class KernelCall:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them; of parts, as they are
-    how: Launch | RowLaunch | WalkLaunch | GemmLaunch
+    how: AnyLaunch
     constants: dict[str, Any]
 
     def compiled_for(self, arch: str) -> kernels.Call:
@@ -523,7 +523,7 @@ class Op(Generic[P, R]):
                 problem = f"{mistake.message}; implementation='xla' runs without"
         return problem
 
-    def default_launch(self, types: Types, axes: Axes) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
+    def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
         """The launch of the kernel that a call takes which asks for no implementation. Raises `Mistake` where there is none."""
         problem = views.fits(self.plan, axes)
         if problem:
@@ -538,9 +538,7 @@ class Op(Generic[P, R]):
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
         return self.plan.left_to_xla(how, dtypes, views.known_extents(self.plan, axes))
 
-    def launch_for(
-        self, types: Types, axes: Axes, arch: str | None = None
-    ) -> Launch | RowLaunch | WalkLaunch | GemmLaunch:
+    def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> AnyLaunch:
         """The launch for these types and extents. Raises `Mistake` where there is none."""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
         arch = arch or interpreted.architecture()

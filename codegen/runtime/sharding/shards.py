@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import ROWS, Node, topological
-from codegen.plan.planner import Access, access_key
+from codegen.plan.access import Access, access_key
 from codegen.runtime.call import arguments, views
 from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values, wide
 from codegen.spec.spec import Array

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen.graph.nodes import lost_axes, topological
-from codegen.plan.tiles import Fold, GemmLaunch, Tile
+from codegen.plan.launches import GemmLaunch
+from codegen.plan.tiles import Fold, Tile
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes
 from codegen.runtime.sharding import shards

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import Node, topological
 from codegen.graph.ops import OPS
+from codegen.plan.access import Access, access_key
 from codegen.plan.op import Op
-from codegen.plan.planner import Access, access_key
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import cast

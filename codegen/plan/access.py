@@ -1,0 +1,130 @@
+"""How a kernel reaches each array from the position of what it computes: groups of axes, views and accesses.
+
+Axes that every array treats alike are collapsed into one group, so most ops have two groups (rows and columns) or need none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from codegen.graph.nodes import Leaf, Node
+from codegen.spec.spec import Array
+
+INT_MAX = 2**31 - 1
+
+Tokens = tuple[int | str, ...]  # one a mode of an array's view: a group's place, "parts", or a table's own axis
+ModeOf = Callable[[Tokens], str]  # how an array is reached
+Extent = Callable[[tuple[str, ...]], int]  # some axes to the product of their extents
+
+
+@dataclass(frozen=True)
+class Group:
+    """Adjacent axes that every array has together: one coordinate in the kernel."""
+
+    name: str  # the extent's name in the kernel
+    axes: tuple[str, ...]
+
+    @property
+    def coordinate(self) -> str:
+        return "row" if self.name == "rows" else f"i{self.name}"
+
+
+@dataclass(frozen=True)
+class View:
+    """An array as the kernel sees it: one mode a group, and one for its parts. A token is a group's place, "parts", or a table's own axis."""
+
+    array: Array
+    tokens: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How one input (or one part of it), or one part of an output, is reached."""
+
+    name: str  # the value's name in the chain
+    array: Array | None
+    part: int | None
+    mode: str  # flat, tile, row, scalar, gather, index or size
+    tokens: tuple[int | str, ...] = ()
+    group: int | None = None  # index: whose coordinate
+    index_of: tuple[str, str] | None = None  # take: (index input, table axis)
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether the parts at a column are neighbours."""
+        return self.mode == "flat" and self.tokens[-1:] == ("parts",)
+
+
+class BoundTypes(Protocol):
+    """The dtypes that a call binds."""
+
+    def dtype(self, array: Array | str) -> str: ...
+
+
+class Plan(Protocol):
+    """What plans of every kind have."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def groups(self) -> tuple[Group, ...]: ...
+    @property
+    def collapsed(self) -> bool: ...
+    @property
+    def views(self) -> tuple[View, ...]: ...
+    @property
+    def loads(self) -> tuple[Access, ...]: ...
+    @property
+    def stores(self) -> tuple[Access, ...]: ...
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Every axis, in the order of the jnp form's operands."""
+
+    @property
+    def extremes(self) -> tuple[Node, ...]:
+        """The reductions that need an element: max and min."""
+
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        """Arrays accessed in vectors, and how many of their elements one access takes at a position."""
+
+    def view(self, name: str) -> View: ...
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """Extents of the innermost axis at which the kernel goes about it in another way, for tests."""
+
+
+def access_key(plan: Plan, access: Access) -> tuple:
+    """The key under which the chain's graph knows what an access reads (`emit.leaf_key`)."""
+    if access.array is None:
+        assert access.group is not None
+        return access.mode, plan.groups[access.group].axes[0]
+    leaf = Leaf(access.array.name, access.part)
+    if access.index_of:
+        index, axis = access.index_of
+        return "take", leaf, Leaf(index), axis
+    return "input", leaf
+
+
+def tokens_of(array: Array, groups: tuple[Group, ...]) -> tuple[int | str, ...]:
+    """One token a mode of the array's view: a group's place, "parts", or the axis that only a table has."""
+    tokens: list[int | str] = []
+    for dim in array.dims:
+        names: list[int | str] = []
+        for axis in dim.names:
+            place = next((i for i, g in enumerate(groups) if axis in g.axes), axis)
+            if not names or names[-1] != place:
+                names.append(place)
+        if dim.parts is not None:
+            names = ["parts", *names] if dim.parts_first else [*names, "parts"]
+        tokens += names if not tokens or not names or tokens[-1] != names[0] else names[1:]
+    return tuple(tokens)
+
+
+def vector_width(width: int, schedule: Mapping[str, int]) -> int:
+    """How many elements fill a vector, the widest of them `width` bytes."""
+    vec = 1
+    while vec * 2 * width <= schedule.get("vector_bytes", 16):
+        vec *= 2
+    return vec

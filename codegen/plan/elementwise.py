@@ -1,0 +1,197 @@
+"""The plan of element-wise ops.
+
+An element-wise kernel walks the outputs' elements in memory order, one vector of consecutive elements a thread.
+How an array is reached from an element's position is its access:
+
+  flat       it has every group in order: the vector lies at the same place in it (times its interleaved parts)
+  tile       its last axis is the innermost group: the vector is consecutive in it, at its own coordinates
+  scalar     it lacks the innermost group: one value serves the whole vector
+  gather     it has the innermost group but not consecutively: element by element
+  index      no array at all: the coordinate itself
+
+Where the innermost extent is no multiple of the vector width (a ragged call), accesses stay wide: a vector that lies in
+one row is put together from the aligned vectors that hold it. One that runs into the next row goes element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+from codegen.errors import Diagnostic, SpecError
+from codegen.graph.nodes import DTYPES, Statement
+from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
+from codegen.plan.launches import Extents, Launch
+from codegen.plan.planner import MAX_AXES, Names, Planner
+from codegen.spec.spec import Array, Spec
+
+THREADS = 512  # of a block: 128 to 1024 differ by 1% in bandwidth, and 512 leaves a thread 128 registers
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """The plan of an element-wise kernel."""
+
+    groups: tuple[Group, ...]
+    collapsed: bool  # one group would do: the runtime splits it in two, no coordinate is ever needed
+    views: tuple[View, ...]
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    kind: str = "elementwise"
+    rows: tuple[()] = ()  # no reductions
+    columns: tuple[()] = ()
+    inner: tuple[()] = ()
+    apart: tuple[()] = ()
+    kernels: int = 1
+    extremes: tuple[()] = ()
+
+    @property
+    def coordinates(self) -> tuple[int, ...]:
+        """The groups whose coordinate some access needs."""
+        used: set[int] = set()
+        for access in (*self.loads, *self.stores):
+            if access.mode != "flat":
+                used |= {t for t in access.tokens if isinstance(t, int)}
+            if access.group is not None:
+                used.add(access.group)
+            if access.index_of is not None:  # the place of the index that a table is read at
+                used |= {t for t in self.view(access.index_of[0]).tokens if isinstance(t, int)}
+        # and all further in: a vector that runs into the next row carries into them
+        return tuple(range(min(used), len(self.groups))) if used else ()
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The axes of the jnp form's operands: the outputs'."""
+        output = self.stores[0].array
+        assert output is not None
+        return output.axes
+
+    def view(self, name: str) -> View:
+        return next(v for v in self.views if v.array.name == name)
+
+    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
+        """The innermost extent of the positions, and how many times they have it."""
+        total = extent(self.order)
+        columns = total if self.collapsed or not self.groups else extent(self.groups[-1].axes)
+        return total // max(columns, 1), columns
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """Extents of the innermost axis at which the kernel goes about it in another way: a vector, a block."""
+        how = self.launch(dtypes, Extents(None, None), schedule)
+        return how.vec, how.vec * how.threads
+
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        """Arrays with every group, and how many of their elements one access takes at a position: interleaved pairs and
+        quadruples come together, other counts of parts in several accesses."""
+        found = {}
+        for access in (*self.loads, *self.stores):
+            if access.array is not None and access.mode in ("flat", "tile"):
+                groups = {t for t in access.tokens if isinstance(t, int)}
+                if len(groups) == len(self.groups):
+                    parts = access.array.parts or 1
+                    found[access.array] = parts if access.mode == "flat" and parts & (parts - 1) == 0 else 1
+        return tuple(found.items())
+
+    def launch(
+        self,
+        dtypes: Mapping[str, str],
+        extents: Extents,
+        schedule: Mapping[str, int],
+        arch: str | None = None,
+    ) -> Launch:
+        """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
+        del arch  # every architecture takes the same
+        width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
+        vec = vector_width(width, schedule)
+        unit = extents.total if self.collapsed or not self.coordinates else extents.inner
+        ragged = vec > 1 and (unit is None or unit % vec != 0)
+        return Launch(vec, ragged, schedule.get("threads", THREADS))
+
+
+def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:
+    """The plan for a checked spec. Raises `SpecError` where no kernel of ours can do it."""
+    planner = _Elementwise(spec, statements)
+    problems = planner.refusals()
+    if problems:
+        raise SpecError(problems)
+    return planner.elementwise()
+
+
+def tile_plan(spec: Spec, statements: tuple[Statement, ...], borders: Container[str]) -> Elementwise:
+    """The plan of a chain that is done tile by tile: each of `borders` begins a group, and nothing is collapsed."""
+    return _Elementwise(spec, statements).elementwise(borders)
+
+
+class _Elementwise(Planner):
+    def refusals(self) -> list[Diagnostic]:
+        """What no kernel does yet, or ever: one message for the first reason found."""
+        first = self.spec.outputs[0]
+        for output in self.spec.outputs[1:]:
+            if output.axes != first.axes:
+                message = f"{output.name!r} is {output} but {first.name!r} is {first}"
+                hint = "the outputs of an element-wise op share their axes: make it an op of its own"
+                return [self.mistake(message, hint, output)]
+        for array in self.spec.arrays:
+            if tuple(a for a in self.spec.axes if a in array.axes) != array.axes:
+                message = f"{array.name!r} is {array}, but other arrays have these axes in another order"
+                return [
+                    self.mistake(message, "an element-wise kernel does not transpose: give all the same order", array)
+                ]
+        if unknown := self.refuse_sizes("no output has"):
+            return [unknown]
+        known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
+        for output in self.spec.outputs:
+            for axis in output.axes:
+                if axis not in known:
+                    message = f"the axis {axis} of {output.name!r} is on no input that is always there"
+                    hint = "its extent would be unknown: give an input without a default that axis"
+                    return [self.mistake(message, hint, output)]
+        if len(self.axes) > MAX_AXES:
+            message = f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}"
+            return [self.mistake(message, "join axes that every array has together", first)]
+        return []
+
+    def elementwise(self, borders: Container[str] | None = None) -> Elementwise:
+        apart = {n.attr for n in self.nodes if n.op in ("index", "size", "take")}
+        groups = self.groups(apart, borders or ())
+        tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
+        # `take` makes its table's own coordinates, `index` a group's: neither can be split away
+        simple = borders is None and not apart and len(groups) == 1
+        full = all(_covers(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
+        trailing = all(_is_flat(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
+        collapsed = simple and full and trailing
+        if collapsed:
+            groups = (Group("rows", ()), Group("cols", ()))
+            tokens = {
+                n: tuple(x for t in ts for x in ((0, 1) if t == 0 else (t,))) for n, ts in tokens.items()
+            }  # fmt: skip
+        views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
+        names = Names(self.spec, self.statements)
+
+        def mode(own: tuple[int | str, ...]) -> str:
+            return _mode(own, len(groups))
+
+        loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
+        stores = tuple(
+            Access(s.name if s.part is None else names.part(s.name, s.part), self.spec.array(s.name), s.part,
+                   mode(tokens[s.name]), tokens[s.name])
+            for s in self.statements if any(s.name == o.name for o in self.spec.outputs)
+        )  # fmt: skip
+        return Elementwise(groups, collapsed, views, loads, stores)
+
+
+def _covers(tokens: tuple[int | str, ...], groups: int) -> bool:
+    return {t for t in tokens if isinstance(t, int)} == set(range(groups))
+
+
+def _is_flat(tokens: tuple[int | str, ...], groups: int) -> bool:
+    return tokens in (tuple(range(groups)), (*range(groups), "parts"))
+
+
+def _mode(tokens: tuple[int | str, ...], groups: int) -> str:
+    if groups == 0 or (groups - 1) not in tokens:
+        return "scalar"
+    if _is_flat(tokens, groups):
+        return "flat"
+    return "tile" if tokens[-1] == groups - 1 else "gather"

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from codegen.device.gemm import sm80 as gemm_sm80
-from codegen.runtime.compiled.kernels import Call
+from codegen.runtime.compiled.kernels import CompiledCall
 
 
 class Tile(NamedTuple):
@@ -91,7 +91,7 @@ class Case:
         """The oldest that can."""
         return "sm_89" if self.dtype.startswith("float8") else "sm_80"
 
-    def call(self, arch: str) -> Call:
+    def call(self, arch: str) -> CompiledCall:
         """The launcher on tensors of which only divisors are known."""
 
         def tensor(name: str) -> tuple[str, tuple[int, ...], int]:
@@ -110,7 +110,7 @@ class Case:
             inputs += [None] if self.paired != "two" else []
         constants |= self.tile._asdict() | {"precise": self.precise}
         launcher = getattr(gemm_kernels, self.launcher)
-        return Call(launcher, tuple(inputs), tuple(map(tensor, self.outputs)), tuple(constants.items()), arch)
+        return CompiledCall(launcher, tuple(inputs), tuple(map(tensor, self.outputs)), tuple(constants.items()), arch)
 
     def operands(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Integers: all sums are exact."""

@@ -71,7 +71,7 @@ class Product:
         return found[:3] if self.name == "row_sums" else found
 
     @property
-    def call(self) -> kernels.Call:
+    def call(self) -> kernels.CompiledCall:
         """For sm_90a."""
         vec = 16 // jnp.dtype(self.out).itemsize
         vec = min(vec, 8) if self.paired else vec
@@ -85,7 +85,7 @@ class Product:
                      "ragged": self.N % vec != 0} | dataclasses.asdict(self.tiles)  # fmt: skip
         launcher = LAUNCHERS[self.name][0] if self.paired != "halves" else LAUNCHERS["two"][0]
         inputs, outputs = (tuple(map(described, xs)) for xs in (self.inputs, self.outputs))
-        return kernels.Call(launcher, inputs, outputs, tuple(constants.items()), "sm_90a")
+        return kernels.CompiledCall(launcher, inputs, outputs, tuple(constants.items()), "sm_90a")
 
     def draw(self, seed: int) -> list[jax.Array]:
         """Inputs: any integers, or normal numbers, b scaled so that sums are of size 2."""

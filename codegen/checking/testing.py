@@ -232,7 +232,7 @@ def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: st
     with jax.default_device(jax.devices("cpu")[0]):
         args = [None if a is None else jax.device_put(np.asarray(a)) for a in args]
         key, operands = op.bind(tuple(args), keywords)
-        axes = arguments.bind_axes(op.spec, op._arrays(key, operands))
+        axes = arguments.bind_axes(op.spec, op.arrays(key, operands))
         evaluate = functools.partial(op.evaluate_reference, key, precision=precision)
         with _of_reference(op, axes):
             values = computed_once(lambda *xs: evaluate(xs), *operands)

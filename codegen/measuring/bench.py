@@ -31,7 +31,7 @@ from codegen.language.sizes import Shape, extents
 from codegen.measuring import device_time
 from codegen.measuring.device_time import Call
 from codegen.measuring.measurement import Measurement
-from codegen.runtime.ops.derived import Backward
+from codegen.runtime.ops.derived import BackwardOp
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
 from codegen.spec.spec import Array, Spec
@@ -85,11 +85,11 @@ def bench_op(
     named, what a call takes that names none."""
     count = fused_bytes(binding, shape, op.statements)
     with wide_types(binding):
-        origin = op.origin if isinstance(op, Backward) else op
+        origin = op.origin if isinstance(op, BackwardOp) else op
         static = static_arguments(origin.spec, binding)
         count_of_sets = sets_of(count)
         made = [make_inputs(origin.spec, replace(binding, spec=origin.spec), shape, i) for i in range(count_of_sets)]
-        if isinstance(op, Backward):
+        if isinstance(op, BackwardOp):
             ours, xla, sets, others = backward_calls(
                 op, made, static, replace(binding, spec=origin.spec), implementation
             )
@@ -123,7 +123,7 @@ def multiplied_in(op: Op, binding: Binding) -> str | None:
 
 
 def backward_calls(
-    op: Backward, made: list[dict[str, Any]], static: dict[str, Any], binding: Binding, implementation: Any
+    op: BackwardOp, made: list[dict[str, Any]], static: dict[str, Any], binding: Binding, implementation: Any
 ) -> tuple[Callable, Callable, list, list]:
     """Ours and XLA's backward, and the sets of arrays that each takes. Ours takes what the forward saved; XLA's the inputs,
     from which it computes again what it needs in its own kernels: jax.vjp of the reference, the forward's result unused. What

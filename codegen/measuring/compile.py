@@ -34,10 +34,11 @@ from codegen.plan.reductions import Reduction
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
 from codegen.runtime.compiled import kernels
-from codegen.runtime.compiled.kernels import Call, nameable
+from codegen.runtime.compiled.kernels import CompiledCall, nameable
+from codegen.runtime.compiled.launcher_call import LauncherCall
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.runtime.ops.gemm_op import GemmOp
-from codegen.runtime.ops.op import KernelCall, Op
+from codegen.runtime.ops.op import Op
 
 with extras.needed("build"):
     from elftools.elf.elffile import ELFFile
@@ -160,7 +161,7 @@ def kept_kernel(op: Op, variant: Variant, arch: str) -> Compiled | None:
     return None if found is None else _with_operands(op, found, names)
 
 
-def compile_call(op: GemmOp, example: KernelCall, arch: str) -> Compiled:
+def compile_call(op: GemmOp, example: LauncherCall, arch: str) -> Compiled:
     """The kernel of such a call. How wide a main loop's accesses are is its own affair."""
     call = example.compiled_for(arch)
     return _kept(call) or _compile(op, call)
@@ -168,7 +169,7 @@ def compile_call(op: GemmOp, example: KernelCall, arch: str) -> Compiled:
 
 def _call(
     op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None
-) -> tuple[Call, dict[str, bool] | None]:
+) -> tuple[CompiledCall, dict[str, bool] | None]:
     """What is compiled, and the names of its tensors, each with whether it is there; None of a kernel that contracts, which is
     that for large matrices."""
     if isinstance(op, GemmOp):
@@ -197,7 +198,7 @@ def _call(
         tensors["counter"] = dtype, (1,), views.PARTS_ALIGNMENT
     constants: dict[str, Any] = {p.name: (static or {}).get(p.name, p.example) for p in spec.params if p.static}
     constants |= op.passed_types(variant.types) | how.constants
-    call = Call(op._launch, tuple(tensors.values()), (), tuple(constants.items()), arch)
+    call = CompiledCall(op._launch, tuple(tensors.values()), (), tuple(constants.items()), arch)
     return call, {name: tensor is not None for name, tensor in tensors.items()}
 
 
@@ -212,7 +213,7 @@ OPTIONS = f"{COMPILE_OPTIONS} --keep-ptx --keep-cubin"
 _KEPT_AS = f"{OPTIONS} and what is spilled"  # what entries of the cache hold
 
 
-def _compile(op: Op, call: Call) -> Compiled:
+def _compile(op: Op, call: CompiledCall) -> Compiled:
     """A launcher's kernels, but for what they access."""
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
@@ -233,7 +234,7 @@ def _compile(op: Op, call: Call) -> Compiled:
     return made
 
 
-def _keep(call: Call, made: Compiled) -> None:
+def _keep(call: CompiledCall, made: Compiled) -> None:
     """Into the cache on disk, where it is certain what decides the kernel."""
     key = kernels.key_of(call, _KEPT_AS)
     if key is not None:
@@ -241,7 +242,7 @@ def _keep(call: Call, made: Compiled) -> None:
         cache.store(kernels.name_of(call), key, {"ptx": made.ptx.encode(), "cubin": made.cubin, "numbers": numbers})
 
 
-def _kept(call: Call) -> Compiled | None:
+def _kept(call: CompiledCall) -> Compiled | None:
     """What `_keep` put there for this call, but for what it accesses."""
     key = kernels.key_of(call, _KEPT_AS)
     found = None if key is None else cache.load(kernels.name_of(call), key)

@@ -1,9 +1,9 @@
 """What generated files import: the JAX side of an op, and the device functions kernels share."""
 
 from codegen.runtime.call.cast import cast as cast
+from codegen.runtime.call.described import Implementation as Implementation
 from codegen.runtime.compiled.interpreted import interpret_mode as interpret_mode
 from codegen.runtime.ops.declare import op as op
-from codegen.runtime.ops.op import Implementation as Implementation
 from codegen.runtime.ops.op import Op as Op
 from codegen.runtime.xla.slopes import dgelu as dgelu
 from codegen.runtime.xla.slopes import product_of_others as product_of_others

@@ -17,7 +17,7 @@ BLOCKS, ROWS = 4, 3
 def cluster_sum(fault: str, arch: str = "sm_90a", blocks: int = BLOCKS, columns: int = 1000):
     matrix, vector = ("float32", (1, 1), 256), ("float32", (1,), 256)
     constants = (("blocks", blocks), ("fault", fault))
-    call = interpreted.Call(faulty_kernels.cluster_sum, (matrix,), (vector,), constants, arch)
+    call = interpreted.CompiledCall(faulty_kernels.cluster_sum, (matrix,), (vector,), constants, arch)
     x = np.arange(ROWS * columns, dtype=np.float32).reshape(ROWS, columns) % 7
     return x, interpreted.run(call, ["x", "y"], [x], [(ROWS,)])[0]
 

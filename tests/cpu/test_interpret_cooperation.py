@@ -340,7 +340,7 @@ def test_barriers_of_a_warp():
 
 def staged(fault: str) -> tuple[np.ndarray, np.ndarray]:
     tensor = ("float32", (4,), 256)
-    call = interpreted.Call(faulty_kernels.staged, (tensor,), (tensor,), (("fault", fault),), "sm_90a")
+    call = interpreted.CompiledCall(faulty_kernels.staged, (tensor,), (tensor,), (("fault", fault),), "sm_90a")
     x = np.arange(512, dtype=np.float32)
     return x, interpreted.run(call, ["x", "y"], [x], [(512,)])[0]
 

@@ -22,7 +22,7 @@ SOURCE = Path(faulty_kernels.__file__)
 
 def double(launch, fault: str, size: int, divisor: int = 1) -> tuple[np.ndarray, np.ndarray]:
     tensor = ("float32", (divisor,), 256)
-    call = interpreted.Call(launch, (tensor,), (tensor,), (("fault", fault),), "sm_90a")
+    call = interpreted.CompiledCall(launch, (tensor,), (tensor,), (("fault", fault),), "sm_90a")
     x = np.arange(size, dtype=np.float32)
     return x, interpreted.run(call, ["x", "y"], [x], [(size,)])[0]
 

@@ -126,7 +126,7 @@ def test_numbers_that_are_not_normal_are_kept_whoever_comes_first():
     """A thread takes over how another one that begins it treats them; under jit, that would be one of XLA's."""
     code = """
 import jax, jax.numpy as jnp, numpy as np, generated
-from codegen.runtime import interpreted
+from codegen.runtime.compiled import interpreted
 relu = jax.jit(lambda x: generated.relu(x @ x, implementation="interpret"))
 relu(jnp.ones((512, 512), jnp.bfloat16)).block_until_ready()
 print(interpreted._thread.submit(lambda: np.float32(1e-38) * np.float32(0.1)).result() > 0)

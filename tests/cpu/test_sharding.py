@@ -83,9 +83,11 @@ def stand_in(op: Op, key, donated, *operands, firsts=None):
     for statistic in op.plan.columns:
         name = values.get(id(statistic.node))
         if name not in by_name and not known:
-            arrays, params = op._arrays(key, operands), op.parameters(key, operands)
+            arrays, params = op.arrays(key, operands), op.parameters(key, operands)
             roots = [s.value for s in op.statements]
-            known = shards.known_in_jnp(op._op, roots, arrays, params, key.types, op.compute(key), shards.Split(axes))
+            known = shards.known_in_jnp(
+                op.planned, roots, arrays, params, key.types, op.compute(key), shards.Split(axes)
+            )
         part = by_name[name] if name in by_name else known[id(statistic.node)]
         part = part.astype("int32" if statistic.kind == "bool" else "float32")
         count = np.prod(axes.shape(statistic.node.attr)) if statistic.op == "mean" else 1
@@ -98,7 +100,7 @@ def tiles_stand_in(op, key, operands, firsts):
     """What a contraction's kernel returns, in jnp: the outputs of every element, then one part of each fold."""
     tile, epilogue = op.plan.tile, op.epilogue
     own, values = op.epilogue_call(replace(key, implementation="xla"), operands)
-    arrays, params = epilogue._arrays(own, values), epilogue.parameters(own, values)
+    arrays, params = epilogue.arrays(own, values), epilogue.parameters(own, values)
     axes = arguments.bind_axes(epilogue.spec, arrays)
     chain = op.plan.epilogue
     places = [n for n in topological(s.value for s in tile.statements) if n.op == "index"]
@@ -442,7 +444,7 @@ def test_rows_that_do_not_come_out_even_are_not_split(kernels):
         return generated.column_sum(x)
 
     assert_close(jax.jit(f)(put(mesh, x, NONE)), x.sum(0))
-    call = partition.Call(generated.column_sum, generated.column_sum.bind((x,), {})[0], [x.shape])
+    call = partition.ShardedCall(generated.column_sum, generated.column_sum.bind((x,), {})[0], [x.shape])
     assert call.shards([P("a")], mesh.shape) == {}
     assert call.shards([P("b")], mesh.shape) == {"...0": ("b",)}
 
@@ -487,7 +489,7 @@ def on_shards(op: Op, args, specs, **keywords):
     """An op's outputs, its interpreted kernel run on every shard."""
     mesh = make_mesh()
     key, operands = op.bind(args, {**keywords, "implementation": "interpret"})
-    call = partition.Call(op, key, [x.shape for x in operands])
+    call = partition.ShardedCall(op, key, [x.shape for x in operands])
     along = call.shards(specs, mesh.shape)
     inner, outer = call.specs(along)
     kernel = functools.partial(op._run_interpret, key, parts=True)
@@ -854,7 +856,7 @@ def test_a_shard_for_cuda_is_a_kernel_and_one_reduction(monkeypatch):
     op, mesh = generated.drmsnorm, make_mesh()
     key, operands = op.bind((normal(8, 64), normal(8, 64), normal(64)), {})
     kernel = functools.partial(op._run_cute, key, (False,) * 3)
-    axes = arguments.bind_axes(op.spec, op._arrays(key, operands))
+    axes = arguments.bind_axes(op.spec, op.arrays(key, operands))
     split = shards.Split(axes, {"...0": ("a", "b")}, mesh.shape)
     run = jax.shard_map(
         lambda *local: op.on_shard(key, kernel, local, split),

@@ -22,7 +22,7 @@ from codegen.interpret.machine import InterpretError, Kernel, Machine
 from codegen.interpret.memory import arrays as memory
 from codegen.interpret.report import Report
 from codegen.runtime.compiled import kernels
-from codegen.runtime.compiled.kernels import Call
+from codegen.runtime.compiled.kernels import CompiledCall
 from codegen.runtime.compiled.platform import current_arch
 
 DEFAULT_ARCH = "sm_90a"
@@ -68,7 +68,7 @@ class Compiled:
 
 
 @functools.lru_cache(maxsize=4096)
-def compile_call(call: Call, lines: bool = False) -> Compiled:
+def compile_call(call: CompiledCall, lines: bool = False) -> Compiled:
     """Compile for `call.arch`, where asked to with source lines. Raises `PtxError` for PTX the interpreter does not know."""
     made = kernels.binary(call, "lines" if lines else "ptx")
     programs = ptx.parse(made.ptx)
@@ -79,7 +79,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def run(
-    call: Call, names: Sequence[str], inputs: Sequence[np.ndarray | None], outputs: Shapes
+    call: CompiledCall, names: Sequence[str], inputs: Sequence[np.ndarray | None], outputs: Shapes
 ) -> tuple[np.ndarray, ...]:
     """The outputs of a call, of the shapes given. `names` are those of inputs and outputs, for messages and reports."""
     try:
@@ -89,7 +89,7 @@ def run(
 
 
 def _run(
-    call: Call, names: tuple[str, ...], inputs: tuple[np.ndarray | None, ...], out_shapes: Shapes
+    call: CompiledCall, names: tuple[str, ...], inputs: tuple[np.ndarray | None, ...], out_shapes: Shapes
 ) -> tuple[np.ndarray, ...]:
     """A kernel that fails does so again with its source lines, which take long to compile, for the message to name them."""
     try:
@@ -99,7 +99,11 @@ def _run(
 
 
 def _run_compiled(
-    call: Call, compiled: Compiled, names: tuple[str, ...], inputs: tuple[np.ndarray | None, ...], out_shapes: Shapes
+    call: CompiledCall,
+    compiled: Compiled,
+    names: tuple[str, ...],
+    inputs: tuple[np.ndarray | None, ...],
+    out_shapes: Shapes,
 ) -> tuple[np.ndarray, ...]:
     arrays = [memory.make_array(n, x, False) for n, x in zip(names, inputs, strict=False) if x is not None]
     shapes = [x.shape for x in inputs if x is not None]

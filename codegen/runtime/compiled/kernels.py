@@ -1,7 +1,7 @@
 """Compiled kernels: what CuTe DSL makes of a call, kept in the process and on disk, and its launch on a GPU.
 
 `cutlass.jax.cutlass_call` compiles again in every process, and for every shape. What it compiles depends on less: the
-launcher, its tensors' types, divisors and alignments, its constants, the architecture and the options (a `Call`, here).
+launcher, its tensors' types, divisors and alignments, its constants, the architecture and the options (a `CompiledCall`, here).
 So this compiles by `cutlass.jax`'s own functions, and hands the object to the custom call that `cutlass_call` uses.
 
 An entry on disk is found by all that, by the source of the launcher and of every function that it may reach, and by
@@ -37,7 +37,7 @@ from codegen.targets import ARCHITECTURES
 
 
 @dataclass(frozen=True)
-class Call:
+class CompiledCall:
     """What compiles to one launcher: its source, its tensors' dtypes, divisors and alignments, its constants. Extents are
     not part of it: kernels take them at run time, and know of them only what divides them."""
 
@@ -84,7 +84,7 @@ OPTIONS: dict[Kept, str] = {
 
 
 @functools.lru_cache(maxsize=4096)
-def binary(call: Call, kept: Kept = "binary") -> Binary:
+def binary(call: CompiledCall, kept: Kept = "binary") -> Binary:
     """The call's launcher, compiled for `call.arch`, and what else is `kept` of it. Threads that ask for the same one at the
     same time wait for the first of them to compile it. Raises ValueError for an unknown architecture, or a cache's limit
     that cannot be read."""
@@ -93,7 +93,7 @@ def binary(call: Call, kept: Kept = "binary") -> Binary:
 
 
 @functools.lru_cache(maxsize=4096)
-def _binary(call: Call, kept: Kept) -> Binary:
+def _binary(call: CompiledCall, kept: Kept) -> Binary:
     if call.arch not in ARCHITECTURES:
         hint = known(call.arch, ARCHITECTURES, "there are")
         raise ValueError(f"CUTE_DSL_ARCH: there is no architecture {call.arch!r}; {hint}")
@@ -126,7 +126,7 @@ def forget() -> None:
 
 
 def launch(
-    call: Call, operands: Sequence[jax.Array], outputs: Sequence[jax.ShapeDtypeStruct], pairs: Mapping[int, int]
+    call: CompiledCall, operands: Sequence[jax.Array], outputs: Sequence[jax.ShapeDtypeStruct], pairs: Mapping[int, int]
 ) -> list[jax.Array]:
     """Run a launcher on a GPU, within JAX: `operands` are the inputs that are there, `pairs` the places of those whose
     buffers are outputs' as well, with these outputs' places."""
@@ -139,7 +139,7 @@ def launch(
     return run(*operands, module=module, key=hashlib.sha256(module).digest())
 
 
-def _compile(call: Call, kept: Kept) -> dict[str, bytes]:
+def _compile(call: CompiledCall, kept: Kept) -> dict[str, bytes]:
     import cuda.bindings.driver as cuda
     import cutlass.cute as cute
     from cutlass.jax.compile import _EXPORT_PREFIX, Arg, FunctionSpec, jit_wrapper
@@ -182,12 +182,12 @@ def _load_runtime() -> None:
 # What decides a compiled kernel
 
 
-def name_of(call: Call) -> str:
+def name_of(call: CompiledCall) -> str:
     """The name under which what is compiled of a call is kept."""
     return _launcher(call.launch).__name__.removesuffix("_launch")
 
 
-def key_of(call: Call, options: str, lines: bool = False) -> str | None:
+def key_of(call: CompiledCall, options: str, lines: bool = False) -> str | None:
     """All that decides what the compiler makes of a call with these options; None where that cannot be told. With `lines`,
     the files' names are part of what is made."""
     sources = _sources(call.launch)

@@ -8,23 +8,20 @@ reads each element of the input before the same thread writes it: element by ele
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from codegen.plan.launches import AnyLaunch, Launch, RowLaunch
 from codegen.plan.limits import why_not_in_place
-
-if TYPE_CHECKING:
-    from codegen.runtime.ops.op import Op
+from codegen.runtime.call.described import CalledOp
 
 
-def in_place(op: Op, how: AnyLaunch) -> dict[str, str]:
+def in_place(op: CalledOp, how: AnyLaunch) -> dict[str, str]:
     """The inputs whose buffers a launch may write an output to, and which."""
     if not isinstance(how, Launch) and not (isinstance(how, RowLaunch) and how.kept):
         return {}
     return {source: output for output, source in op.spec.aliases if not why_not_in_place(op.plan, output, source)}
 
 
-def pairs(op: Op, how: AnyLaunch, present: Sequence[str], donated: Sequence[bool]) -> dict[int, int]:
+def pairs(op: CalledOp, how: AnyLaunch, present: Sequence[str], donated: Sequence[bool]) -> dict[int, int]:
     """The same by place, among the inputs that are there and among the outputs, of the inputs that are `donated`."""
     given = [name for name, gone in zip(present, donated, strict=False) if gone]
     outputs = [a.name for a in op.spec.outputs]

@@ -11,21 +11,19 @@ the kernel by name, one call follows the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from codegen.graph.nodes import ROWS
+from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding.partition import asked_axes, whole_axes
 from codegen.spec.spec import Array
 
-if TYPE_CHECKING:
-    from codegen.runtime.ops.op import Key, Op
-
 
 def batch(
-    op: Op, key: Key, call: Callable[..., tuple], jnp_form: Callable[..., tuple], size: int, mapped: Sequence[bool],
+    op: CalledOp, key: Key, call: Callable[..., tuple], jnp_form: Callable[..., tuple], size: int, mapped: Sequence[bool],
     operands: Sequence[Any],
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """The outputs of `call` for each of `size` positions of the leading axis that the `mapped` operands have."""
@@ -51,7 +49,7 @@ def batch(
     return tuple(y.reshape(size, extent, *y.shape[1:]) for y in outputs)
 
 
-def joined_axis(op: Op, mapped: Sequence[Array | None]) -> str | None:
+def joined_axis(op: CalledOp, mapped: Sequence[Array | None]) -> str | None:
     """The axis that a mapped one joins, or None."""
     first = [_first(array) for array in (*op.spec.outputs, *mapped)]
     axis = first[0]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from codegen.runtime.ops.derived import Backward
-from codegen.runtime.ops.gemm_op import GemmBackward, GemmOp
+from codegen.runtime.ops.derived import BackwardOp
+from codegen.runtime.ops.gemm_op import GemmBackwardOp, GemmOp
 from codegen.runtime.ops.op import Op
 
 P = ParamSpec("P")
@@ -20,5 +20,5 @@ def op(content: dict[str, Any], **parts: Any) -> Callable[[Callable[P, R]], Op[P
     `first_xla` those of an op that is run first in it, `beside_launch` and `beside_xla` of one beside it; an op that contracts
     has `epilogue_launch` and `epilogue_xla`; `result` is the NamedTuple of several outputs."""
     if "epilogue_launch" in parts:
-        return lambda function: GemmOp(function, content, parts, GemmBackward)
-    return lambda function: Op(function, content, parts, Backward)
+        return lambda function: GemmOp(function, content, parts, GemmBackwardOp)
+    return lambda function: Op(function, content, parts, BackwardOp)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from codegen.autodiff import backward as backwards
 from codegen.plan import op as planned
-from codegen.runtime.ops.op import Key, Op
+from codegen.runtime.call.described import Key
+from codegen.runtime.ops.op import Op
 from codegen.runtime.xla.scatter import add_taken
 
 
@@ -28,13 +29,13 @@ class DerivedOp(Op):
     @functools.cached_property
     def derived(self) -> backwards.Derived:
         """How both stand to the op."""
-        found: Any = backwards.backward_of(self.origin._op)
+        found: Any = backwards.backward_of(self.origin.planned)
         found = found.frozen if self._which == "frozen" else found
         assert isinstance(found, backwards.Derived), found
         return found
 
     @functools.cached_property
-    def _op(self) -> planned.Op:
+    def planned(self) -> planned.Op:
         found = {"first": self.derived.first, "forward": self.derived.forward, "beside": self.derived.beside}.get(
             self._which, self.derived.op
         )
@@ -60,16 +61,16 @@ class DerivedOp(Op):
 WAYS = ("backward", "frozen", "xla")  # that the gradients of a call may go
 
 
-class Backward(DerivedOp):
+class BackwardOp(DerivedOp):
     """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients.
     Where only gradients of rows are asked for, `frozen` takes its place, which gives no others. `beside` gives more of them."""
 
     forward: DerivedOp | None = None
     first: DerivedOp | None = None
     beside: DerivedOp | None = None
-    frozen: Backward | None = None
+    frozen: BackwardOp | None = None
 
-    def __init__(self, forward: Op, parts: dict[str, Any], whole: Backward | None = None):
+    def __init__(self, forward: Op, parts: dict[str, Any], whole: BackwardOp | None = None):
         super().__init__(forward, "backward" if whole is None else "frozen", parts)
         if whole is not None:
             self.forward = whole.forward
@@ -78,6 +79,12 @@ class Backward(DerivedOp):
         self.first = DerivedOp(forward, "first", parts) if "first_launch" in parts else None
         self.beside = DerivedOp(forward, "beside", parts) if "beside_launch" in parts else None
         self.frozen = type(self)(forward, parts, self) if "frozen_launch" in parts else None
+
+    @property
+    def generated(self) -> tuple[Op, ...]:
+        """The ops that are generated for gradients: this one last, those that run for it or in its place before it."""
+        found = (self.forward, self.first, self.beside, self.frozen, self)
+        return tuple(op for op in found if op is not None)
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
         """What gives the gradients of the operands that are `perturbed`: where none of them is shared by all rows, "frozen", if
@@ -90,7 +97,7 @@ class Backward(DerivedOp):
                 return "xla"
         return "backward"
 
-    def by(self, way: str) -> Backward:
+    def by(self, way: str) -> BackwardOp:
         """The one of that name."""
         return self.frozen if way == "frozen" and self.frozen is not None else self
 

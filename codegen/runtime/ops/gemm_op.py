@@ -28,10 +28,12 @@ from codegen.plan.tiles import Tile
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
+from codegen.runtime.call.described import Key
 from codegen.runtime.compiled import interpreted
+from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import choose
-from codegen.runtime.ops.derived import Backward, DerivedOp
-from codegen.runtime.ops.op import KernelCall, Key, Op, P, R, Tensor
+from codegen.runtime.ops.derived import BackwardOp, DerivedOp
+from codegen.runtime.ops.op import Op, P, R
 from codegen.runtime.sharding import shards, tile_folds
 from codegen.runtime.sharding.shards import Split
 from codegen.runtime.xla.products import product
@@ -55,10 +57,9 @@ class GemmOp(Op[P, R]):
     def kernels(self) -> tuple[Op, ...]:
         """Its own, where it has one; those of its epilogue and of its gradient."""
         backward = self._backward
-        found = [self, getattr(backward, "keeping", None)]
+        found = [self, backward.keeping if isinstance(backward, GemmBackwardOp) else None]
         products = [op for op in found if op is not None and isinstance(op.plan.tile, Tile)]
-        pulled = [] if backward is None else [k for k in (backward.frozen, backward) if k is not None]
-        return (*products, self.epilogue, *pulled)
+        return (*products, self.epilogue, *(backward.generated if backward is not None else ()))
 
     @functools.cached_property
     def multiplied(self) -> frozenset[str]:
@@ -76,7 +77,7 @@ class GemmOp(Op[P, R]):
 
     def epilogue_call(self, key: Key, operands: Sequence[Any]) -> tuple[Key, tuple]:
         """The epilogue's call, its products made."""
-        arrays = self._arrays(key, operands)
+        arrays = self.arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
         spec = self.epilogue.spec
         there = self.products(key, arrays, axes) | arrays
@@ -145,11 +146,11 @@ class GemmOp(Op[P, R]):
 
     def _kernel_call(
         self, key: Key, operands: tuple, arch: str | None = None, firsts: Mapping[str, Any] | None = None
-    ) -> KernelCall:
+    ) -> LauncherCall:
         """What the launcher is called with: the factors, the epilogue's operands, its outputs. Of axes along which this is not
         the whole, `firsts` are the places where it begins, int32."""
         spec, tile = self.plan.epilogue.spec, self.plan.tile
-        arrays = self._arrays(key, operands)
+        arrays = self.arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
         how = self.launch_for(key.types, axes, arch)
         products = self.plan.products
@@ -185,7 +186,7 @@ class GemmOp(Op[P, R]):
         outputs = (*map(operand, tile.outputs), *parts)
         params = self.parameters(key, operands)
         static = {p.constant: params[p.name] for p in spec.params if p.static}
-        return KernelCall(
+        return LauncherCall(
             unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
             (
                 *(arrays[a.name] for a in factors),
@@ -205,7 +206,7 @@ class GemmOp(Op[P, R]):
         tile = self.plan.tile
         return tile.spec, tile.statements, tile.in_registers
 
-    def example_call(self, types: Types, ragged: bool, defaults: bool, arch: str) -> KernelCall:
+    def example_call(self, types: Types, ragged: bool, defaults: bool, arch: str) -> LauncherCall:
         """A call of large matrices, for what its kernel is like: `ragged` ones with odd extents, and with `defaults` without
         the inputs that may be left out. Raises `Mistake` where no kernel takes these types."""
         extents = dict.fromkeys(self.spec.axes, 4097 if ragged else 4096) | dict.fromkeys(self.plan.tile.batch, 2)
@@ -229,7 +230,7 @@ class GemmOp(Op[P, R]):
 
     def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
         """Whether a call is one kernel: where it can be, and was asked for by name or is the faster way."""
-        axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+        axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
         try:
             how = self.launch_for(key.types, axes)
         except Mistake:
@@ -239,7 +240,7 @@ class GemmOp(Op[P, R]):
     def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
         if self._fuses(key, operands):
             results = super()._run_interpret(key, *operands, parts=True, **given)
-            axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+            axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
             return results if parts else self.finished(key, operands, results, Split(axes))
         own, values = self.epilogue_call(key, operands)
         return (*self.epilogue._run_interpret(own, *values, parts=parts), *self.kept(own, values))
@@ -261,7 +262,7 @@ class Epilogue(DerivedOp):
     """What follows the products of an op."""
 
     @functools.cached_property
-    def _op(self) -> planned.Op:
+    def planned(self) -> planned.Op:
         plan = self.origin.plan
         assert isinstance(plan, Gemm)
         return plan.epilogue
@@ -277,15 +278,15 @@ class GemmForward(GemmOp):
         self._begin(parts.get("forward_launch"), None)
 
     @functools.cached_property
-    def _op(self) -> planned.Op:
-        found = backwards.backward_of(self.origin._op)
+    def planned(self) -> planned.Op:
+        found = backwards.backward_of(self.origin.planned)
         assert isinstance(found, backwards.Derived) and found.forward is not None
         return found.forward
 
     @functools.cached_property
     def spec(self) -> Spec:
         """That of the op, with these outputs."""
-        return replace(self.origin.spec, op=self._op.spec.op, outputs=self._op.spec.outputs)
+        return replace(self.origin.spec, op=self.planned.spec.op, outputs=self.planned.spec.outputs)
 
     @functools.cached_property
     def epilogue(self) -> Epilogue:
@@ -294,7 +295,7 @@ class GemmForward(GemmOp):
 
     def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
         op, own = self.epilogue, self.plan.epilogue
-        arrays = op._arrays(key, operands)
+        arrays = op.arrays(key, operands)
         split = split or Split(arguments.bind_axes(op.spec, arrays))
         more = self.spec.outputs[len(op.spec.outputs) :]
         stores = [a for a in own.plan.stores if a.array in more]
@@ -303,12 +304,12 @@ class GemmForward(GemmOp):
         return tuple(found[array] for array in more)
 
 
-class GemmBackward(Backward):
+class GemmBackwardOp(BackwardOp):
     """The generated backward of an op's epilogue, and the gradients of the products."""
 
     origin: GemmOp
 
-    def __init__(self, forward: GemmOp, parts: dict[str, Any], whole: GemmBackward | None = None):
+    def __init__(self, forward: GemmOp, parts: dict[str, Any], whole: GemmBackwardOp | None = None):
         DerivedOp.__init__(self, forward, "backward" if whole is None else "frozen", parts)
         self._parts, self._whole = parts, whole
         self.frozen = type(self)(forward, parts, self) if whole is None and "frozen_launch" in parts else None
@@ -337,7 +338,7 @@ class GemmBackward(Backward):
     def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple:
         derived, op = self.derived, self.origin
         operands = tuple(values[name] for name in self.takes(key))
-        arrays = op._arrays(key, operands)
+        arrays = op.arrays(key, operands)
         there = arrays | op.parameters(key, operands)
         own = {name: there.get(name) for name in super().takes(key)}
         own |= {name: values[name] for name in derived.how.saved}

@@ -16,12 +16,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
+from dataclasses import replace
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
@@ -30,7 +29,7 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
-from codegen.plan import op as planned
+from codegen.plan import op as plans
 from codegen.plan.launches import AnyLaunch, RowLaunch, WalkLaunch
 from codegen.plan.limits import lacks
 from codegen.plan.planner import dtype_constant, overrides, unheld_types
@@ -38,62 +37,34 @@ from codegen.plan.reductions import Reduction
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
-from codegen.runtime.compiled import interpreted, kernels
+from codegen.runtime.call.described import Implementation, Key
+from codegen.runtime.compiled import interpreted
+from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import choose, current_arch
 from codegen.runtime.ops import aliases, batching
 from codegen.runtime.sharding import partition, shards
 from codegen.runtime.xla.evaluate import wide
 from codegen.spec.spec import Array, Spec
 
-if TYPE_CHECKING:
-    from codegen.runtime.ops.derived import Backward
-
-Implementation = Literal["cute", "xla", "interpret"] | None
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class Key:
-    """What is compiled into a call's function."""
+class Gradient(Protocol):
+    """What an op asks of its generated backward."""
 
-    implementation: Implementation
-    types: Types
-    present: tuple[str, ...]
-    static: tuple[tuple[str, Any], ...]
-    zeros: tuple[str, ...] = field(init=False)  # static parameters that are -0.0
+    @property
+    def spec(self) -> Spec: ...
+    @property
+    def generated(self) -> tuple[Op, ...]:
+        """The ops that are generated for gradients: the backward last, those that run for it or in its place before it."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "zeros", arguments.negative_zeros(self.static))
-
-
-class Tensor(NamedTuple):
-    """An array as the launcher takes it."""
-
-    shape: tuple[Any, ...]
-    dtype: str
-    divisors: tuple[int, ...]
-    alignment: int  # bytes
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """A call of the launcher: what goes in (None where an input is left out), as which tensors, and what comes out."""
-
-    launch: Callable[..., None]
-    operands: tuple[Any, ...]
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them; of parts, as they are
-    how: AnyLaunch
-    constants: dict[str, Any]
-
-    def compiled_for(self, arch: str) -> kernels.Call:
-        """What of it decides the kernel: no extents."""
-        inputs = tuple(None if x is None else t[1:] for x, t in zip(self.operands, self.inputs, strict=True))
-        return kernels.Call(
-            self.launch, inputs, tuple(t[1:] for t in self.outputs), tuple(self.constants.items()), arch
-        )
+    def way(self, key: Key, perturbed: Sequence[bool]) -> str: ...
+    def by(self, way: str) -> Gradient: ...
+    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]: ...
+    def packed(self, key: Key, way: str, values: dict[str, Any], operands: tuple) -> tuple: ...
+    def unpacked(self, key: Key, residuals: tuple) -> tuple[str, dict[str, Any]]: ...
+    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple: ...
 
 
 class Op(Generic[P, R]):
@@ -104,13 +75,13 @@ class Op(Generic[P, R]):
         function: Callable[P, R],
         content: dict[str, Any],
         parts: dict[str, Any],
-        backward: Callable[..., Backward],
+        backward: Callable[..., Gradient],
     ):
         functools.update_wrapper(self, function)
         self._parts = parts
         self._content, self._reference, self._result = content, parts["reference"], parts.get("result")
         self._begin(parts.get("launch"), parts.get("xla"))
-        self._backward = backward(self, parts) if "backward_launch" in parts else None
+        self._backward: Gradient | None = backward(self, parts) if "backward_launch" in parts else None
 
     def __reduce__(self) -> str:
         """Copies and what is unpickled are this op, which its module holds under its name."""
@@ -124,18 +95,19 @@ class Op(Generic[P, R]):
         self._xla_extra = [] if xla is None else list(inspect.signature(xla).parameters)
 
     @functools.cached_property
-    def _op(self) -> planned.Op:
+    def planned(self) -> plans.Op:
+        """The op as it was read from its spec and planned."""
         return pipeline.read_op(f"specs/{self.__name__}.yaml", self._content)  # type: ignore[attr-defined]
 
     @property
     def spec(self) -> Spec:
         """The spec this op was generated from."""
-        return self._op.spec
+        return self.planned.spec
 
     @property
     def plan(self):
         """The kernel's plan."""
-        return self._op.plan
+        return self.planned.plan
 
     @property
     def own_kernels(self) -> tuple[Op, ...]:
@@ -145,19 +117,17 @@ class Op(Generic[P, R]):
     @property
     def kernels(self) -> tuple[Op, ...]:
         """The op itself and those generated with it: its backward last, before it what is run for that or in its place."""
-        found = self._backward
-        more = () if found is None else (found.forward, found.first, found.beside, found.frozen, found)
-        return (self, *(k for k in more if k is not None))
+        return (self, *(self._backward.generated if self._backward is not None else ()))
 
     @property
     def backward(self) -> backwards.Derived | Mistake:
         """The generated backward, or why there is none."""
-        return backwards.backward_of(self._op)
+        return backwards.backward_of(self.planned)
 
     @property
     def statements(self):
         """The chain as a typed graph."""
-        return self._op.statements
+        return self.planned.statements
 
     @property
     def refuses_gradients(self) -> bool:
@@ -189,7 +159,7 @@ class Op(Generic[P, R]):
         precision = kwargs.pop("precision", None)
         key, operands = self.bind(args, kwargs)
         values = self.evaluate_reference(key, operands, precision)
-        axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+        axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
         outputs = []
         for array, value in zip(self.spec.outputs, values, strict=True):
             shape = views.user_shape(array, axes)
@@ -200,7 +170,7 @@ class Op(Generic[P, R]):
         """The reference's values as it computes them, before they are stored."""
         compute = precision or self.compute(key)
         given: dict[str, Any] = {}
-        arrays = self._arrays(key, operands)
+        arrays = self.arrays(key, operands)
         for array in self.spec.inputs:
             value = arrays.get(array.name)
             if value is None:
@@ -276,7 +246,8 @@ class Op(Generic[P, R]):
         """Those of a call's operands: inputs that are there, dynamic parameters."""
         return [*key.present, *(p.name for p in self._dynamic)]
 
-    def _arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
+    def arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
+        """The inputs that are there, by name."""
         return dict(zip(key.present, operands, strict=False))
 
     def parameters(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
@@ -312,7 +283,7 @@ class Op(Generic[P, R]):
                     f"{self.spec.op}: implementation='cute' needs an NVIDIA GPU; 'interpret' runs the kernel without"
                 )
                 return choose(cute, xla, *operands, refuse=refuse)
-            axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+            axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
             if self._refused(key.types, axes) is not None or self.left_to_xla(key.types, axes):
                 return xla(*operands)
             return choose(cute, xla, *operands)
@@ -367,7 +338,7 @@ class Op(Generic[P, R]):
 
         return jax.jit(call)
 
-    def _backward_for(self, key: Key) -> Backward | None:
+    def _backward_for(self, key: Key) -> Gradient | None:
         """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
         backward = self._backward
         if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
@@ -377,7 +348,7 @@ class Op(Generic[P, R]):
     def _is_empty(self, key: Key, operands: Sequence[Any]) -> bool:
         """Whether an axis of a call has no extent. A sum along it is 0 whatever it is multiplied with, so that its derivative is
         left to JAX: the backward takes factors out of sums, and 0 times an infinite one is NaN."""
-        axes = arguments.bind_axes(self.spec, self._arrays(key, operands))
+        axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
         return any(isinstance(n, int) and n == 0 for n in (*axes.rows, *axes.extents.values()))
 
     # Implementations
@@ -399,7 +370,7 @@ class Op(Generic[P, R]):
 
     def _evaluate_xla(self, key: Key, operands: tuple) -> tuple:
         spec, plan = self.spec, self.plan
-        arrays = self._arrays(key, operands)
+        arrays = self.arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         compute = self.compute(key)
         values: dict[str, Any] = {}
@@ -424,36 +395,14 @@ class Op(Generic[P, R]):
         if arch is None:
             raise ValueError(f"{self.spec.op}: CUTE_DSL_ARCH must say which GPU to compile for, as in sm_90a")
         call = self._kernel_call(key, operands, arch, **given)
-        inputs = [x.reshape(t.shape) for x, t in zip(call.operands, call.inputs, strict=True) if x is not None]
-        outputs = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in call.outputs]
-        pairs = aliases.pairs(self, call.how, key.present, donated)
-        results = kernels.launch(call.compiled_for(arch), inputs, outputs, pairs)
-        return tuple(r.reshape(shape) for r, shape in zip(results, call.shapes, strict=True))
+        return call.launched(arch, aliases.pairs(self, call.how, key.present, donated))
 
     def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
         """The compiled kernel's PTX, on the CPU: its outputs, then `parts` as `_run_cute` returns them."""
         arch = interpreted.architecture()
         call = self._kernel_call(key, operands, arch, **given)
-        described = call.compiled_for(arch)
-        names = self._tensor_names()
         count = len(call.shapes) if parts else len(self.spec.outputs)
-        present = [x for x in call.operands if x is not None]
-
-        def on_host(*arrays):
-            values = iter(arrays)
-            inputs = [
-                None if x is None else np.asarray(next(values)).reshape(t.shape)
-                for x, t in zip(call.operands, call.inputs, strict=True)
-            ]
-            results = interpreted.run(described, names, inputs, [t.shape for t in call.outputs])
-            return tuple(r.reshape(shape) for r, shape in zip(results[:count], call.shapes, strict=False))
-
-        if not any(isinstance(x, jax.core.Tracer) for x in present):
-            devices = {d for x in present if isinstance(x, jax.Array) and x.committed for d in x.devices()}
-            target = devices.pop() if len(devices) == 1 else None  # None: where JAX puts what is bound to no device
-            return tuple(jax.device_put(result, target) for result in on_host(*present))
-        shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(call.shapes, call.outputs, strict=True))[:count]
-        return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
+        return call.interpreted(arch, self._tensor_names(), count)
 
     def _tensor_names(self) -> list[str]:
         """What a kernel's tensors are called in messages: inputs, dynamic parameters, outputs, parts."""
@@ -463,12 +412,12 @@ class Op(Generic[P, R]):
         folded += ["counter" for _ in views.counter(self.plan, None)]
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
 
-    def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> KernelCall:
+    def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> LauncherCall:
         """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold, and
         for dtypes that the architecture lacks."""
         arch = arch or interpreted.architecture()
         spec, plan = self.spec, self.plan
-        arrays = self._arrays(key, operands)
+        arrays = self.arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         problem = self._refused(key.types, axes, arch)
         if problem:
@@ -493,7 +442,7 @@ class Op(Generic[P, R]):
         params = self.parameters(key, operands)
         static = {p.constant: params[p.name] for p in spec.params if p.static}
         outputs = (*map(tensor, spec.outputs), *parts)
-        return KernelCall(
+        return LauncherCall(
             unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
             (*(arrays.get(a.name) for a in spec.inputs), *operands[len(key.present) :]),
             inputs,
@@ -511,7 +460,7 @@ class Op(Generic[P, R]):
     @property
     def _emitted(self) -> tuple[Spec, tuple[Statement, ...], frozenset[str]]:
         """The spec and the chain that the kernel computes, and the arrays that it has no tensors of."""
-        return self.spec, self._op.statements, frozenset()
+        return self.spec, self.planned.statements, frozenset()
 
     def _refused(self, types: Types, axes: Axes, arch: str | None = None) -> str | None:
         """Why no kernel takes these extents: too many rows for its coordinates, or longer ones than it can keep."""

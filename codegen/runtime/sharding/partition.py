@@ -27,7 +27,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -37,16 +37,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from codegen.graph.nodes import ROWS, topological
 from codegen.runtime.call import arguments, views
+from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding.shards import Shards, Split, axis_of
 from codegen.spec.spec import Array
-
-if TYPE_CHECKING:
-    from codegen.runtime.ops.op import Key, Op
 
 # What may be split
 
 
-def whole_axes(op: Op) -> set[str]:
+def whole_axes(op: CalledOp) -> set[str]:
     """The axes of which a device needs all."""
     takes = {n for n in topological(s.value for s in op.statements) if n.op == "take"}
     found = {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
@@ -58,7 +56,7 @@ def whole_axes(op: Op) -> set[str]:
     return found
 
 
-def asked_axes(op: Op) -> set[str]:
+def asked_axes(op: CalledOp) -> set[str]:
     """The axes of which a kernel needs all: those that it folds along a row, whose positions or sizes the chain asks for, and of
     which it picks one for each row."""
     found = {axis for s in (*op.plan.rows, *op.plan.inner) for axis in s.axes}
@@ -66,7 +64,7 @@ def asked_axes(op: Op) -> set[str]:
     return found - whole_axes(op)
 
 
-def factors(op: Op, array: Array, rows: int) -> list[tuple[str, int] | None]:
+def factors(op: CalledOp, array: Array, rows: int) -> list[tuple[str, int] | None]:
     """For each dimension of an array, the factor that it may be split along, outermost in it, and how many elements lie
     within one position of that factor; None where it must be whole. `...` is a factor for each of its axes."""
     whole = whole_axes(op)
@@ -81,11 +79,11 @@ def factors(op: Op, array: Array, rows: int) -> list[tuple[str, int] | None]:
     return found
 
 
-class Call:
+class ShardedCall:
     """The arrays of one call, and how their dimensions may be split: inputs that are there, then dynamic parameters, then
     outputs, each with the factors of its dimensions."""
 
-    def __init__(self, op: Op, key: Key, operands: Sequence[tuple[int, ...]]):
+    def __init__(self, op: CalledOp, key: Key, operands: Sequence[tuple[int, ...]]):
         arrays = [op.spec.array(name) for name in key.present]
         self.op, self.operands = op, len(operands)
         self.axes = arguments.bind_axes(op.spec, dict(zip(key.present, map(_Shaped, operands), strict=False)))
@@ -197,12 +195,12 @@ def explicit_shardings(operands: Sequence[Any]) -> Shardings | None:
     return None if mesh is None else tuple(NamedSharding(mesh, t.spec) for t in types)
 
 
-def output_shardings(op: Op, key: Key, shardings: Shardings | None, operands: Sequence[Any]) -> Shardings | None:
+def output_shardings(op: CalledOp, key: Key, shardings: Shardings | None, operands: Sequence[Any]) -> Shardings | None:
     """How outputs are then sharded, where `shardings` are those of the operands."""
     if shardings is None:
         return None
     mesh = shardings[0].mesh
-    call = Call(op, key, [x.shape for x in operands])
+    call = ShardedCall(op, key, [x.shape for x in operands])
     _, outputs = call.specs(call.shards([s.spec for s in shardings], mesh.shape))
     return tuple(NamedSharding(mesh, spec) for spec in outputs)
 
@@ -235,7 +233,17 @@ def _padded(spec: Sequence[Any]) -> list[tuple[str, ...]]:
 # Running
 
 
-def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[..., tuple]:
+class SplitOp(CalledOp, Protocol):
+    """An op that says how a device computes its shard."""
+
+    def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: Split) -> tuple:
+        """The outputs on one shard of arrays that are split; `kernel` returns what is to be `finished`."""
+
+    def finished(self, key: Key, operands: tuple, results: tuple, split: Split) -> tuple:
+        """The outputs, from what the kernel returned: of the whole, or of one shard where arrays are split."""
+
+
+def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple]) -> Callable[..., tuple]:
     """`kernel`, which returns what an op `finishes`, as a function of arrays that may be sharded; it returns the outputs."""
 
     def one_device(*operands):
@@ -243,7 +251,7 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
         return op.finished(key, operands, kernel(*operands), Split(axes))
 
     def partition(mesh, operands, results):
-        call = Call(op, key, [x.shape for x in operands])
+        call = ShardedCall(op, key, [x.shape for x in operands])
         if mesh.empty:  # within a `shard_map` over some axes of a mesh
             mesh = Mesh(np.array(sorted(results[0].sharding.device_set, key=lambda d: d.id)), ("devices",))
         shards = call.shards([_spec(x, mesh) for x in (*operands, *results)], mesh.shape)
@@ -259,7 +267,7 @@ def partitioned(op: Op, key: Key, kernel: Callable[..., tuple]) -> Callable[...,
 
     def rule(mesh, operands, results):
         del mesh, results
-        return Call(op, key, [tuple(t.shape) for t in operands]).rule()
+        return ShardedCall(op, key, [tuple(t.shape) for t in operands]).rule()
 
     function = custom_partitioning(one_device)
     function.def_partition(partition, sharding_rule=rule, decode_shardings=False)

@@ -10,22 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import ROWS, Node, topological
+from codegen.plan import op as planned
 from codegen.plan.access import Access, access_key
+from codegen.plan.reductions import Reduction, Statistic
 from codegen.runtime.call import arguments, views
+from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values, wide
 from codegen.spec.spec import Array
-
-if TYPE_CHECKING:
-    from codegen.plan import op as planned
-    from codegen.plan.reductions import Reduction, Statistic
-    from codegen.runtime.ops.op import Key, Op
 
 Shards = Mapping[str, tuple[str, ...]]  # a factor (`partition.factors`) to the mesh axes that it is split along
 
@@ -58,11 +56,11 @@ class Split:
         return jnp.asarray(jax.lax.axis_index(self.across((axis,))) * extent, jnp.int32)
 
 
-def in_jnp(op: Op, key: Key, operands: Sequence[jax.Array], split: Split) -> tuple[jax.Array, ...]:
+def in_jnp(op: CalledOp, key: Key, operands: Sequence[jax.Array], split: Split) -> tuple[jax.Array, ...]:
     """The outputs on one shard, in jnp: of a chain that asks for more than its shard."""
     arrays = dict(zip(key.present, operands, strict=False))
     found = outputs_in_jnp(
-        op._op, op.plan.stores, arrays, op.parameters(key, operands), key.types, op.compute(key), split
+        op.planned, op.plan.stores, arrays, op.parameters(key, operands), key.types, op.compute(key), split
     )
     return tuple(found[a] for a in op.spec.outputs)
 
@@ -153,7 +151,7 @@ def _folded_apart(plan: Reduction, statistic: Statistic, value: jax.Array, axes:
     return value.reshape(math.prod(value.shape[:count]), math.prod(value.shape[count:]))
 
 
-def finished(op: Op, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
+def finished(op: CalledOp, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
     """An op's outputs, on one shard where arrays are split, from what its kernel returned: its outputs, then what its blocks
     left of each statistic that it folds over rows, which is folded with that of other shards, before anything is made of it."""
     plan, spec, arrays = op.plan, op.spec, dict(zip(key.present, operands, strict=False))
@@ -168,7 +166,7 @@ def finished(op: Op, key: Key, operands: Sequence[Any], results: tuple, split: S
             late = [a for a in spec.outputs if any(id(n) in known for n in topological(_values(op, a)))]
             stores = [a for a in plan.stores if a.array in late]
             params = op.parameters(key, operands)
-            outputs |= evaluate_outputs(op._op, stores, arrays, params, axes, key.types, known, op.compute(key))
+            outputs |= evaluate_outputs(op.planned, stores, arrays, params, axes, key.types, known, op.compute(key))
     return tuple(outputs.values())
 
 
@@ -193,7 +191,7 @@ def _of_axes(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: argu
     return jnp.moveaxis(apart, lost, range(1, 1 + len(lost))).reshape(-1, *kept)
 
 
-def _values(op: Op, array: Array) -> list[Node]:
+def _values(op: CalledOp, array: Array) -> list[Node]:
     return [s.value for s in op.statements if s.name == array.name]
 
 

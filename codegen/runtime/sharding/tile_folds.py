@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,10 @@ from codegen.plan.launches import GemmLaunch
 from codegen.plan.tiles import Fold, Tile
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes
+from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding import shards
+from codegen.runtime.sharding.shards import Split
 from codegen.runtime.xla.evaluate import evaluate_outputs, wide
-
-if TYPE_CHECKING:
-    from codegen.runtime.ops.gemm_op import GemmOp
-    from codegen.runtime.ops.op import Key
-    from codegen.runtime.sharding.shards import Split
 
 
 def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
@@ -32,13 +29,13 @@ def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
     return [along if f.along else (batch, -(-rows // how.rows), columns) for f in tile.folds]
 
 
-def finished(op: GemmOp, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
-    """An op's outputs, on one shard where arrays are split, from what its kernel wrote: those of every element, and the parts
+def finished(op: CalledOp, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
+    """The outputs of an op that contracts, on one shard where arrays are split, from what its kernel wrote: those of every element, and the parts
     of each fold."""
     tile, epilogue = op.plan.tile, op.plan.epilogue
     if not tile.folds:
         return results
-    plan, arrays = epilogue.plan, op._arrays(key, operands)
+    plan, arrays = epilogue.plan, op.arrays(key, operands)
     axes = arguments.bind_axes(op.spec, arrays)
     outputs = dict(zip(tile.outputs, results, strict=False))
     stores = [a for a in plan.stores if a.array not in outputs]

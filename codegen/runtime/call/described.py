@@ -1,0 +1,53 @@
+"""A call and the op that it calls, as the rest of the runtime sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from codegen.graph.nodes import Statement
+from codegen.plan import op as planned
+from codegen.runtime.call.arguments import Types, negative_zeros
+from codegen.spec.spec import Spec
+
+Implementation = Literal["cute", "xla", "interpret"] | None
+
+
+@dataclass(frozen=True)
+class Key:
+    """What is compiled into a call's function."""
+
+    implementation: Implementation
+    types: Types
+    present: tuple[str, ...]
+    static: tuple[tuple[str, Any], ...]
+    zeros: tuple[str, ...] = field(init=False)  # static parameters that are -0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "zeros", negative_zeros(self.static))
+
+
+class CalledOp(Protocol):
+    """What vmap, aliases and sharding ask of an op."""
+
+    @property
+    def spec(self) -> Spec: ...
+    @property
+    def plan(self) -> Any: ...
+    @property
+    def statements(self) -> tuple[Statement, ...]: ...
+    @property
+    def planned(self) -> planned.Op: ...
+    @property
+    def multiplied(self) -> frozenset[str]:
+        """The inputs that are factors of a contraction."""
+
+    def compute(self, key: Key) -> str:
+        """The dtype that floats are computed in."""
+
+    def arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
+        """The inputs that are there, by name."""
+
+    def parameters(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
+        """The values of the parameters, by name."""

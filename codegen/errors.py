@@ -1,8 +1,7 @@
-"""User mistakes: where they are, what they look like, and how they print.
+"""User errors: their places, their messages, and how they print.
 
-A mistake a user can make is a `SpecError`; everything else that goes wrong in the generator is a bug and stays an
-ordinary exception. Deep code that knows only the fact raises `Mistake`; the code that knows the place turns it into a
-`SpecError` with a `Span`.
+An error that a user can make is a `SpecError`. Any other failure of the generator is a bug and stays an ordinary exception.
+Code that does not know the place raises `Mistake`. Code that knows the place turns it into a `SpecError` with a `Span`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 EXCERPT = 160  # characters of a source line that are shown
-_LISTED = 40  # names that a hint lists beside a nearest one
+_LISTED = 40  # names that a hint lists together with the nearest one
 _ALL = 100  # names that a hint lists
-_FEW = 100  # names that a wrong word is compared with one by one
-_SHOWN = 100  # mistakes that are printed
-_LIKE = 0.5  # how alike two names are, of 1, for one to be suggested for the other
+_FEW = 100  # names that an unknown word is compared with one by one
+_SHOWN = 100  # errors that are printed
+_LIKE = 0.5  # how similar a name must be, of 1, to be suggested
 _WORD = 60  # characters of a user's word that a message repeats
 
 
@@ -36,8 +35,8 @@ class Span:
 
 
 class Mistake(Exception):
-    """A user's mistake without a place in a file; `hint` says what is known or what to write instead. `place` is the
-    0-based row and column in the text that was read, and the length, where they are known."""
+    """A user's error without a place in a file. `hint` says what is known or what to write instead. `place` is the 0-based
+    row and column in the text that was read, and the length, where they are known."""
 
     def __init__(self, message: str, hint: str = "", place: tuple[int, int, int] | None = None):
         super().__init__(message)
@@ -48,7 +47,7 @@ class Mistake(Exception):
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One mistake, or warning, with its place and the source line it stands on."""
+    """One error or warning, with its place and its source line."""
 
     span: Span
     message: str
@@ -76,7 +75,7 @@ class Diagnostic:
 
 
 def _cells(text: str) -> int:
-    """How many columns of a terminal a text takes: the caret counts these, the message's column counts characters."""
+    """The number of terminal columns of a text. The caret counts these; the message's column counts characters."""
     if text.isascii():
         return len(text)
     unseen = ("Mn", "Me", "Cf")
@@ -84,50 +83,50 @@ def _cells(text: str) -> int:
 
 
 class SpecError(Exception):
-    """All the mistakes of one or more specs, in the order of their places."""
+    """All the errors of one or more specs, in the order of their places."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]):
         found = sorted(dict.fromkeys(diagnostics), key=lambda d: (d.span.path, d.span.line, d.span.column))
         self.diagnostics: tuple[Diagnostic, ...] = tuple(found)
         shown = [str(d) for d in found[:_SHOWN]]
         if len(found) > _SHOWN:
-            shown.append(f"and {len(found) - _SHOWN} more mistakes")
+            shown.append(f"and {len(found) - _SHOWN} more errors")
         super().__init__("\n".join(shown))
 
 
 def printable(text: str, keep: str = "") -> str:
-    """A text as a terminal may have it: what does not print, but for what is to `keep`, is escaped as in Python's strings."""
+    """A text that is safe on a terminal: unprintable characters, except those in `keep`, are escaped as in Python's strings."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def named(path: object) -> str:
-    """A path as a message has it."""
+    """A path for a message."""
     return printable(str(path))
 
 
 def shown(word: str) -> str:
-    """A user's word as a message repeats it: quoted, escaped, and cut where it is long."""
+    """A user's word for a message: quoted, escaped, and cut where it is long."""
     return repr(word if len(word) <= _WORD else word[: _WORD - 3] + "...")
 
 
 def nearest(word: str, names: Iterable[str]) -> list[str]:
-    """The name that a misspelled word was likely meant to be, if any."""
+    """The name that a misspelled word likely stands for, if any."""
     names, word = set(names), word[:_WORD]
-    if len(names) > _FEW:  # too many to compare each with every word that is wrong
+    if len(names) > _FEW:  # too many to compare each of them with every unknown word
         return sorted(names & edits(word))[:1]
     return _nearest(word, tuple(sorted(names)))
 
 
 @functools.lru_cache(maxsize=64)
 def _nearest(word: str, names: tuple[str, ...]) -> list[str]:
-    letters = set(word)  # a name without any of them is not close, which takes long to find out otherwise
+    letters = set(word)  # a name without any of them is not close, and this is faster than difflib
     return difflib.get_close_matches(word, [name for name in names if not letters.isdisjoint(name)], n=1)
 
 
 def edits(word: str) -> set[str]:
-    """What a word becomes by one letter more, less, or another, or by two that change places."""
+    """The words one edit away: one letter added, removed or replaced, or two neighbours swapped."""
     halves = [(word[:i], word[i:]) for i in range(len(word) + 1)]
     letters = string.ascii_lowercase + string.digits + "_"
     found = {left + right[1:] for left, right in halves}
@@ -138,7 +137,7 @@ def edits(word: str) -> set[str]:
 
 
 def known(word: str, names: Iterable[str], what: str = "known here") -> str:
-    """The hint for an unknown name: what is known, and the nearest spelling."""
+    """The hint for an unknown name: the known names, and the nearest spelling."""
     names = set(names)
     close = nearest(word, names)
     meant = f"Did you mean {close[0]!r}?" if close else ""
@@ -150,7 +149,7 @@ def known(word: str, names: Iterable[str], what: str = "known here") -> str:
 
 
 def suggested(word: str, names: Iterable[str], most: int = 3) -> str:
-    """The hint for an unknown name among many: the few that are nearest, in letters or in words; all where all are few."""
+    """The hint for an unknown name among many: the `most` nearest names, by letters or by words; all names where they are few."""
     names = sorted({printable(name) for name in names})
     if len(names) <= most:
         return f"There {'is' if len(names) == 1 else 'are'} {_or(names, 'and') or 'none'}."

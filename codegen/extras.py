@@ -1,4 +1,4 @@
-"""Libraries that running an op does not need, and the error where one is missing."""
+"""Optional libraries, which running an op does not need, and the error where one is missing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class MissingExtra(ImportError):
 
 @contextlib.contextmanager
 def needed(extra: str) -> Iterator[None]:
-    """Around imports of the libraries of an extra (`build`, `interpret`, `test`, `bench`). Raises `MissingExtra`, with the
-    line that installs them, where one is missing."""
+    """A context for imports of the libraries of an extra (`build`, `interpret`, `test`, `bench`). Raises `MissingExtra`, whose
+    message has the command that installs them, where one is missing."""
     try:
         yield
     except MissingExtra:

@@ -1,6 +1,6 @@
-"""What a shell may complete a word of the command line to. Nothing of JAX is loaded for it, and no spec is read.
+"""Shell completion of op names. It loads no JAX and reads no spec.
 
-Where nothing is returned the shell completes files, as it does for spec files and folders.
+Where it returns nothing, the shell completes files, as it does for spec files and folders.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from codegen.errors import SpecError
 
 
 def built_ops(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of ops in the package; of those with a spec where nothing is built yet."""
+    """Names of ops in the package, or of ops with a spec where nothing is built yet."""
     project = _project(ctx)
     return _starting(incomplete, _modules(project.package) or _specs(project.specs))
 
 
 def specified_ops(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of ops that have a spec; of those in the package where there are no specs."""
+    """Names of ops with a spec, or of ops in the package where there are no specs."""
     project = _project(ctx)
     return _starting(incomplete, _specs(project.specs) or _modules(project.package))
 
 
 def _project(ctx: typer.Context) -> Project:
-    """The project with the folders that the words before this one name. One that cannot be read is none: the command itself
-    says what is wrong with it."""
+    """The project, with the folders that earlier words of the command line name. An unreadable project counts as none: the
+    command itself reports its error."""
     try:
         found = find_project()
     except SpecError:

@@ -1,6 +1,6 @@
 """The commands that run ops or compile their kernels: `explain`, `compile`, `verify`, `bench`, `export` and `cache`.
 
-Heavy imports stand inside the commands: `explain` and `cache` load neither JAX nor CuTe DSL, the others only what they need.
+Heavy imports are inside the commands: `explain` and `cache` load neither JAX nor CuTe DSL, and the others only what they need.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def explain(
     package: Package = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show an op's graph, its kernel's plan, the bytes it moves, fused and not, and what memory's speed allows.
+    """Show an op's graph, its kernel's plan, the bytes it moves, fused and unfused, and its time at memory bandwidth.
 
-    The shape is the spec's first `bench` entry if not given, or one of about 2**25 elements; the interpreter then takes
-    a smaller one.
+    Without --shape, the shape is the spec's first `bench` entry, or one of about 2**25 elements. The interpreter then
+    takes a smaller one.
 
     \b
     Example: codegen explain bias_relu
@@ -102,24 +102,25 @@ def compile_ops(
     ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of one op's first kernel.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print its SASS; needs cuobjdump or nvdisasm.")] = False,
     ragged: Annotated[
-        bool, typer.Option("--ragged", help="With --ptx or --sass: the kernel for awkward extents.")
+        bool, typer.Option("--ragged", help="With --ptx or --sass: the kernel for ragged calls.")
     ] = False,
     backward: Annotated[
         bool | None,
         typer.Option(
             "--backward/--no-backward",
-            help="The kernels of gradients alone, or none of them.",
+            help="Only the kernels of gradients, or none of them.",
             show_default="all kernels",
         ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", help="Processes; one a core if not given.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Number of processes; by default one per core.")] = None,
     package: Package = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile the ops' kernels for any architecture, with no GPU needed: registers, spills, access widths.
+    """Compile the ops' kernels for any architecture, without a GPU: registers, spills, access widths.
 
-    One row a kernel, those of the generated backward (NAME_backward, by which it can be named alone) included: each combination of types, and again for ragged calls, whose innermost extent is no multiple of a
-    vector. Exit status 1 where one does not compile.
+    The table has one row for each kernel and combination of types, and another for ragged calls, whose innermost size is
+    not a multiple of the vector width. It includes the generated backward, which can be named alone as NAME_backward. Exit
+    status 1 where a kernel does not compile.
 
     \b
     Example: codegen compile
@@ -175,18 +176,20 @@ def verify_ops(
     names: Names = None,
     implementation: Annotated[
         str,
-        typer.Option("--implementation", help="cute, xla or interpret; the kernel on a GPU, interpreted elsewhere."),
+        typer.Option("--implementation", help="cute, xla or interpret; by default cute on a GPU, else interpret."),
     ] = "",
-    examples: Annotated[int, typer.Option("--examples", min=1, help="Random calls an op.")] = 20,
-    seed: Annotated[int | None, typer.Option("--seed", help="Vary the calls; without it they are the same.")] = None,
+    examples: Annotated[int, typer.Option("--examples", min=1, help="Random calls for each op.")] = 20,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Vary the calls; without it they are always the same.")
+    ] = None,
     specs: Specs = None,
     package: Package = None,
     as_json: AsJson = False,
 ) -> None:
     """Property-test ops against their references, with random shapes, types and values.
 
-    Prints the worst error in ulps of the output's type, and the smallest failing call of each op that disagrees; exit
-    status 1 if one does. An op whose generated module is not what its spec makes is refused: `codegen build` comes first.
+    Prints the worst error in ulps of the output's type, and the smallest failing call of each op that disagrees. Exit
+    status 1 if one does. Run `codegen build` first: an op whose generated module differs from its spec is an error.
 
     \b
     Example: codegen verify
@@ -223,7 +226,8 @@ def bench(
     names: Names = None,
     kind: Kind = "",
     shapes: Annotated[
-        list[str] | None, typer.Option("--shape", help='Instead of the specs\' own, as in "N=8191"; may be repeated.')
+        list[str] | None,
+        typer.Option("--shape", help='A shape to use instead of the specs\' own, as in "N=8191"; may be repeated.'),
     ] = None,
     types: Types = "",
     out: Annotated[Path, typer.Option("--out", help="The folder to write the results to.")] = Path("benchmarks"),
@@ -233,20 +237,20 @@ def bench(
         bool,
         typer.Option(
             "--backward",
-            help="The ops' generated backwards, and those of rows alone (OP_frozen), against jax.vjp of the reference.",
+            help="The ops' generated backwards, OP_frozen included, against jax.vjp of the reference.",
         ),
     ] = False,
     package: Package = None,
     as_json: AsJson = False,
     suite: OldKind = "",
 ) -> None:
-    """Time ops on this machine's GPU against XLA and a copy of as many bytes, as a table, JSON and charts.
+    """Time ops on this machine's GPU against XLA and a copy of the same number of bytes; write a table, JSON and charts.
 
-    NAME.png shows each op's speed over XLA and how near it is to a copy's. An op that is measured at four sizes or more,
+    NAME.png shows each op's speed over XLA and its part of a copy's bandwidth. An op that is measured at four sizes or more,
     each twice the one before, has another chart, NAME-OP.png, of bandwidth against size.
 
-    Without names: every op whose spec has `bench` shapes. An axis that --shape leaves out has its extent of the first of
-    them. Types are bfloat16 where an op takes it.
+    Without names, every op whose spec has `bench` shapes is timed. An axis that --shape leaves out has its size in the first
+    of these shapes. Types are bfloat16 where an op takes it.
 
     \b
     Example: codegen bench
@@ -283,15 +287,15 @@ def bench(
         raise UsageError("no op has a `bench` shape: name an op, or add one to its spec")
     if not on_gpu():
         raise UsageError(
-            "JAX has no NVIDIA GPU here, and only times on one mean anything; "
-            "`codegen explain` shows what memory's speed allows"
+            "JAX has no NVIDIA GPU here, and times are only meaningful on one; "
+            "`codegen explain` shows the time at memory bandwidth"
         )
     runs = (timing.bench_or_fail(op, binding, shape, repeat) for op, binding, shape in tasks)
     measured, whole = gather(runs, len(tasks), "measuring")
     where = timing.machine()
     title = name or kind or ("-".join(names) if names else "-".join(kinds))
     command = shlex.join(["codegen", *sys.argv[1:]])
-    title += "" if whole else "-partial"  # what a whole run wrote stays
+    title += "" if whole else "-partial"  # results of a complete run are not overwritten
     for path in results.write(measured, where, out, title, command) if measured else ():
         print(f"wrote {named(path)}", file=sys.stderr)
     if as_json:
@@ -304,11 +308,11 @@ def bench(
 def export_op(
     op: Annotated[str, typer.Argument(help="The op's name.", autocompletion=built_ops)],
     shape: Annotated[
-        str, typer.Option("--shape", help='Every extent, a number or a name where it is open: "...=rows,N=4096".')
+        str, typer.Option("--shape", help='The size of every axis, a number or a name: "...=rows,N=4096".')
     ],
     out: Annotated[Path, typer.Option("--out", help="The file to write.")],
     arch: Annotated[
-        str | None, typer.Option("--arch", help="The architecture of the GPU that it is for, as in sm_90a.")
+        str | None, typer.Option("--arch", help="The architecture of the target GPU, as in sm_90a.")
     ] = None,
     types: Annotated[str, typer.Option("--types", help="The dtypes, as in T=bfloat16,S=float32.")] = "",
     params: Annotated[
@@ -317,20 +321,18 @@ def export_op(
     leave_out: Annotated[
         list[str] | None, typer.Option("--leave-out", help="An input that takes its default; may be repeated.")
     ] = None,
-    vjp: Annotated[
-        bool, typer.Option("--vjp", help="Put its derivative in as well, for jax.grad and jax.vjp.")
-    ] = False,
+    vjp: Annotated[bool, typer.Option("--vjp", help="Include the derivative, for jax.grad and jax.vjp.")] = False,
     platforms: Annotated[
         str, typer.Option("--platforms", help="cuda, or cuda,cpu: the CPU gets the jnp form.")
     ] = "cuda",
     package: Package = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an op with its compiled kernel as a serialized jax.export artifact, with no GPU needed.
+    """Write an op with its compiled kernel as a serialized jax.export artifact, without a GPU.
 
-    Where it runs, JAX and nvidia-cutlass-dsl are enough: `cutlass.jax.register_ffi()`, then
-    `jax.export.deserialize(bytes).call(...)` with the inputs by position. An extent `rows` may be any, `8*n` any multiple
-    of 8, `...=(batch, 128)` are two leading axes.
+    The process that runs it needs only JAX and nvidia-cutlass-dsl: `cutlass.jax.register_ffi()`, then
+    `jax.export.deserialize(bytes).call(...)` with the inputs by position. A size `rows` may be any number, `8*n` any
+    multiple of 8, and `...=(batch, 128)` means two leading axes.
 
     \b
     Example: codegen export bias_relu --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --out bias_relu.jax
@@ -365,11 +367,11 @@ def export_op(
 def show_cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove every entry.")] = False, as_json: AsJson = False
 ) -> None:
-    """Show the compiled kernels that are kept on disk: where, how many, how large. Or remove them.
+    """Show the compiled kernels that are kept on disk (where, how many, how large), or remove them.
 
-    They lie in CODEGEN_CACHE_DIR, else in cutefuse in XDG_CACHE_HOME or ~/.cache, and take no more than
-    CODEGEN_CACHE_LIMIT (1G if not given; 0 keeps none): those used last stay. They are machine code that is run: a folder
-    that other users may write to is not used, but with CODEGEN_CACHE_TRUSTED=1, which lets them run code as you.
+    The folder is CODEGEN_CACHE_DIR, else cutefuse in XDG_CACHE_HOME or ~/.cache. It takes no more than CODEGEN_CACHE_LIMIT
+    (by default 1G; 0 keeps none): least recently used entries are evicted first. Entries are machine code that is run. So a
+    folder that other users may write to is not used, except with CODEGEN_CACHE_TRUSTED=1, which lets them run code as you.
 
     \b
     Example: codegen cache
@@ -398,7 +400,7 @@ def _shape(spec: Spec, text: str) -> dict[str, int]:
 
 
 def _check_wanted(ops: list, wanted: dict[str, str], found: bool) -> None:
-    """Every type variable asked for is one of an op's, and some op takes what is asked for."""
+    """Check that each requested type variable belongs to an op, and that some op has a kernel for the requested types."""
     variables = {name for op in ops for name, _ in op.spec.types}
     if not found or not wanted.keys() <= variables:
         words = ",".join(f"{name}={dtype}" for name, dtype in wanted.items())

@@ -1,4 +1,4 @@
-"""A package of generated ops, imported for a command that runs them, or one clear error."""
+"""Imports a package of generated ops for a command that runs them, or raises one clear error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_kernels(folder: Path, names: Sequence[str] | None) -> list[Any]:
         with _importing(folder):
             return kernels_named(package, names or package.__all__)
     except KeyError:
-        return load_ops(folder, names)  # says which
+        return load_ops(folder, names)  # its error says which
 
 
 def load_package(folder: Path) -> Any:
@@ -50,13 +50,13 @@ def load_package(folder: Path) -> Any:
 
 
 def no_op(name: str, names: Sequence[str], folder: Path) -> str:
-    """What is said of an op that is not there."""
+    """The message for an op that does not exist."""
     return f"no op {name!r} in {named(folder)}. {suggested(name, names)}\n  `codegen list WORD` searches the ops"
 
 
 @contextlib.contextmanager
 def _importing(folder: Path) -> Iterator[None]:
-    """A package imports its modules when they are asked for."""
+    """A context for access to a package, which imports its modules lazily. Raises `UsageError` where an import fails."""
     try:
         yield
     except ImportError as error:
@@ -64,7 +64,7 @@ def _importing(folder: Path) -> Iterator[None]:
 
 
 def _check_environment() -> None:
-    """What the environment says that kernels are compiled for and kept by."""
+    """Check the environment variables for the architecture and the kernel cache. Raises `UsageError`."""
     from codegen import cache
     from codegen.targets import ARCHITECTURES
 
@@ -77,10 +77,10 @@ def _check_environment() -> None:
 
 
 def _check_devices() -> None:
-    """That JAX has something to run on."""
+    """Check that JAX has a device. Raises `UsageError`."""
     import jax
 
     try:
         jax.devices()
     except RuntimeError as error:
-        raise UsageError(f"JAX finds nothing to run on: {error}") from None
+        raise UsageError(f"JAX finds no device: {error}") from None

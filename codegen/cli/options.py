@@ -1,5 +1,5 @@
-"""What the commands' options are called and stand for, and the error of a command line that cannot be meant. One thing has
-one name in all commands; names that it had before are hidden options, for the scripts that use them."""
+"""The options that commands share, and the error for a wrong command line. An option has one name in all commands. Its old
+names are hidden options, for the scripts that use them."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ Tests = Annotated[
     typer.Option(
         "--tests",
         help="The folder of the property tests; '' writes none.",
-        show_default="tests/NAME beside the package NAME",
+        show_default="tests/NAME next to the package NAME",
     ),
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[OP]...", help="Ops by name; all where none is named.", autocompletion=built_ops),
+    typer.Argument(metavar="[OP]...", help="Names of ops; by default all.", autocompletion=built_ops),
 ]
 Archs = Annotated[
     str | None, typer.Option("--arch", help="Architectures, separated by commas.", show_default=USUAL, metavar="ARCH")
 ]
 Types = Annotated[str, typer.Option("--types", help="Only these dtypes, as in T=bfloat16,S=float32.")]
-Shape = Annotated[str, typer.Option("--shape", help='The extents, as in "...=8192,N=4096".')]
+Shape = Annotated[str, typer.Option("--shape", help='The size of each axis, as in "...=8192,N=4096".')]
 Kind = Annotated[str, typer.Option("--kind", help="Only ops of this kind, as in elementwise.")]
 OldKind = Annotated[str, typer.Option("--suite", hidden=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 class UsageError(Exception):
-    """A mistake on the command line: one message, exit status 2."""
+    """An error on the command line: one message, exit status 2."""
 
 
 def print_error(error: Exception) -> None:
-    """A user's mistake, or a folder that cannot be read or written, on stderr."""
+    """Print a user's error, or an OSError of a folder, to stderr."""
     print(error if isinstance(error, SpecError) else f"error: {printable(str(error), keep=chr(10))}", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def usage() -> Iterator[None]:
-    """Mistakes without a place are those of the command line. Raises `UsageError`."""
+    """A context in which a `Mistake` is an error of the command line. Raises `UsageError`."""
     try:
         yield
     except Mistake as mistake:
@@ -63,7 +63,7 @@ def usage() -> Iterator[None]:
 
 
 def read_types(text: str) -> dict[str, str]:
-    """`T=bfloat16,S=float32`. Raises `UsageError`."""
+    """The dtype of each type variable in `T=bfloat16,S=float32`. Raises `UsageError`."""
     pairs = [pair.partition("=") for pair in text.split(",") if text]
     for name, equals, dtype in pairs:
         if not (name.strip() and equals and dtype.strip()):
@@ -74,7 +74,7 @@ def read_types(text: str) -> dict[str, str]:
 
 
 def read_architectures(text: str | None, project: Project) -> tuple[str, ...]:
-    """`sm_90a,sm_100a`; the project's where none is given, or else the usual ones. Raises `UsageError`."""
+    """The architectures of `sm_90a,sm_100a`; by default the project's, or else the usual ones. Raises `UsageError`."""
     if text is None and project.arch:
         return project.arch
     with usage():
@@ -82,6 +82,6 @@ def read_architectures(text: str | None, project: Project) -> tuple[str, ...]:
 
 
 def check_kind(kind: str, kinds: Iterable[str]) -> None:
-    """That ops of a kind are there. Raises `UsageError`."""
+    """Check that there are ops of a kind. Raises `UsageError`."""
     if kind and kind not in kinds:
         raise UsageError(f"--kind {kind!r}: the ops are of the kinds {', '.join(sorted(kinds))}")

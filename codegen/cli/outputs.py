@@ -1,4 +1,4 @@
-"""What a build writes: file contents in memory, compared with a folder, and put there all or nothing."""
+"""The files that a build writes: compared with a folder, and written all or nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from codegen.errors import named
 
 @dataclass(frozen=True)
 class Difference:
-    """A file of a folder that is not as a build would leave it: stale (or edited), missing, left over, or in its way."""
+    """A file that differs from what a build would write: stale (or edited), missing, left over, or in the way."""
 
     path: Path
     state: str
     text: str | None  # what a build would write; None where it would remove the file
-    in_the_way: bool = False  # no build of the package made this file: a build does not replace it
+    in_the_way: bool = False  # no build of the package wrote this file, so a build does not replace it
 
     @property
     def diff(self) -> str:
@@ -35,7 +35,7 @@ class Difference:
 
 
 def compare(folder: Path, files: Mapping[str, str], package: str) -> list[Difference]:
-    """How a folder differs from the files a build makes of a package and its tests."""
+    """How a folder differs from the `files` that a build of the package writes there."""
     found = []
     for name, text in sorted(files.items()):
         path = folder / name
@@ -44,7 +44,7 @@ def compare(folder: Path, files: Mapping[str, str], package: str) -> list[Differ
         if not os.path.lexists(path):
             found.append(Difference(path, "missing", text))
         elif not is_ours(path):
-            state = "not generated, in the way of a build: move it elsewhere first"
+            state = "not generated, and in the way of a build: move it elsewhere first"
             found.append(Difference(path, state, text, in_the_way=True))
         elif _is_of_another(path, package):
             state = f"it tests the package {tested_package(path)}: choose another folder with --tests"
@@ -56,19 +56,19 @@ def compare(folder: Path, files: Mapping[str, str], package: str) -> list[Differ
 
 
 def modules(folder: Path) -> dict[str, str]:
-    """The first lines of the generated modules of a folder, by their names."""
+    """The first line of each generated module of a folder, by the module's name."""
     found = [path for path in sorted(folder.glob("*.py")) if is_generated(path) and path.stem != "__init__"]
     return {path.stem: path.read_text(errors="replace").partition("\n")[0] for path in found}
 
 
 def leftovers(folder: Path, files: Mapping[str, str], package: str) -> list[Path]:
-    """Generated files in a folder that a build does not make, nor one of another package."""
+    """Generated files in a folder that neither this build nor a build of another package writes."""
     extra = [p for p in sorted(folder.glob("*.py*")) if p.suffix in (".py", ".pyi") and p.name not in files]
     return [p for p in extra if is_ours(p) and not _is_of_another(p, package)]
 
 
 def tested_package(path: Path) -> str | None:
-    """The package whose op a generated file tests; None where it is no such file."""
+    """The package whose op a generated file tests; None for any other file."""
     op = path.stem.removeprefix("test_")
     if op == path.stem or not is_generated(path):
         return None
@@ -77,13 +77,13 @@ def tested_package(path: Path) -> str | None:
 
 
 def _is_of_another(path: Path, package: str) -> bool:
-    """Whether a generated file tests an op of another package: two may have their tests in one folder."""
+    """Whether a generated file tests an op of another package: two packages may share a folder of tests."""
     return tested_package(path) not in (None, package)
 
 
 def write(found: Mapping[Path, Sequence[Difference]], held: Locked, remove: bool = True) -> list[Path]:
-    """Put every folder's files in place, or none; a file that agrees is not touched. `remove` deletes leftovers. Returns
-    what changed. Raises OSError."""
+    """Put every folder's files in place, or none. A file that is up to date is not touched. `remove` deletes leftovers. Returns
+    the files that changed. Raises OSError."""
     changes = [
         Change(
             folder,
@@ -97,7 +97,7 @@ def write(found: Mapping[Path, Sequence[Difference]], held: Locked, remove: bool
 
 
 def put(path: Path, data: bytes) -> None:
-    """One file, all of it or nothing, at what a link refers to; a device or a pipe is written to as it is. Raises OSError."""
+    """Write one file completely or not at all. A link is followed; a device or a pipe is written to directly. Raises OSError."""
     path = path.resolve()
     with naming(path):
         if path.exists() and not path.is_file():
@@ -109,7 +109,7 @@ def put(path: Path, data: bytes) -> None:
                 file.write(data)
             mask = os.umask(0)
             os.umask(mask)
-            os.chmod(name, 0o666 & ~mask)  # as open() makes it; mkstemp's is private
+            os.chmod(name, 0o666 & ~mask)  # the mode that open() gives a file; mkstemp's is private
             os.replace(name, path)
         except BaseException:
             os.unlink(name)

@@ -1,10 +1,10 @@
 """Puts files into folders all or nothing, whatever ends the process: an error, a signal, a power cut.
 
-A build locks its folders and writes into their lock files what it is about to do: the journal. A folder without
-subfolders gets a successor, made of hard links and new files, and the two are exchanged in one step. In other folders,
-and where the file system cannot exchange, files are renamed one by one, and the old ones are linked first. Then the
-journal is closed. Whoever locks a folder next undoes a build whose journal is still open, and removes what a killed
-build left.
+A build locks its folders and writes a journal, which says what it is about to do, into their lock files. A folder without
+subfolders gets a replacement, made of hard links and new files, and the two are swapped in one step. In other folders,
+and where the file system cannot swap folders, files are renamed one by one, after the old ones are linked. Then the
+journal is closed. The next process that locks a folder undoes a build whose journal is still open, and removes the files
+that a killed build left.
 
 The module opens for writing, replaces and removes only files that a build wrote.
 """
@@ -51,7 +51,7 @@ def is_ours(path: Path) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError names the file: that of a full disk does not."""
+    """A context that adds the file to an OSError without one, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -61,7 +61,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Change:
-    """The generated files that a folder gets, by name, and those that it loses."""
+    """The generated files that a folder gets, by name, and the files that it loses."""
 
     folder: Path
     written: Mapping[str, bytes]
@@ -70,10 +70,10 @@ class Change:
 
 @contextlib.contextmanager
 def locked(folders: Iterable[Path]) -> Iterator[Locked]:
-    """Hold folders: no other build writes to them meanwhile. What a killed build left in them is undone or removed first.
+    """Lock folders, so that no other build writes to them. An unfinished build in them is undone first, and its files removed.
 
-    The folders are locked in the order of their resolved paths, so two builds never wait for each other. Missing folders
-    are made, and removed again if they stay empty. Raises OSError.
+    The folders are locked in the order of their resolved paths, so two builds never deadlock. Missing folders are created,
+    and removed again if they stay empty. Raises OSError.
     """
     wanted = {folder.resolve(): folder for folder in folders}
     made = [folder for folder in wanted.values() if not folder.exists()]
@@ -95,7 +95,7 @@ def locked(folders: Iterable[Path]) -> Iterator[Locked]:
 
 
 def settle(folders: Iterable[Path]) -> None:
-    """Wait for builds in these folders, and undo what killed ones began there. To be called before their files are read."""
+    """Wait for builds in these folders, and undo unfinished ones. To be called before their files are read."""
     busy = [folder for folder in folders if os.path.lexists(folder / LOCK)]
     if busy:
         with locked(busy):
@@ -144,7 +144,7 @@ class Locked:
             self.settle()
 
     def settle(self) -> None:
-        """Undo builds whose journal is open, and remove what is left of all builds."""
+        """Undo builds whose journal is open, and remove the temporary files of all builds."""
         found = {home: lock.read() for home, lock in self.locks.items()}
         parts = {home: part for home, (part, _) in found.items() if part is not None}
         for home, part in parts.items():
@@ -159,12 +159,12 @@ class Locked:
 
 @dataclass(frozen=True)
 class _Part:
-    """What a build does to one folder, as the folder's journal says it."""
+    """The changes of a build to one folder, as its journal records them."""
 
     build: str  # the build's own name
     folders: tuple[str, ...]  # all folders of the build, relative to this one; the first one's journal says "done"
     stage: str
-    whole: bool  # the folder is exchanged, rather than its files renamed
+    whole: bool  # the folder is swapped, rather than its files renamed
     created: tuple[str, ...]
     replaced: tuple[str, ...]
     removed: tuple[str, ...]
@@ -173,11 +173,11 @@ class _Part:
         return [(home / folder).resolve() for folder in self.folders]
 
     def staged(self, home: Path) -> Path:
-        """The folder's successor, which stands next to it; or a folder in it of what is renamed."""
+        """The folder's replacement, which stands next to it; or a folder in it for the files to be renamed."""
         return (home.parent if self.whole else home) / self.stage
 
     def token(self, home: Path) -> Path:
-        """A file that the successor gets when all others are there: it tells whether the folders were exchanged."""
+        """The last file written to the replacement: its place shows whether the folders were swapped."""
         return home / self.stage
 
     @property
@@ -200,16 +200,16 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Lock:
-    """A folder's lock file, locked and open; the journal of a build stands in it while there is one."""
+    """A folder's lock file, locked and open. It holds the journal of a build while there is one."""
 
     path: Path
     file: BinaryIO
 
     def read(self) -> tuple[_Part | None, bool]:
-        """The journal, and whether the build was done."""
+        """The journal, and whether the build was completed."""
         self.file.seek(0)
         lines = self.file.read().splitlines(keepends=True)[1:3]
-        if not lines or not lines[0].endswith(b"\n"):  # the build ended before it did anything
+        if not lines or not lines[0].endswith(b"\n"):  # the build ended before it changed anything
             return None, True
         try:
             return _Part.read(lines[0]), lines[1:] == [_DONE]
@@ -217,7 +217,7 @@ class _Lock:
             raise _not_ours(self.path) from None
 
     def others(self) -> list[Path]:
-        """The folders of the build in the journal that are locked still."""
+        """The folders of the build in the journal that still have a lock file."""
         part, _ = self.read()
         homes = part.homes(self.path.parent.resolve()) if part is not None else []
         return [home for home in homes if (home / LOCK).is_file()]
@@ -246,13 +246,13 @@ def _lock(folder: Path) -> Iterator[_Lock]:
     try:
         yield _Lock(path, file)
     finally:
-        if not os.fstat(file.fileno()).st_size:  # else what its journal says is still to be undone
+        if not os.fstat(file.fileno()).st_size:  # else its journal still has to be undone
             path.unlink(missing_ok=True)
         file.close()
 
 
 def _open_locked(path: Path) -> BinaryIO:
-    """The lock file, locked. Whoever held it before has removed it: then the lock is the file that is found there now."""
+    """The lock file, locked. Its previous holder may have removed it: then the file that is there now is locked."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
@@ -267,7 +267,7 @@ def _open_locked(path: Path) -> BinaryIO:
 
 
 def _is_lock(path: Path) -> bool:
-    """Whether a build made this file: it is empty or holds a journal. Its holder may change it: one look must do."""
+    """Whether a build made this file: it is empty or holds a journal. Its holder may change it, so it is read only once."""
     if not stat.S_ISREG(path.lstat().st_mode):
         return False
     with path.open("rb", buffering=0) as file:
@@ -279,11 +279,11 @@ def _not_ours(path: Path) -> OSError:
 
 
 class _CannotExchange(Exception):
-    """A folder cannot be exchanged: its files are to be renamed."""
+    """A folder cannot be swapped: its files are renamed instead."""
 
 
 def _can_be_exchanged(folder: Path) -> bool:
-    """Whether it holds files alone. Python's caches do not matter: they are moved afterwards."""
+    """Whether it holds only files. Python's caches do not matter: they are moved afterwards."""
     if os.path.ismount(folder):
         return False
     with os.scandir(folder) as entries:
@@ -311,7 +311,7 @@ def _stage(home: Path, part: _Part, change: Change) -> None:
 
 
 def _link_rest(home: Path, stage: Path, names: Iterable[str]) -> None:
-    """Make a folder like `home`, with the same files but for these names."""
+    """Link the files of `home`, except those of these names, into the folder `stage`."""
     try:
         stage.mkdir()
         found = home.stat()
@@ -325,7 +325,7 @@ def _link_rest(home: Path, stage: Path, names: Iterable[str]) -> None:
 
 
 def _keep(path: Path, stage: Path, name: str) -> None:
-    """Have the old file in the stage as well, from one moment to the next."""
+    """Put the old file into the stage as well, atomically."""
     try:
         os.link(path, stage / f"old {name}")
     except OSError:  # a file system without links
@@ -334,8 +334,8 @@ def _keep(path: Path, stage: Path, name: str) -> None:
 
 
 def _apply(parts: Mapping[Path, _Part]) -> None:
-    """What is imported meanwhile names no module that is not there: `__init__.py` follows the modules that are new, and
-    those that go follow it."""
+    """Rename the files. New modules come before `__init__.py` and removed ones after it, so that an import meanwhile never names
+    a module that is missing."""
     for home, part in parts.items():
         if part.whole:
             try:
@@ -353,7 +353,7 @@ def _apply(parts: Mapping[Path, _Part]) -> None:
 
 
 def _undo(home: Path, part: _Part) -> None:
-    """Put the folder back as it was, from wherever the build has got to. It may be begun again after a kill."""
+    """Restore the folder, however far the build got. It may be repeated after a kill."""
     stage = part.staged(home)
     if part.whole:
         if part.token(home).exists() and stage.is_dir():
@@ -376,7 +376,7 @@ def _clear(home: Path, part: _Part) -> None:
         found = [path for path in stage.iterdir() if path.name != part.stage]
         if is_ours(part.token(stage)) or is_ours(token):
             ours = {name for name in part.names if is_ours(stage / name)}
-        else:  # the build ended while it made the successor: nobody else has a file there, and one may be torn
+        else:  # the build ended while it made the replacement: all files there are its own, and one may be incomplete
             ours = {path.name for path in found}
         _merge(found, home, ours)
         part.token(stage).unlink(missing_ok=True)
@@ -391,8 +391,7 @@ def _clear(home: Path, part: _Part) -> None:
 
 
 def _merge(left: Iterable[Path], folder: Path, ours: Iterable[str] = ()) -> None:
-    """Remove what is left in a folder that was exchanged with this one, but for what the user has put there meanwhile:
-    that moves to `folder`."""
+    """Remove a folder that was swapped with `folder`. Files that the user put there meanwhile move to `folder`."""
     for path in left:
         target = folder / path.name
         if path.name in ours:
@@ -413,7 +412,7 @@ def _merge(left: Iterable[Path], folder: Path, ours: Iterable[str] = ()) -> None
 
 
 def _remove(stage: Path) -> None:
-    """Remove a folder, unless it holds something of the user's: that stays."""
+    """Remove a folder, unless it holds files of the user."""
     try:
         stage.rmdir()
     except OSError as error:
@@ -429,7 +428,7 @@ def _renameat2() -> Callable[..., int] | None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Let two folders change their names, in one step. Raises OSError where the system or the file system cannot."""
+    """Swap the names of two folders in one step. Raises OSError where the system or the file system cannot."""
     import ctypes
 
     function, here, exchange = _renameat2(), -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -442,7 +441,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def _sync(paths: Iterable[Path]) -> None:
-    """Have files and folders on the disk: many at a time, which takes hardly longer than one."""
+    """Flush files and folders to the disk: many at a time take hardly longer than one."""
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(_sync_one, paths))
 

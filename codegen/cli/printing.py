@@ -1,4 +1,4 @@
-"""What commands print: tables to the terminal's width, bars of progress, and what there is when Ctrl-C ends a run early."""
+"""Prints for commands: tables as wide as the terminal, progress bars, and partial results where Ctrl-C ends a run early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTERRUPTED = 130  # the exit status of a command that Ctrl-C ended, as in a she
 
 
 def show(*things: Any) -> None:
-    """To the terminal's width; into a pipe or a file as wide as it gets."""
+    """Print as wide as the terminal, or without a limit into a pipe or a file."""
     from rich.console import Console
 
     console = Console()
@@ -21,7 +21,7 @@ def show(*things: Any) -> None:
 
 
 def gather(items: Iterable[T], total: int, words: str) -> tuple[list[T], bool]:
-    """The items, with a bar on stderr where that is a terminal, and whether they are all: Ctrl-C ends them early."""
+    """The items, and whether they are complete: Ctrl-C ends them early. Shows a progress bar where stderr is a terminal."""
     from rich.console import Console
     from rich.progress import track
 
@@ -36,7 +36,7 @@ def gather(items: Iterable[T], total: int, words: str) -> tuple[list[T], bool]:
 
 
 def end(bad: bool, whole: bool, done: int, total: int) -> None:
-    """The exit status of a run of many: 1 where one of them is bad, 130 where Ctrl-C ended it, which is said."""
+    """Exit with the status of a run: 1 where `bad`, or 130, with a message, where Ctrl-C ended it."""
     if not whole:
         print(f"interrupted: these are {done} of {total}", file=sys.stderr)
         sys.exit(INTERRUPTED)

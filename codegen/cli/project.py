@@ -1,5 +1,5 @@
-"""Where a project has its specs, its package of generated ops and their tests: what the command line says, else the
-section `[tool.cutefuse]` of a pyproject.toml, else the usual folders."""
+"""A project's folders of specs, generated ops and tests: from the command line, else from the section `[tool.cutefuse]` of
+a pyproject.toml, else the defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from codegen.targets import ARCHITECTURES
 
 SECTION = "[tool.cutefuse]"
 KEYS = ("specs", "package", "tests", "arch")
-SPECS, PACKAGE = Path("specs"), Path("generated")  # the usual folders
+SPECS, PACKAGE = Path("specs"), Path("generated")  # the default folders
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Project:
 
     @property
     def tests(self) -> Path:
-        """The folder of the package's tests: tests/NAME beside the package unless the project names another."""
+        """The folder of the package's tests: tests/NAME next to the package, unless the project names another."""
         beside = self.package.parent / "tests" / self.package.name
         return beside if self.tests_folder is None else self.tests_folder
 
     def at(self, specs: Path | None = None, package: Path | None = None, tests: Path | None = None) -> Project:
-        """The same with the folders that a command line names. Another package has its tests beside it."""
+        """The same with the folders that a command line names. The tests of another package are next to it."""
         own = package is None or package.resolve() == self.package.resolve()
         return Project(
             specs=self.specs if specs is None else specs,
@@ -46,8 +46,8 @@ class Project:
 
 
 def find_project(start: Path | None = None) -> Project:
-    """The project that a folder, or else the current one, is in: that of the nearest pyproject.toml upwards with a section
-    `[tool.cutefuse]`. Raises `SpecError` where the file cannot be read or says what means nothing."""
+    """The project of a folder, by default the current one: the nearest pyproject.toml in it or above it with a section
+    `[tool.cutefuse]`. Raises `SpecError` where the file cannot be read or has an invalid section."""
     here = Path.cwd() if start is None else start.resolve()
     for folder in (here, *here.parents):
         path = folder / "pyproject.toml"
@@ -73,14 +73,14 @@ def _section(path: Path, text: str) -> Any:
         place = re.search(r"at line (\d+), column (\d+)", str(error))
         line, column = map(int, place.groups()) if place else (1, 1)
         message = str(error).partition(" (at")[0]
-        raise SpecError([Diagnostic(Span(_shown(path), line, column), f"this is no TOML: {message}")]) from None
+        raise SpecError([Diagnostic(Span(_shown(path), line, column), f"not valid TOML: {message}")]) from None
     tool = found.get("tool")
     return tool.get("cutefuse") if isinstance(tool, dict) else None
 
 
 def _project(path: Path, text: str, section: Any) -> Project:
     if not isinstance(section, dict):
-        raise _mistake(path, text, "cutefuse", f"{SECTION} is a table", 'such as specs = "specs"')
+        raise _mistake(path, text, "cutefuse", f"{SECTION} must be a table", 'such as specs = "specs"')
     for key in section:
         if key not in KEYS:
             raise _mistake(path, text, key, f"unknown key {shown(key)} in {SECTION}", known(key, KEYS))
@@ -98,7 +98,7 @@ def _folder(path: Path, text: str, key: str, value: object) -> Path:
         return Path()
     if not isinstance(value, str) or not value:
         why = 'relative to this file; tests = "" writes none' if key == "tests" else "relative to this file"
-        raise _mistake(path, text, key, f"{key} is a folder, a text", why)
+        raise _mistake(path, text, key, f"{key} must be the path of a folder", why)
     return _seen(path.parent / value)
 
 
@@ -106,7 +106,7 @@ def _architectures(path: Path, text: str, section: Mapping[str, Any]) -> tuple[s
     value = section.get("arch", [])
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _mistake(path, text, "arch", "arch is a list of architectures", 'such as arch = ["sm_90a"]')
+        raise _mistake(path, text, "arch", "arch must be a list of architectures", 'such as arch = ["sm_90a"]')
     try:
         return checked_architectures(names)
     except Mistake as mistake:
@@ -114,7 +114,7 @@ def _architectures(path: Path, text: str, section: Mapping[str, Any]) -> tuple[s
 
 
 def checked_architectures(names: list[str]) -> tuple[str, ...]:
-    """Architectures by name, each once. Raises `Mistake` where there is none of a name."""
+    """Architectures by name, without repeats. Raises `Mistake` for an unknown name."""
     names = [name.strip() for name in names]
     for name in names:
         if name not in ARCHITECTURES:
@@ -123,7 +123,7 @@ def checked_architectures(names: list[str]) -> tuple[str, ...]:
 
 
 def _seen(path: Path) -> Path:
-    """A path as it is written in the current folder."""
+    """A path relative to the current folder."""
     return Path(os.path.relpath(path))
 
 
@@ -132,7 +132,7 @@ def _shown(path: Path) -> str:
 
 
 def _mistake(path: Path, text: str, key: str, message: str, hint: str = "") -> SpecError:
-    """At the line of the section that gives the key, or at the section's."""
+    """An error at the section's line with the key, or at the section."""
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if line.strip().startswith(SECTION)), 0)
     found = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=") if key else None

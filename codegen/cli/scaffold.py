@@ -1,4 +1,4 @@
-"""What `codegen new` and `codegen init` write: a starter spec, and what a project needs besides."""
+"""The files that `codegen new` and `codegen init` write: a starter spec, a project's section and its hook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST = "bias_relu"  # the op of a project's first spec
 
 STARTER = """\
 # yaml-language-server: $schema={schema}
-# A fused op: what it takes, what it gives, how it is computed, and what it is held to.
+# A fused op: its inputs, its outputs, its formulas, and the reference that it is tested against.
 op: {op}
 summary: Add a per-column bias, then ReLU.
 
@@ -40,12 +40,12 @@ outputs:
 # params:
 #   alpha: 1.0
 
-# One `name = expression` a line. Floats are computed in float32 and rounded once, at the store.
+# One `name = expression` per line. Floats are computed in float32 and rounded once, at the store.
 chain: |
   z = x + bias
   y = relu(z)
 
-# The same op in jnp, written independently: tests hold the kernel to it.
+# The same op in jnp, written independently: tests compare the kernel with it.
 reference: jax.nn.relu(x + bias)
 """
 
@@ -70,13 +70,13 @@ HOOK = """\
 
 
 def has_section(pyproject: Path) -> bool:
-    """Whether a pyproject.toml has a section [tool.cutefuse]. Raises `Mistake` where it is no TOML."""
+    """Whether a pyproject.toml has a section [tool.cutefuse]. Raises `Mistake` where it is not valid TOML."""
     tool = _toml(pyproject, _read(pyproject)).get("tool")
     return isinstance(tool, dict) and "cutefuse" in tool
 
 
 def with_section(pyproject: Path, project: Project) -> str:
-    """A pyproject.toml with a section of a project's folders behind what it has. Raises `Mistake`."""
+    """The text of a pyproject.toml with a section for the project's folders added at its end. Raises `Mistake`."""
     before = _read(pyproject)
     tests = "" if project.tests == Path() else project.tests.as_posix()
     folders = {"specs": project.specs.as_posix(), "package": project.package.as_posix(), "tests": tests}
@@ -94,8 +94,8 @@ def _toml(path: Path, text: str, hint: str = "") -> dict[str, Any]:
 
 
 def with_hook(path: Path) -> str:
-    """A .pre-commit-config.yaml in which `codegen check` runs before every commit; as it is where it does already. Raises
-    `Mistake` where the text cannot be added behind what is there."""
+    """The text of a .pre-commit-config.yaml that runs `codegen check` before every commit; unchanged where it already does.
+    Raises `Mistake` where the hook cannot be added at its end."""
     before = _read(path)
     if "codegen check" in before:
         return before

@@ -1,4 +1,4 @@
-"""The JSON Schema of a spec, and the file of it that editors read."""
+"""The JSON Schema of a spec, and its file for editors."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ DESCRIPTIONS = {
     "outputs": "The arrays that the op returns: `y: T[..., N]`. Several come back as a NamedTuple.",
     "params": "Scalars, given by keyword: `eps: 1e-6` is compiled in, `{type: float, default: 1.0, static: false}` may change "
     "with every call.",
-    "chain": "The formulas of the kernel, one `name = expression` a line. Values broadcast by the names of their axes, floats "
+    "chain": "The formulas of the kernel, one `name = expression` per line. Values broadcast by the names of their axes. Floats "
     "are computed in float32 and rounded at the store.",
-    "reference": "The same op in jnp, written independently: an expression, or statements that assign every output. Tests hold "
-    "the kernel to it.",
+    "reference": "The same op in jnp, written independently: an expression, or statements that assign every output. Tests "
+    "compare the kernel with it.",
     "grad": "auto: the backward is derived from the chain. none: the op has no gradient. Or a formula for each input, in the "
     "chain's language, with `dy` for the cotangent of `y`.",
     "aliases": "Which output may take the buffer of which input, where a call donates it: `{residual_out: residual}`.",
-    "save": "Names of the chain that the forward pass keeps for the backward. Decided by the program where it is left out.",
-    "math": "auto: approximate functions where the output's type does not show it. precise: none. fast: wherever there is one.",
+    "save": "Values of the chain that the forward saves for the backward. By default codegen decides.",
+    "math": "auto: approximate functions where the output's type hides the error. precise: none. fast: wherever there is one.",
     "tolerance": "Replaces the tolerance that tests derive from the chain.",
     "domain": "The values that an input or a parameter may take, for tests: `x: positive`, `x: [0, 1]`, `i: index(N)`.",
     "schedule": "Settings of the launch in place of the plan's, for all architectures or for one.",
-    "bench": "Shapes that `codegen bench` measures, every axis given: `- {...: 8192, N: 4096}`.",
+    "bench": "Shapes that `codegen bench` measures, with a size for every axis: `- {...: 8192, N: 4096}`.",
 }
 
 
 def json_schema() -> dict:
-    """The JSON Schema (2020-12) of a spec: keys and forms. What the chain says is checked by `codegen build`."""
+    """The JSON Schema (2020-12) of a spec: its keys and their forms. `codegen build` checks the formulas."""
     dtype = {"enum": sorted(DTYPES)}
     array = {
         "type": "string",
@@ -61,13 +61,16 @@ def json_schema() -> dict:
                 "properties": {
                     "type": {
                         "enum": ["float", "int", "bool"],
-                        "description": "that of the default if not given, else float",
+                        "description": "by default the default's type, or float without a default",
                     },
-                    "default": {"type": ["number", "boolean", "null"], "description": "without one, a call gives it"},
+                    "default": {
+                        "type": ["number", "boolean", "null"],
+                        "description": "without one, every call passes a value",
+                    },
                     "static": {
                         "type": "boolean",
                         "default": True,
-                        "description": "compiled in; where false, it may change with every call and be traced",
+                        "description": "true: compiled in; false: it may change with every call and be traced",
                     },
                     "doc": {"type": "string", "description": "its line in the docstring"},
                 },
@@ -83,7 +86,7 @@ def json_schema() -> dict:
     }
     power: dict[str, Any] = {"type": "integer", "minimum": 1}
     schedule = {
-        "threads": power | {"description": "threads of a block"},
+        "threads": power | {"description": "threads per block"},
         "vector_bytes": power | {"description": "bytes that a thread loads and stores at once"},
     }
     properties: dict[str, dict[str, Any]] = {
@@ -108,9 +111,9 @@ def json_schema() -> dict:
             "additionalProperties": False,
             "required": ["why"],
             "properties": {
-                "rtol": number | {"description": "of the reference's value"},
-                "atol": number | {"description": "of any value"},
-                "why": {"type": "string", "description": "why the derived tolerance is not right here"},
+                "rtol": number | {"description": "relative to the reference's value"},
+                "atol": number | {"description": "absolute"},
+                "why": {"type": "string", "description": "why the derived tolerance does not apply"},
             },
         },
         "domain": {"type": "object", "additionalProperties": domain},
@@ -123,7 +126,7 @@ def json_schema() -> dict:
                     "type": "object",
                     "additionalProperties": False,
                     "properties": schedule,
-                    "description": f"for {a} alone",
+                    "description": f"only for {a}",
                 }
                 for a in ARCHITECTURES
             },
@@ -145,13 +148,13 @@ def json_schema() -> dict:
 
 
 def schema_text() -> str:
-    """The schema as a file has it."""
+    """The text of the schema's file."""
     return json.dumps(json_schema(), indent=2) + "\n"
 
 
 def keep_schema(folder: Path, only_where_there: bool = False) -> None:
-    """Have the schema of this version in a folder of specs, where editors find it by the first line of `codegen new`'s specs.
-    A file of that name that is no schema of ours stays. Raises OSError."""
+    """Write this version's schema into a folder of specs. The first line of `codegen new`'s specs refers editors to it. A file
+    of that name that is not our schema stays. Raises OSError."""
     path = folder / SCHEMA_FILE
     there = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
     if (there is None and only_where_there) or (there is not None and f'"title": "{TITLE}"' not in there):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], specs: Specs = None) -> None:
-    """Write a commented starter spec, specs/OP.yaml, and beside it the JSON Schema that its first line names for editors.
+    """Write a commented starter spec, specs/OP.yaml, and next to it the JSON Schema that its first line names for editors.
 
     Example: codegen new my_bias_relu
     """
@@ -63,7 +63,7 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
 def init(specs: Specs = None, package: Package = None, tests: Tests = None) -> None:
     """Make this folder a project: [tool.cutefuse] in its pyproject.toml, a first spec, and `codegen check` before commits.
 
-    What is there already stays.
+    Existing files and settings stay.
 
     \b
     Example: codegen init
@@ -95,7 +95,9 @@ def init(specs: Specs = None, package: Package = None, tests: Tests = None) -> N
 
 
 def build(
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[SPEC]...", help="Spec files; all of --specs.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[SPEC]...", help="Spec files; by default all of --specs.")
+    ] = None,
     specs: Specs = None,
     package: Package = None,
     tests: Tests = None,
@@ -104,8 +106,8 @@ def build(
 ) -> None:
     """Turn specs into kernels, JAX functions and tests: all of them, or nothing.
 
-    Naming spec files rebuilds only their ops, and removes nothing. Files whose bytes agree are not touched, nor are files
-    that no build wrote.
+    With spec files, only their ops are rebuilt, and nothing is removed. Files that are up to date are not touched, nor are
+    files that no build wrote.
 
     \b
     Example: codegen build
@@ -133,7 +135,7 @@ def build(
 
 
 def _build(files: list[Path] | None, project: Project) -> None:
-    """All specs of a project, or these files, built and put in place. Raises `SpecError`, `UsageError`, OSError."""
+    """Build all specs of a project, or these files. Raises `SpecError`, `UsageError`, OSError."""
     from codegen.cli import outputs, placing
     from codegen.cli.schema import keep_schema
     from codegen.render.package import find_specs, read_ops
@@ -159,7 +161,7 @@ def _build(files: list[Path] | None, project: Project) -> None:
 
 
 def check(specs: Specs = None, package: Package = None, tests: Tests = None, out: OldPackage = None) -> None:
-    """Say whether the generated files are what a build would write: exit 1 with the difference if not.
+    """Check that the generated files are what a build would write; print the difference and exit with status 1 if not.
 
     Example: codegen check
     """
@@ -186,7 +188,7 @@ def list_ops(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORD]...", help="Only ops with these in name or summary.", autocompletion=specified_ops
+            metavar="[WORD]...", help="Only ops with these words in name or summary.", autocompletion=specified_ops
         ),
     ] = None,
     kind: Kind = "",
@@ -194,7 +196,7 @@ def list_ops(
     specs: Specs = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the ops, a line each: name, kind, summary.
+    """List the ops, one line each: name, kind, summary.
 
     \b
     Example: codegen list
@@ -218,7 +220,7 @@ def list_ops(
 
 
 def _listed(op: Op) -> dict[str, Any]:
-    """An op as a script reads it."""
+    """The entry of an op in --json."""
     spec = op.spec
     return {
         "op": spec.op,
@@ -232,7 +234,7 @@ def _listed(op: Op) -> dict[str, Any]:
 
 
 def _print_ops(rows: list[dict[str, Any]], long: bool) -> None:
-    """A line each, cut to the terminal's width; or a paragraph each."""
+    """Print one line per op, cut to the terminal's width, or one paragraph where `long`."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     longest, kinds = (max(len(row[key]) for row in rows) for key in ("op", "kind"))
     for row in rows:
@@ -267,27 +269,27 @@ def _print_notices(ops: Iterable[Op]) -> None:
 def _folders(
     ops: list[Op], project: Project, also: Mapping[str, str] = MappingProxyType({})
 ) -> dict[Path, dict[str, str]]:
-    """What a build writes, by folder."""
+    """The files that a build writes, by folder."""
     from codegen.render.package import generated_files, test_files
 
     name, tests = _import_name(project.package), project.tests
     folders = {project.package: generated_files(ops, name, project.specs.resolve().name, also)}
     if _word(tests):
         if tests.resolve() == project.package.resolve():
-            raise UsageError(f"--package and --tests are both {named(tests)}; they are two folders")
+            raise UsageError(f"--package and --tests are both {named(tests)}; they must be two folders")
         folders[tests] = test_files(ops, name)
     return folders
 
 
 def _way_out(other: str | None) -> str:
-    """What to do about a file in the way: a test of another package, or a file that no build wrote."""
+    """The hint for a file in the way: a test of another package, or a file that no build wrote."""
     if other is None:
         return "move it, or choose another folder"
     return f"it tests the package {other}: choose another folder with --tests ('' writes no tests)"
 
 
 def _build_command(project: Project) -> str:
-    """The command that builds a project's folders from here: with options for those that no pyproject.toml says."""
+    """The command that builds a project's folders from here, with options for the folders that no pyproject.toml gives."""
     own = find_project()
     usual = own.at(package=project.package)
     options = (
@@ -300,7 +302,7 @@ def _build_command(project: Project) -> str:
 
 
 def refuse_stale(names: Iterable[str], project: Project) -> None:
-    """Raises `UsageError` where a package's ops, those that have a module, are not what their specs make."""
+    """Raises `UsageError` where the module of one of these ops differs from what a build of its spec would write."""
     from codegen.render.package import stale_modules
 
     package = project.package
@@ -309,18 +311,18 @@ def refuse_stale(names: Iterable[str], project: Project) -> None:
         first, rest = named(stale[0]), len(stale) - 1
         which = f"{first} is" if not rest else f"{first} and {rest} other module{'s' * (rest > 1)} of it are"
         raise UsageError(
-            f"{which} not what the spec makes: one of them was changed since the build, or codegen was\n"
+            f"{which} not what a build of the spec writes: a file was changed since the build, or codegen was\n"
             f"  Run: {_build_command(project)} (or name the folder of their specs with --specs)"
         )
 
 
 def _word(path: Path) -> str:
-    """A folder as it stands on the command line; Path() is the empty word."""
+    """A folder as written on the command line; Path() is the empty word."""
     return "" if path == Path() else str(path)
 
 
 def _import_name(package: Path) -> str:
-    """The import name of the package written: its folder's name, with its parents where those are packages."""
+    """The import name of the written package: its folder's name, after the names of its parents that are packages."""
     parts = [package.name]
     parent = package.resolve().parent
     while (parent / "__init__.py").exists():
@@ -328,7 +330,7 @@ def _import_name(package: Path) -> str:
         parent = parent.parent
     name = ".".join(parts)
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
-        raise UsageError(f"--package {named(package)}: {name!r} is no name for a package")
+        raise UsageError(f"--package {named(package)}: {name!r} is not a valid package name")
     return name
 
 
@@ -336,4 +338,4 @@ def _no_repeats(paths: list[Path]) -> None:
     for path in paths:
         same = [named(other) for other in paths if other.stem == path.stem]
         if len(same) > 1:
-            raise UsageError(f"two specs of one name: {', '.join(same)}")
+            raise UsageError(f"two specs have the same name: {', '.join(same)}")

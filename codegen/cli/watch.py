@@ -1,4 +1,4 @@
-"""When files were saved, found by looking at them a few times a second: that works on every file system."""
+"""Finds out when files are saved, by polling a few times a second: this works on every file system."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-PAUSE = 0.2  # seconds from one look to the next
+PAUSE = 0.2  # seconds between two polls
 
 
 def saves(files: Callable[[], Iterable[Path]], pause: float = PAUSE) -> Iterator[None]:
-    """Yields at once, and then each time that one of these files was written, came or went, until Ctrl-C."""
+    """Yields at once, and then each time one of these files was written, added or removed, until Ctrl-C."""
     seen = _states(files())
     yield
     while True:
         time.sleep(pause)
         now = _states(files())
         if now != seen:
-            seen = now  # before the files are read: what is saved meanwhile is found next time
+            seen = now  # before the files are read, so that a save meanwhile is found by the next poll
             yield
 
 
@@ -26,7 +26,7 @@ def _states(files: Iterable[Path]) -> dict[Path, tuple[int, int, int] | None]:
 
 
 def _state(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is saved; None where it is not there."""
+    """A value that changes when the file is saved; None where it does not exist."""
     try:
         found = path.stat()
     except OSError:

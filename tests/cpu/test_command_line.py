@@ -88,7 +88,7 @@ def test_a_platform_that_jax_has_not():
     environment = {**os.environ, "JAX_PLATFORMS": "foo"}
     found = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith("error: JAX finds nothing to run on: Unable to initialize backend 'foo'")
+    assert found.stderr.startswith("error: JAX finds no device: Unable to initialize backend 'foo'")
 
 
 def test_a_package_that_cannot_be_imported(packages, tmp_path, monkeypatch, capsys):
@@ -137,7 +137,7 @@ def test_stale_code_is_not_verified(change, packages, tmp_path, monkeypatch, cap
     status, out, err = run(monkeypatch, capsys, *words)
     assert (status, out) == (2, "")
     assert err == (
-        f"error: {name}/double.py is not what the spec makes: one of them was changed since the build, or codegen was\n"
+        f"error: {name}/double.py is not what a build of the spec writes: a file was changed since the build, or codegen was\n"
         f"  Run: codegen build --specs {specs.name} --package {name} (or name the folder of their specs with --specs)\n"
     )
     assert run(monkeypatch, capsys, *words, "same")[0] == 0

@@ -120,12 +120,12 @@ def test_a_mistake_leaves_an_earlier_build_alone(run, tmp_path):
         (["build", "--specs", "empty"], "empty:1:1: error: no spec (*.yaml) in this folder\n  `codegen new OP` writes"),
         (["build", "--specs", "yml"], "yml:1:1: error: no spec (*.yaml) in this folder\n  name it NAME.yaml, not .yml\n"),
         (["build", "specs/none.yaml"], "specs/none.yaml:1:1: error: cannot read the file: No such file or directory\n"),
-        (["build", "specs/a.yaml", "other/a.yaml"], "error: two specs of one name: other/a.yaml, specs/a.yaml\n"),
-        (["build", "--out", "not-a-name"], "error: --package not-a-name: 'not-a-name' is no name for a package\n"),
-        (["build", "--out", "x; import os"], "error: --package x; import os: 'x; import os' is no name for a package\n"),
-        (["build", "--out", "class"], "error: --package class: 'class' is no name for a package\n"),
-        (["build", "--out", "."], "error: --package .: '' is no name for a package\n"),
-        (["build", "--out", "a", "--tests", "b/../a"], "error: --package and --tests are both b/../a; they are two folders\n"),
+        (["build", "specs/a.yaml", "other/a.yaml"], "error: two specs have the same name: other/a.yaml, specs/a.yaml\n"),
+        (["build", "--out", "not-a-name"], "error: --package not-a-name: 'not-a-name' is not a valid package name\n"),
+        (["build", "--out", "x; import os"], "error: --package x; import os: 'x; import os' is not a valid package name\n"),
+        (["build", "--out", "class"], "error: --package class: 'class' is not a valid package name\n"),
+        (["build", "--out", "."], "error: --package .: '' is not a valid package name\n"),
+        (["build", "--out", "a", "--tests", "b/../a"], "error: --package and --tests are both b/../a; they must be two folders\n"),
         (["build", "--out", "file"], "error: [Errno 17] File exists: 'file'\n"),
         (["build", "--out", "file/sub"], "error: [Errno 20] Not a directory: 'file/sub'\n"),
         (["check", "--specs", "nowhere"], "nowhere:1:1: error: no such folder\n"),
@@ -204,7 +204,7 @@ def test_check_finds_what_a_build_would_not_replace(built, tmp_path):
     result = built("check")
     assert result.status == 1
     for name in "ab":
-        assert f"generated/{name}.py: not generated, in the way of a build: move it elsewhere first\n" in result.out
+        assert f"generated/{name}.py: not generated, and in the way of a build: move it elsewhere first\n" in result.out
     assert built("build").status == 2
 
 

@@ -93,7 +93,7 @@ def test_files_that_say_nothing_of_us_are_not_judged(run, tmp_path):
         ),
         (
             "[tool.cutefuse]\npackage = 3\n",
-            "pyproject.toml:2:1: error: package is a folder, a text\n    package = 3\n    ^^^^^^^\n  relative to this file\n",
+            "pyproject.toml:2:1: error: package must be the path of a folder\n    package = 3\n    ^^^^^^^\n  relative to this file\n",
         ),
         (
             '[tool.cutefuse]\narch = ["sm_90a", "sm_91"]\n',
@@ -101,13 +101,13 @@ def test_files_that_say_nothing_of_us_are_not_judged(run, tmp_path):
         ),
         (
             "[tool.cutefuse]\narch = 90\n",
-            "pyproject.toml:2:1: error: arch is a list of architectures\n    arch = 90\n    ^^^^\n  such as arch = [\"sm_90a\"]\n",
+            "pyproject.toml:2:1: error: arch must be a list of architectures\n    arch = 90\n    ^^^^\n  such as arch = [\"sm_90a\"]\n",
         ),
         (
             "[tool]\ncutefuse = 1\n",
-            "pyproject.toml:2:1: error: [tool.cutefuse] is a table\n    cutefuse = 1\n    ^^^^^^^^\n  such as specs = \"specs\"\n",
+            "pyproject.toml:2:1: error: [tool.cutefuse] must be a table\n    cutefuse = 1\n    ^^^^^^^^\n  such as specs = \"specs\"\n",
         ),
-        ("[tool.cutefuse]\nspecs = \n", "pyproject.toml:2:9: error: this is no TOML: Invalid value\n"),
+        ("[tool.cutefuse]\nspecs = \n", "pyproject.toml:2:9: error: not valid TOML: Invalid value\n"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_it_is_one_error(run, tmp_path, text, message):

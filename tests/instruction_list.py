@@ -101,7 +101,8 @@ def dealt(op, arch: str) -> list:
 
 def forms_of(name: str, arch: str) -> set[str]:
     """The instructions of all kernels of one op for one architecture."""
-    from codegen.measuring.compile import compile_kernel, kernels_named, load_package
+    from codegen.measuring.compile import compile_kernel
+    from codegen.measuring.tasks import kernels_named, load_package
 
     found: set[str] = set()
     for op in kernels_named(load_package(OPS), [name]):
@@ -115,7 +116,7 @@ def _of_task(task: tuple[str, str]) -> set[str]:
 
 
 def main(names: list[str]) -> None:
-    from codegen.measuring.compile import load_package
+    from codegen.measuring.tasks import load_package
     from codegen.targets import USUAL
 
     found = set(listed() if names else ())

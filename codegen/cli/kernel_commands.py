@@ -127,7 +127,8 @@ def compile_ops(
     Example: codegen compile swiglu --arch sm_90a
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
     """
-    from codegen.measuring.compile import Task, as_row, as_table, compile_tasks, disassemble, is_of_gradients, variants
+    from codegen.measuring.compile import disassemble, variants
+    from codegen.measuring.tasks import Task, as_row, as_table, compile_tasks, is_of_gradients
     from codegen.plan.limits import lacks
 
     project = find_project().at(package=package)

@@ -25,7 +25,7 @@ def load_ops(folder: Path, names: Sequence[str] | None) -> list[Any]:
 
 def load_kernels(folder: Path, names: Sequence[str] | None) -> list[Any]:
     """The kernels of the ops of these names, or of all. Raises `UsageError`."""
-    from codegen.measuring.compile import kernels_named
+    from codegen.measuring.tasks import kernels_named
 
     package = load_package(folder)
     try:
@@ -42,7 +42,7 @@ def load_package(folder: Path) -> Any:
     settle([folder])
     if not is_generated(folder / "__init__.py"):
         raise UsageError(f"no ops in {named(folder)}: run `codegen build`, or name their package with --package")
-    from codegen.measuring.compile import load_package
+    from codegen.measuring.tasks import load_package
 
     _check_environment()
     with _importing(folder):

@@ -17,19 +17,19 @@ from codegen import cache
 from codegen.graph.nodes import DTYPES, topological
 from codegen.language import sizes
 from codegen.measuring import compile as compiling
+from codegen.measuring import tasks as many
 from codegen.measuring.compile import (
     Compiled,
-    Task,
     Variant,
     compile_call,
     compile_kernel,
-    compile_tasks,
     entries,
     memory_accesses,
     parameters_of,
     row_lengths,
     variants,
 )
+from codegen.measuring.tasks import Task, compile_tasks
 from codegen.plan.hopper_tiles import HALVES
 from codegen.plan.launches import Launch
 from codegen.plan.limits import lacks
@@ -361,7 +361,7 @@ def test_what_was_compiled_before_is_not_compiled_again(cold_cache, monkeypatch)
     assert None not in first.values()
     assert {entry.kernel for entry in cache.entries(cold_cache)} == {"relu", "dense_relu"}
     monkeypatch.setattr(compiling, "_compile", lambda *_: pytest.fail("it is compiled again"))
-    monkeypatch.setattr(compiling, "ProcessPoolExecutor", lambda *_: pytest.fail("a process is started"))
+    monkeypatch.setattr(many, "ProcessPoolExecutor", lambda *_: pytest.fail("a process is started"))
     assert {o.task: o.compiled for o in compile_tasks(Path("generated"), tasks, 2)} == first
     assert compiling.kept_kernel(generated.relu, tasks[0].variant, "sm_80") is None
 
@@ -377,9 +377,9 @@ def pretended(monkeypatch):
         for place, task in enumerate(tasks):
             if place == 2:
                 raise KeyboardInterrupt
-            yield compiling.Outcome(task, made)
+            yield many.Outcome(task, made)
 
-    monkeypatch.setattr(compiling, "compile_tasks", compile_tasks)
+    monkeypatch.setattr(many, "compile_tasks", compile_tasks)
     return asked
 
 
@@ -414,10 +414,10 @@ def test_the_table_fits_80_columns_and_loses_nothing(pretended):
 
     variant = Variant(Types((("T", "bfloat16"), ("S", "float32"))), True, True, 131072)
     task = Task("dense_row_scaled_residual_backward", variant, "sm_100a")
-    outcomes = [next(compiling.compile_tasks(Path(), [task], 1)), compiling.Outcome(task, None, "ptxas: no\nmore")]
+    outcomes = [next(many.compile_tasks(Path(), [task], 1)), many.Outcome(task, None, "ptxas: no\nmore")]
     console = Console(width=80)
     with console.capture() as shown:
-        console.print(compiling.as_table(outcomes))
+        console.print(many.as_table(outcomes))
     text = shown.get()
     assert "".join(text.split()).count("dense_row_") == 2
     for cell in ("sm_100a", " 255 ", " 1024 ", " 64 ", " 65536 ", " 16 8 4 2 1 ", "16 8 4 2", "columns=131072", "no"):
@@ -429,7 +429,7 @@ def test_a_kernel_that_does_not_compile_is_a_row_and_status_1(cold_cache, monkey
     def refuse(op, variant, arch):
         raise RuntimeError("ptxas: no\nmore")
 
-    monkeypatch.setattr(compiling, "compile_kernel", refuse)
+    monkeypatch.setattr(many, "compile_kernel", refuse)
     words = ["compile", "relu", "--arch", "sm_80", "--types", "T=float32", "--jobs", 1]
     assert run(monkeypatch, *words, "--json") == 1
     assert all("ptxas: no" in row["error"] for row in json.loads(capsys.readouterr().out))

@@ -7,7 +7,8 @@ import pytest
 from making import make_op
 
 import generated
-from codegen.checking.testing import Disagreement, check_gradient, cpu_options
+from codegen.checking.expected import cpu_options
+from codegen.checking.testing import Disagreement, check_gradient
 
 IMPLEMENTATIONS = ["xla", "interpret"]
 VARIANCE = """

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.checking.testing import reference_values
+from codegen.checking.expected import reference_values
 from tests.making import make_op
 
 FUNCTIONS = {

@@ -1,0 +1,161 @@
+"""What the reference says of a call: its values, computed on the CPU, and how far from them the chain may lie."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from codegen.checking.agreement import BrokenReference
+from codegen.checking.draw import Case
+from codegen.checking.errorbound import Analysis, Bound, Terms
+from codegen.graph.nodes import DTYPES, reaching
+from codegen.plan.access import Access, access_key
+from codegen.runtime.call import arguments, views
+from codegen.runtime.call.arguments import Axes
+from codegen.runtime.compiled.platform import on_gpu
+from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.runtime.ops.op import Op
+from codegen.runtime.xla.products import product
+
+
+@functools.cache
+def cpu_options() -> dict[str, str]:
+    """XLA hands large reductions on the CPU to YNNPACK, whose max and min drop NaN (jaxlib 0.10.2): it is not to, where
+    there is such an option."""
+    options = {"xla_cpu_experimental_ynn_fusion_type": ""}
+    try:
+        with jax.default_device(jax.devices("cpu")[0]):
+            jax.jit(lambda x: x, compiler_options=options)(0.0)
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return options
+
+
+def computed_once(function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)` on the CPU, compiled in little time rather than for speed."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        options = {**cpu_options(), "xla_backend_optimization_level": "0"}
+        return jax.jit(function, compiler_options=options)(*args)
+
+
+@contextlib.contextmanager
+def of_reference(op: Op, axes: Axes) -> Iterator[None]:
+    """What a spec's reference raises is a disagreement too."""
+    try:
+        yield
+    except BrokenReference:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        empty = next((name for name, extent in axes.extents.items() if extent == 0), "..." if 0 in axes.rows else "")
+        where = f" (in a call whose {empty} is 0: a reference is called with such extents too)" if empty else ""
+        raise BrokenReference(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}{where}") from error
+
+
+def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
+    """The reference's values as it computes them, on the CPU, broadcast to the outputs' shapes."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        args = [None if a is None else jax.device_put(np.asarray(a)) for a in args]
+        key, operands = op.bind(tuple(args), keywords)
+        axes = arguments.bind_axes(op.spec, op.arrays(key, operands))
+        evaluate = functools.partial(op.evaluate_reference, key, precision=precision)
+        with of_reference(op, axes):
+            values = computed_once(lambda *xs: evaluate(xs), *operands)
+            return tuple(
+                np.broadcast_to(np.asarray(v), views.user_shape(a, axes))
+                for v, a in zip(values, op.spec.outputs, strict=True)
+            )
+
+
+def exact_products(op: GemmOp, arrays: dict[str, np.ndarray], axes: Axes, gpu: bool) -> dict[str, Terms]:
+    """The products as they are without any rounding; what tensor cores may lose, which on a `gpu` is more."""
+    made = {}
+    for p in op.plan.products:
+        factors = [np.asarray(arrays[x.name]) for x in (p.a, p.b)]
+        wide = "int64" if all(DTYPES[x.dtype.name].kind == "int" for x in factors) else "float64"
+
+        def terms(x: jax.Array, y: jax.Array, p=p, wide=wide) -> tuple[jax.Array, ...]:
+            a, b = (v.astype(wide) for v in (x, y))
+            sizes = [jnp.where(jnp.isfinite(v), abs(v), 0) for v in (a, b)]
+            value, size, of_a, of_b = (
+                product(p, u, v, axes, wide)
+                for u, v in ((a, b), sizes, (sizes[0], jnp.ones_like(b)), (jnp.ones_like(a), sizes[1]))
+            )
+            return value, size, of_a + of_b
+
+        with jax.default_device(jax.devices("cpu")[0]):
+            value, size, spread = (np.asarray(x) for x in jax.jit(terms)(*factors))
+        count, lost = axes.extents[p.axis], 0.0
+        if op.spec.math != "precise" and any(x.dtype == np.float32 for x in factors):
+            lost = 2.0**-9  # both factors rounded, or cut, to TF32
+        elif gpu and all(x.dtype.itemsize == 1 for x in factors) and wide == "float64":
+            # Hopper adds 32 products of float8 and what came before at the largest one's exponent, of which 13 bits
+            # after the point stay (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)
+            lost = (count + count // 32 + 1) * 2.0**-13
+        made[p.acc.name] = Terms(value, size, spread, count, lost)
+    return made
+
+
+def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> list[Bound]:
+    """For each output, the chain's own value and its bound."""
+    spec = op.spec
+    arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
+    products: dict[str, Terms] = {}
+    if isinstance(op, GemmOp):
+        products, op = exact_products(op, arrays, case.axes, on_gpu()), op.epilogue
+        arrays |= {name: terms.value for name, terms in products.items()}
+    plan = op.plan
+
+    def read(accesses: Sequence[Access], arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+        values = computed_once(
+            lambda x: [views.jnp_value(plan, a, x, case.axes, "float64", "int64") for a in accesses], arrays
+        )
+        return [np.asarray(value) for value in values]
+
+    leaves: dict[tuple, Any] = dict(
+        zip((access_key(plan, a) for a in plan.loads), read(plan.loads, arrays), strict=True)
+    )
+    wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
+    widths = {a.name: DTYPES[case.types.dtype(a)] for a in spec.outputs}
+    wide_outputs = {name for name, d in widths.items() if d.kind != "float" or d.size >= 4}
+    reached = reaching(op.statements, widths)
+    narrow = {i for i, names in reached.items() if spec.math == "fast" or not names & wide_outputs}
+    narrow = set() if spec.math == "precise" else narrow
+    analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
+                        plan.order, len(case.axes.rows))  # fmt: skip
+    leaves |= {("param", name): np.asarray(value) for name, value in case.params}
+    for access in plan.loads:
+        if access.array is None or op.spec.kind(access.array) != "float":
+            continue
+        name = access.array.name
+        if name in case.absent:
+            leaves[access_key(plan, access)] = analysis.default(leaves[access_key(plan, access)])
+        if name in products:
+            terms = products[name].of(*(read([access], {name: x})[0] for x in products[name].arrays))
+            leaves[access_key(plan, access)] = analysis.contraction(terms)
+    bounds = analysis.statements(op.statements, leaves)
+    tolerance = {name: float(x) for name, x in spec.tolerance if name != "why"}
+    results = []
+    for array in spec.outputs:
+        own, shape = array.axes, case.axes.shape(array.axes)
+        whole = []
+        for pick in ("value", "error", "overflow", "doubt"):
+            parts = {
+                part: np.broadcast_to(views.lose(getattr(bound, pick), own, plan.order, len(case.axes.rows)), shape)
+                for (name, part), bound in bounds.items()
+                if name == array.name
+            }
+            with jax.default_device(jax.devices("cpu")[0]):
+                whole.append(np.asarray(views.join_parts(array, parts, case.axes)))
+        value, error, overflow, doubt = whole
+        if tolerance:
+            finite = np.where(np.isfinite(value), np.abs(value), 0)
+            error = error + tolerance.get("atol", 0.0) + tolerance.get("rtol", 0.0) * finite
+        results.append(Bound(value, error, overflow, doubt))
+    return results

@@ -1,0 +1,197 @@
+"""The gradients of one call against those of its reference in float64."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from codegen.autodiff.backward import Derived
+from codegen.checking import draw
+from codegen.checking.agreement import BrokenReference, Disagreement, same
+from codegen.checking.draw import Case, walking_far
+from codegen.checking.errorbound import FAST, stored
+from codegen.checking.expected import of_reference
+from codegen.checking.rounding import UNIT, rounded_apart
+from codegen.graph.nodes import DTYPES
+from codegen.runtime.call import views
+from codegen.runtime.compiled.platform import on_gpu
+from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.runtime.ops.op import Op
+
+
+def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
+    """One call's vjp: the gradients of everything, and where there is another backward, those of what rows do not share."""
+    _check_gradients(op, implementation, case, frozen=False)
+    if isinstance(op.backward, Derived) and op.backward.frozen is not None:
+        _check_gradients(op, implementation, case, frozen=True)
+
+
+def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: bool) -> None:
+    with jax.enable_x64(True), walking_far(implementation, case):
+        given = gradient_call(op, replace(case, scale=1.0), frozen)
+        got = given.pulled(lambda values: op(**values, implementation=implementation))(given.own, given.cotangents)
+    dtypes = given.kept
+    if isinstance(op, GemmOp):  # the products' gradients
+        dtypes = dtypes + [case.types.dtype(a) for a in op.spec.inputs if a.name in op.multiplied]
+    kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
+    tf32 = isinstance(op, GemmOp) and (on_gpu() or implementation == "interpret") and op.spec.math != "precise"
+    if tf32:
+        # Tensor cores multiply float32 as TF32: a sum of n products is off by about the root of n times what one loses
+        terms = max(case.axes.extents[p.axis] for p in op.plan.products)
+        kept = max(kept, 2.0**-11 * max(4.0, terms**0.5))
+    summed = 0.0
+    if isinstance(op, GemmOp) and not on_gpu() and jax.__version_info__ >= (0, 11):
+        # XLA's own products, on a CPU, of two narrow types: from then on it may add them up in that type
+        summed = math.prod(case.axes.shape(op.plan.tile.rows)) ** 0.5 / 4
+    outer = max((float(np.abs(c).max(initial=0)) for c in given.outer), default=0.0)
+    for name, own in given.own.items():
+        a, b = np.asarray(got[name], np.float64), given.expected[name]
+        info: Any = jnp.finfo(own.dtype)
+        beyond = np.abs(b) > float(info.max)
+        b = np.where(beyond, np.asarray(stored(b, own.dtype.name), np.float64), b)
+        eps, tiny = max(2.0**-16, float(info.eps)), max(1e-30, float(info.smallest_subnormal))
+        size = np.where(beyond & np.isinf(b), 0, np.abs(b))  # nothing is allowed beside a stored infinity
+        largest = size.max(initial=0)
+        allowed = eps * size + 2.0**-16 * largest + kept * max(largest, outer) + tiny
+        if eps > 2.0**-16:
+            allowed = allowed + summed * eps * largest
+        if a.shape != b.shape or not _within(a, b, allowed):
+            allowed = allowed + 4 * given.lost[name] + (2 * given.moved[name] if tf32 else 0)
+        if isinstance(op, GemmOp) and (a.shape != b.shape or not _within(a, b, allowed)):
+            allowed = allowed + 2 * given.rounded[name]
+        if a.shape != b.shape or not _within(a, b, allowed):
+            worst = float(np.max(np.abs(a - b) / allowed)) if a.shape == b.shape else float("inf")
+            raise Disagreement(
+                f"{op.spec.op} ({implementation}): the gradient of {name!r} is off by {worst:.3g} times what is allowed; {case}"
+            )
+
+
+@functools.lru_cache(maxsize=8)  # tests of several implementations draw the same calls, one after the other
+def gradient_call(op: Op, case: Case, frozen: bool) -> GradientCall:
+    return GradientCall(op, case, frozen)
+
+
+Values = dict[str, Any]
+
+
+class GradientCall:
+    """A call whose gradients are checked: its floating inputs and dynamic parameters (`own`), only those that rows do not
+    share if it is `frozen`, the outputs' cotangents, the gradients `expected` of the reference in float64."""
+
+    def __init__(self, op: Op, case: Case, frozen: bool):
+        self.op, self.case = op, case
+        self.all: Values = draw.named(op, case)
+        self.key, operands = op.bind((), self.all)
+        self.operands: Values = dict(zip(op.operand_names(self.key), operands, strict=True))
+        shared = op.backward.shared if frozen and isinstance(op.backward, Derived) else ()
+        self.own: Values = {
+            name: x for name, x in self.operands.items() if jnp.issubdtype(x.dtype, jnp.floating) and name not in shared
+        }
+        shapes = jax.eval_shape(lambda xs: self.outputs(lambda values: op(**values), xs), self.own)
+        self.random = np.random.default_rng(case.seed)
+        self.cotangents = tuple(jnp.asarray(self.random.standard_normal(o.shape)).astype(o.dtype) for o in shapes)
+        self.wide = {name: np.asarray(x, np.float64) for name, x in self.own.items()}
+        self.outer = [np.asarray(c, np.float64) for c in self.cotangents]
+        with jax.default_device(jax.devices("cpu")[0]):
+            self.exact = self.pulled(self.reference)
+            made = self.exact(jax.tree.map(jnp.asarray, self.wide), tuple(map(jnp.asarray, self.outer)))
+        self.expected = {name: np.asarray(x, np.float64) for name, x in made.items()}
+
+    def outputs(self, run: Callable[[Values], Any], own: Values) -> tuple:
+        """The floating outputs of `run` with these floating arguments."""
+        outputs = run(self.all | own)
+        outputs = tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
+        kinds = [DTYPES[self.case.types.dtype(a)].kind for a in self.op.spec.outputs]
+        return tuple(o for o, kind in zip(outputs, kinds, strict=True) if kind == "float")
+
+    def reference(self, values: Values) -> tuple:
+        op = self.op
+        fixed = {name: jax.device_put(np.asarray(x)) for name, x in self.operands.items() if name not in self.own}
+        given = tuple((values if name in self.own else fixed)[name] for name in self.operands)
+        shapes = [views.user_shape(a, self.case.axes) for a in op.spec.outputs]
+        with of_reference(op, self.case.axes):
+            results = [jnp.asarray(y) for y in op.evaluate_reference(self.key, given, "float64")]
+            for y, array in zip(results, op.spec.outputs, strict=True):
+                if jnp.issubdtype(y.dtype, jnp.floating) and y.dtype != jnp.float64:
+                    raise BrokenReference(
+                        f"{op.spec.op}: its reference gives {array.name} in {y.dtype} where its inputs are float64: "
+                        "it must compute in its inputs' dtype, such as `x.dtype`"
+                    )
+            return tuple(jnp.broadcast_to(y, shape) for y, shape in zip(results, shapes, strict=True))
+
+    def pulled(self, run: Callable[[Values], Any]) -> Callable[[Values, tuple], Values]:
+        """The gradients of `run` as a function of the floating arguments and the cotangents."""
+        return jax.jit(lambda own, cotangents: jax.vjp(lambda xs: self.outputs(run, xs), own)[1](cotangents)[0])
+
+    @functools.cached_property
+    def lost(self) -> dict[str, float]:
+        """The largest error that rounding every operation of the reference's own backward as in float32 makes at calls nearby,
+        functions as `math: fast` has them where it is that."""
+        return self.apart(8, rounded_apart(self.exact, functions=FAST if self.op.spec.math == "fast" else UNIT))
+
+    @functools.cached_property
+    def moved(self) -> dict[str, float]:
+        """The largest change of the exact gradients where factors are rounded to TF32's 10 bits, at calls nearby."""
+        factors = self.op.multiplied
+
+        def apart(near: dict[str, np.ndarray]) -> tuple[Values, Values]:
+            rounded = {name: _tf32(x) if name in factors else x for name, x in near.items()}
+            outer = tuple(map(jnp.asarray, self.outer))
+            return self.exact(near, outer), self.exact(rounded, outer)
+
+        return self.worst_of(4, apart)
+
+    @functools.cached_property
+    def rounded(self) -> dict[str, float]:
+        """The largest change of the exact gradients where products are rounded to the type that they are kept in, at calls
+        nearby."""
+        units = [float(jnp.finfo(jnp.dtype(dtype)).eps) / 2 for dtype in self.kept if DTYPES[dtype].kind == "float"]
+        return self.apart(4, rounded_apart(self.exact, products=max(units, default=UNIT)))
+
+    @property
+    def kept(self) -> list[str]:
+        """The dtypes of what the forward keeps beside inputs."""
+        derived = self.op.backward
+        if not isinstance(derived, Derived):
+            return []
+        names = dict.fromkeys((*derived.how.saved, *(acc for acc, _ in derived.products)))
+        return [self.case.types.dtype(derived.how.spec.array(name)) for name in names]
+
+    def apart(self, calls: int, rounded: Callable[..., Values]) -> dict[str, float]:
+        """How far the exact gradients lie from `rounded` at most, at so many calls nearby."""
+
+        def both(near: dict[str, np.ndarray]) -> tuple[Values, Values]:
+            outer = tuple(map(jnp.asarray, self.outer))
+            return rounded(int(self.random.integers(2**31)), near, outer), self.exact(near, outer)
+
+        return self.worst_of(calls, both)
+
+    def worst_of(self, calls: int, apart: Callable[[dict[str, np.ndarray]], tuple[Values, Values]]) -> dict[str, float]:
+        """How far apart two ways to compute each gradient are at most, at so many calls nearby."""
+        worst = dict.fromkeys(self.own, 0.0)
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            for _ in range(calls):
+                near = {n: x * (1 + 2.0**-12 * self.random.standard_normal(x.shape)) for n, x in self.wide.items()}
+                rough, exact = apart(near)
+                for name in worst:
+                    error = np.abs(np.asarray(rough[name], np.float64) - exact[name])
+                    worst[name] = max(worst[name], float(np.max(error, initial=0)))
+        return worst
+
+
+def _tf32(x: np.ndarray) -> np.ndarray:
+    """Rounded to 10 bits after the point."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.round(mantissa * 2.0**11) / 2.0**11, exponent)
+
+
+def _within(a: np.ndarray, b: np.ndarray, allowed: np.ndarray) -> bool:
+    with np.errstate(invalid="ignore"):  # infinities less infinities
+        return bool(np.all((np.abs(a - b) <= allowed) | same(a, b)))

@@ -1,0 +1,158 @@
+"""The kernels of a package of ops, compiled many at once; what came out of them, for scripts and for people."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from codegen import extras
+from codegen.measuring.compile import Compiled, Variant, compile_kernel, kept_kernel
+from codegen.runtime.ops.op import Op
+
+with extras.needed("build"):
+    from rich.markup import escape
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kernel of a package of ops, to compile anywhere."""
+
+    op: str  # or NAME_backward, ...
+    variant: Variant
+    arch: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task: a kernel, or the compiler's message."""
+
+    task: Task
+    compiled: Compiled | None
+    error: str = ""
+
+
+def load_package(folder: Path) -> Any:
+    """The package of generated ops in a folder, imported from where it lies."""
+    folder = folder.resolve()
+    root, name = folder.parent, folder.name
+    while (root / "__init__.py").exists():
+        root, name = root.parent, f"{root.name}.{name}"
+    if sys.path[:1] != [str(root)]:  # others of this name may be found elsewhere
+        sys.path.insert(0, str(root))
+    package = importlib.import_module(name)
+    if str(folder) not in package.__path__:
+        raise ImportError(f"{folder} cannot be imported: another package named {name} already is")
+    return package
+
+
+def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcome]:
+    """Compile in this many processes, but for what the cache on disk has; outcomes come as they are ready."""
+    missing = []
+    for task in tasks:
+        kernel = None
+        with contextlib.suppress(Exception):  # what is wrong with a task is said when it is compiled
+            kernel = kept_kernel(_kernel(folder, task), task.variant, task.arch)
+        if kernel is None:
+            missing.append(task)
+        else:
+            yield Outcome(task, kernel)
+    if jobs <= 1 or not missing:
+        yield from (_run(folder, task) for task in missing)
+        return
+    # Spawned, not forked: the compiler has threads of its own
+    ends = signal.signal, (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for the parent to answer
+    with ProcessPoolExecutor(min(jobs, len(missing)), get_context("spawn"), *ends) as pool:
+        futures = [pool.submit(_run, folder, task) for task in missing]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run(folder: Path, task: Task) -> Outcome:
+    try:
+        return Outcome(task, compile_kernel(_kernel(folder, task), task.variant, task.arch))
+    except Exception as error:  # the compiler's own kinds of failure are many; the run goes on, and says which failed
+        return Outcome(task, None, f"{type(error).__name__}: {error}")
+
+
+def _kernel(folder: Path, task: Task) -> Op:
+    (kernel,) = [k for k in kernels_named(load_package(folder), [task.op]) if k.spec.op == task.op]
+    return kernel
+
+
+def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
+    """Of each op of a package its kernels; `NAME_backward` and `NAME_forward`, where there are such, are one alone. Raises
+    KeyError for other names."""
+    found: list[Op] = []
+    for name in names:
+        if name in package.__all__:
+            found += getattr(package, name).kernels
+            continue
+        origin = name.rpartition("_")[0]
+        found += [k for k in getattr(package, origin).kernels if k.spec.op == name] if origin in package.__all__ else []
+        if not found or found[-1].spec.op != name:
+            raise KeyError(name)
+    return found
+
+
+def is_of_gradients(kernel: Op) -> bool:
+    """Whether a kernel runs only where gradients are asked for."""
+    return kernel not in getattr(kernel, "origin", kernel).own_kernels
+
+
+def as_row(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as a script reads it."""
+    task, made = outcome.task, outcome.compiled
+    row: dict[str, Any] = {
+        "op": task.op,
+        "types": dict(task.variant.types.variables),
+        "columns": task.variant.columns,
+        "ragged": task.variant.ragged,
+        "defaults": task.variant.defaults,
+        "arch": task.arch,
+    }
+    if made is None:
+        return row | {"error": outcome.error}
+    return row | {
+        "registers": made.registers,
+        "spills": made.spills,
+        "stack": made.stack,
+        "shared": made.shared,
+        "loads": list(made.loads),
+        "stores": list(made.stores),
+        "operands": {o.name: {"loads": list(o.loads), "stores": list(o.stores)} for o in made.operands},
+    }
+
+
+def as_table(outcomes: Iterable[Outcome]) -> Table:
+    """Outcomes as a person reads them, a kernel a row; in 80 columns its name and types are folded, and nothing is lost."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("kernel", overflow="fold")
+    table.add_column("arch", no_wrap=True)
+    for name in ("regs", "spills", "stack", "shared"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("loads", "stores"):
+        table.add_column(name, no_wrap=True)
+    for outcome in outcomes:
+        task, made = outcome.task, outcome.compiled
+        types = str(task.variant)
+        cells = [task.op if types == "-" else f"{task.op} {types}", task.arch]
+        if made is None:
+            cells[0] += f"\n[red]{escape(outcome.error.splitlines()[0])}[/red]"
+            table.add_row(*cells)
+            continue
+        sizes = [str(n) if n else "-" for n in (made.spills, made.stack, made.shared)]
+        widths = [" ".join(map(str, w)) or "-" for w in (made.loads, made.stores)]
+        table.add_row(*cells, str(made.registers), *sizes, *widths)
+    return table

@@ -1,0 +1,195 @@
+"""Imports go one way: which package may import which, no circle of modules, and how large folders and modules may be.
+
+All imports count: those within functions, and those for types alone. The table is in order: a package imports rows above it.
+"""
+
+import ast
+import graphlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# A package, or a module beside the packages, to what it may import of ours; the name of a package includes what is in it
+# unless that has a row of its own. All may import the version from `codegen` itself.
+MAY_IMPORT = {
+    "errors": "",
+    "extras": "",
+    "targets": "",
+    "parsing": "",
+    "shared": "parsing",
+    "library": "",
+    "op_package": "",
+    "cache": "errors",
+    "graph": "errors",
+    "spec": "errors extras targets graph",
+    "language": "errors parsing graph spec",
+    "plan": "errors targets shared graph spec language",
+    "autodiff": "errors parsing graph spec language plan",
+    "pipeline": "errors spec language plan autodiff",
+    "render": "errors extras parsing shared library graph spec language plan autodiff pipeline",
+    "explain": "errors extras shared graph spec language plan autodiff",
+    "device": "shared",
+    "device.gemm": "shared device",
+    "interpret": "errors extras",
+    "runtime.call": "errors shared graph spec plan device",
+    "runtime.xla": "graph spec language plan autodiff runtime.call",
+    "runtime.compiled": "errors targets parsing cache plan interpret runtime.call",
+    "runtime.sharding": "graph spec plan runtime.call runtime.xla",
+    "runtime.ops": "errors graph spec language plan autodiff pipeline interpret"
+    " runtime.call runtime.xla runtime.compiled runtime.sharding",
+    "runtime": "runtime.call runtime.xla runtime.compiled runtime.ops",
+    "checking": "errors extras graph spec plan autodiff runtime.call runtime.xla runtime.compiled runtime.ops",
+    "measuring": "errors extras cache graph spec language plan explain checking runtime.call runtime.compiled runtime.ops",
+    "cli": "errors extras targets cache library graph spec language plan pipeline render explain"
+    " runtime.compiled runtime.ops checking measuring",
+    "__main__": "errors extras cli",
+}
+WITHOUT_GPU_LIBRARIES = [*list(MAY_IMPORT)[: list(MAY_IMPORT).index("device")], "interpret"]
+GPU_LIBRARIES = {"jax", "jaxlib", "cutlass", "cuda"}
+MOST_MODULES = 13  # in a folder, `__init__` apart
+MOST_LINES = 500
+REASON = f"Longer than {MOST_LINES} lines"  # begins the sentence of a longer module's docstring that says why
+
+Imports = dict[str, set[str]]  # a module to the modules that it imports
+
+
+def modules_of(package: Path) -> dict[str, Path]:
+    """The modules of a package, by name; an `__init__.py` by the name of its folder."""
+    files = [p for p in package.rglob("*.py") if "templates" not in p.parts]
+    parts = {path: path.relative_to(package.parent).with_suffix("").parts for path in files}
+    return {".".join(names).removesuffix(".__init__"): path for path, names in parts.items()}
+
+
+def names_imported(module: str, path: Path) -> Iterator[tuple[str, ...]]:
+    """The full names that a module imports; for each name from a package, itself as a module and the package."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name,) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from ((f"{base}.{alias.name}", base) for alias in node.names)
+
+
+def imports_of(modules: dict[str, Path]) -> Imports:
+    """Which of the modules each of them imports."""
+    found: Imports = {}
+    for module, path in modules.items():
+        known = ([n for n in names if n in modules] for names in names_imported(module, path))
+        found[module] = {names[0] for names in known if names} - {module}
+    return found
+
+
+def row_of(module: str) -> str:
+    """The row of the table that a module belongs to, "" for the package `codegen` itself."""
+    own = module.removeprefix("codegen").removeprefix(".")
+    while own and own not in MAY_IMPORT:
+        own = own.rpartition(".")[0]
+    return own
+
+
+def wrong_arrows(imports: Imports) -> list[str]:
+    """The imports that the table does not have."""
+    pairs = [(module, other) for module, others in imports.items() for other in others]
+    return sorted(
+        f"{module} imports {other}"
+        for module, other in pairs
+        if row_of(other) not in ("", row_of(module), *MAY_IMPORT.get(row_of(module), "").split())
+    )
+
+
+def circle(imports: Imports) -> list[str]:
+    """Modules of which each imports the next, the last one the first; none where there is no circle."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+MODULES = modules_of(ROOT / "codegen")
+IMPORTS = imports_of(MODULES)
+
+
+def test_a_package_imports_what_the_table_says():
+    assert wrong_arrows(IMPORTS) == []
+
+
+def test_the_table_has_a_row_for_each_package_and_each_row_names_rows_above_it():
+    rows = list(MAY_IMPORT)
+    assert {row_of(module) for module in MODULES} == {"", *rows}
+    assert [
+        f"{row}: {name}" for i, row in enumerate(rows) for name in MAY_IMPORT[row].split() if name not in rows[:i]
+    ] == []
+
+
+def test_no_modules_import_each_other():
+    assert circle(IMPORTS) == []
+
+
+def test_what_comes_before_the_runtime_needs_no_library_of_the_gpu():
+    found = [
+        f"{module} imports {names[-1]}"
+        for module, path in MODULES.items() if row_of(module) in WITHOUT_GPU_LIBRARIES
+        for names in names_imported(module, path) if names[-1].partition(".")[0] in GPU_LIBRARIES
+    ]  # fmt: skip
+    assert found == []
+
+
+def test_device_code_imports_no_jax():
+    found = [m for m, path in MODULES.items() if row_of(m).startswith("device")
+             for names in names_imported(m, path) if names[-1].partition(".")[0].startswith("jax")]  # fmt: skip
+    assert found == []
+
+
+def test_the_program_imports_nothing_that_is_generated_or_tests_it():
+    others = {"generated", "cutefuse", "cutefuse_command", "tests", "benchmarks"}
+    found = [
+        m for m, path in MODULES.items() for names in names_imported(m, path) if names[-1].partition(".")[0] in others
+    ]
+    assert found == []
+
+
+def test_folders_are_small_and_long_modules_say_why():
+    folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    crowded = [f"{folder.relative_to(ROOT)}: {n} modules" for folder, n in folders.items() if n > MOST_MODULES]
+    long = [
+        f"{path.relative_to(ROOT)}: {lines} lines, and its docstring does not say why ({REASON}: ...)"
+        for path in MODULES.values()
+        if (lines := len(path.read_text().splitlines())) > MOST_LINES
+        and REASON not in (ast.get_docstring(ast.parse(path.read_text())) or "")
+    ]
+    assert crowded + long == []
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        ("from codegen.plan import op\n", True),
+        ("from codegen.plan.op import Op\n", True),
+        ("import codegen.plan.op\n", True),
+        ("from ..plan.op import Op\n", True),
+        ("def f():\n    from codegen.plan.op import Op\n", True),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from codegen.plan.op import Op\n", True),
+        ("from codegen import __version__\n", False),
+        ("from codegen.errors import Mistake\n", False),
+    ],
+)
+def test_an_import_that_is_planted_is_found(tmp_path, more, wrong):
+    """`plan/op` imports `graph/nodes`, and `graph/nodes` one `more`."""
+    sources = {
+        "__init__.py": "", "errors.py": "", "graph/__init__.py": "", "graph/nodes.py": more,
+        "plan/__init__.py": "", "plan/op.py": "from codegen.graph.nodes import Node\n",
+    }  # fmt: skip
+    for name, text in sources.items():
+        path = tmp_path / "codegen" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    imports = imports_of(modules_of(tmp_path / "codegen"))
+    assert wrong_arrows(imports) == (["codegen.graph.nodes imports codegen.plan.op"] if wrong else [])
+    assert bool(circle(imports)) == wrong

@@ -3,6 +3,8 @@
 The derivative of each operation and reduction stands in its row of `ops.py`, that of a composite function below its
 definition in `prelude.txt`; `grad:` of a spec overrides. The result is text: `pipeline.py` reads, checks and plans it
 like any other op.
+
+Longer than 500 lines: one pass, and the choice of what it saves, work on the same tables of nodes.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Op:
+class Operation:
     name: str
     arity: int
     rule: str
@@ -36,14 +36,14 @@ class Op:
     infix: bool = False  # cute and jnp are operator expressions: scalars may stand beside vectors, parentheses needed
 
 
-def _unary(name: str, grad: str, domain: str = "any", jnp: str = "", cute: str = "", fast: str = "") -> Op:
+def _unary(name: str, grad: str, domain: str = "any", jnp: str = "", cute: str = "", fast: str = "") -> Operation:
     cute = cute or f"cute.math.{name}({{0}})"
-    return Op(name, 1, "float", cute, jnp or f"jnp.{name}({{0}})", (grad,), domain, fast)
+    return Operation(name, 1, "float", cute, jnp or f"jnp.{name}({{0}})", (grad,), domain, fast)
 
 
-def _operator(name: str, sign: str, rule: str, grad: tuple[str, ...]) -> Op:
+def _operator(name: str, sign: str, rule: str, grad: tuple[str, ...]) -> Operation:
     text = f"{{0}} {sign} {{1}}"
-    return Op(name, 2, rule, text, text, grad, infix=True)
+    return Operation(name, 2, rule, text, text, grad, infix=True)
 
 
 _TWO_OVER_SQRT_PI = "1.1283791670955126"
@@ -51,16 +51,16 @@ _LN2, _LOG2E = "0.6931471805599453", "1.4426950408889634"
 PINNED = "_pinned"  # derived chains alone write it
 _FAST = "cute.math.{}({{0}}, fastmath=True)"
 
-OPS: dict[str, Op] = {
+OPS: dict[str, Operation] = {
     op.name: op
     for op in (
         # arithmetic operators
         _operator("add", "+", "arith", ("g", "g")),
         _operator("sub", "-", "arith", ("g", "-g")),
         _operator("mul", "*", "arith", ("g * b", "g * a")),
-        Op("div", 2, "float", "device.divide({0}, {1}, {approx})", "{0} / {1}", ("g / b", "-g * y / b"), "nonzero"),
-        Op("neg", 1, "arith", "-{0}", "-{0}", ("-g",), infix=True),
-        Op("pow", 2, "float", "device.power({0}, {1})", "{0} ** {1}", ("g * where(b == 0, 0, b * a ** (b - 1))", "g * y * log(where(a == 0, 1, a))"), "positive"),
+        Operation("div", 2, "float", "device.divide({0}, {1}, {approx})", "{0} / {1}", ("g / b", "-g * y / b"), "nonzero"),
+        Operation("neg", 1, "arith", "-{0}", "-{0}", ("-g",), infix=True),
+        Operation("pow", 2, "float", "device.power({0}, {1})", "{0} ** {1}", ("g * where(b == 0, 0, b * a ** (b - 1))", "g * y * log(where(a == 0, 1, a))"), "positive"),
         # comparisons and logic
         _operator("lt", "<", "compare", ("0", "0")),
         _operator("le", "<=", "compare", ("0", "0")),
@@ -70,25 +70,25 @@ OPS: dict[str, Op] = {
         _operator("ne", "!=", "compare", ("0", "0")),
         _operator("and", "&", "logic", ("0", "0")),
         _operator("or", "|", "logic", ("0", "0")),
-        Op("not", 1, "logic", "{0} ^ True", "~{0}", ("0",), infix=True),
-        Op("where", 3, "select", "device.where({0}, {1}, {2})", "jnp.where({0}, {1}, {2})",
+        Operation("not", 1, "logic", "{0} ^ True", "~{0}", ("0",), infix=True),
+        Operation("where", 3, "select", "device.where({0}, {1}, {2})", "jnp.where({0}, {1}, {2})",
            ("0", "where(a, g, 0)", "where(a, 0, g)")),
-        Op("isnan", 1, "predicate", "device.isnan({0})", "jnp.isnan({0})", ("0",)),
-        Op("isinf", 1, "predicate", "device.isinf({0})", "jnp.isinf({0})", ("0",)),
-        Op("isfinite", 1, "predicate", "device.isfinite({0})", "jnp.isfinite({0})", ("0",)),
+        Operation("isnan", 1, "predicate", "device.isnan({0})", "jnp.isnan({0})", ("0",)),
+        Operation("isinf", 1, "predicate", "device.isinf({0})", "jnp.isinf({0})", ("0",)),
+        Operation("isfinite", 1, "predicate", "device.isfinite({0})", "jnp.isfinite({0})", ("0",)),
         # order: NaN wins, as in jnp; a tie splits the gradient
-        Op("maximum", 2, "arith", "device.maximum({0}, {1})", "jnp.maximum({0}, {1})",
+        Operation("maximum", 2, "arith", "device.maximum({0}, {1})", "jnp.maximum({0}, {1})",
            ("g * where(a > b, 1, where(a == b, 0.5, 0))", "g * where(b > a, 1, where(a == b, 0.5, 0))")),
-        Op("minimum", 2, "arith", "device.minimum({0}, {1})", "jnp.minimum({0}, {1})",
+        Operation("minimum", 2, "arith", "device.minimum({0}, {1})", "jnp.minimum({0}, {1})",
            ("g * where(a < b, 1, where(a == b, 0.5, 0))", "g * where(b < a, 1, where(a == b, 0.5, 0))")),
-        Op("abs", 1, "arith", "cute.math.abs({0})", "jnp.abs({0})", ("g * where(a >= 0, 1, -1)",)),
-        Op("sign", 1, "arith", "device.sign({0})", "jnp.sign({0})", ("0",)),
-        Op("rem", 2, "arith", "device.remainder({0}, {1})", "jax.lax.rem({0}, {1})",
+        Operation("abs", 1, "arith", "cute.math.abs({0})", "jnp.abs({0})", ("g * where(a >= 0, 1, -1)",)),
+        Operation("sign", 1, "arith", "device.sign({0})", "jnp.sign({0})", ("0",)),
+        Operation("rem", 2, "arith", "device.remainder({0}, {1})", "jax.lax.rem({0}, {1})",
            ("g", "-g * where(a / b >= 0, floor(a / b), ceil(a / b))"), "nonzero"),
         # rounding to an integral value
-        Op("floor", 1, "round", "cute.math.floor({0})", "jnp.floor({0})", ("0",)),
-        Op("ceil", 1, "round", "cute.math.ceil({0})", "jnp.ceil({0})", ("0",)),
-        Op("round", 1, "round", "cute.math.roundeven({0})", "jnp.round({0})", ("0",)),
+        Operation("floor", 1, "round", "cute.math.floor({0})", "jnp.floor({0})", ("0",)),
+        Operation("ceil", 1, "round", "cute.math.ceil({0})", "jnp.ceil({0})", ("0",)),
+        Operation("round", 1, "round", "cute.math.roundeven({0})", "jnp.round({0})", ("0",)),
         # roots and reciprocals
         _unary("sqrt", "g * 0.5 / y", "positive", cute="device.sqrt({0}, {approx})"),
         _unary("rsqrt", "-0.5 * g * y * (y * y)", "positive", "jax.lax.rsqrt({0})", "device.rsqrt({0}, {approx})"),
@@ -108,7 +108,7 @@ OPS: dict[str, Op] = {
         _unary("asin", "g * rsqrt(1 - a * a)", "unit"),
         _unary("acos", "-g * rsqrt(1 - a * a)", "unit"),
         _unary("atan", "g / (1 + a * a)"),
-        Op("atan2", 2, "float", "device.wide(cute.math.atan2, {exact}, {0}, {1})", "jnp.arctan2({0}, {1})",
+        Operation("atan2", 2, "float", "device.wide(cute.math.atan2, {exact}, {0}, {1})", "jnp.arctan2({0}, {1})",
            ("g * (b / _hypot(a, b) * (1 / _hypot(a, b)))", "-g * (a / _hypot(a, b) * (1 / _hypot(a, b)))"), "nonzero"),
         _unary("sinh", "g * cosh(a)", "small", cute="device.wide(cute.math.sinh, {exact}, {0})"),
         _unary("cosh", "g * sinh(a)", "small", cute="device.wide(cute.math.cosh, {exact}, {0})"),
@@ -121,9 +121,9 @@ OPS: dict[str, Op] = {
         _unary("dgelu", "g * (2 - a * a) * exp(-0.5 * (a * a)) * 0.3989422804014327", jnp="runtime.dgelu({0})",
                cute="device.dgelu({0}, {approx}, {exact})"),
         # `a`, computed by the same uncontracted operations wherever it is computed (`contraction.py`)
-        Op(PINNED, 1, "arith", "{0}", "{0}", ("g",)),
+        Operation(PINNED, 1, "arith", "{0}", "{0}", ("g",)),
         # `a`, a product of the elements beside `b`, over the axes that `c` lacks: in jnp it is differentiated as that
-        Op("_others", 3, "float", "{0}", "runtime.product_of_others({0}, {1}, {2})", ("", "", "")),
+        Operation("_others", 3, "float", "{0}", "runtime.product_of_others({0}, {1}, {2})", ("", "", "")),
     )
 }  # fmt: skip
 

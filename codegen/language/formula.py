@@ -2,6 +2,8 @@
 
 `Reader` takes Python's tree of an expression. What the language does not have is refused with its place; so is a name,
 a kind or an axis that does not fit. The prelude's composites are expanded here, argument nodes shared.
+
+Longer than 500 lines: one reader has a method for each kind of expression.
 """
 
 from __future__ import annotations

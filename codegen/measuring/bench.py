@@ -29,7 +29,7 @@ from codegen.explain.tables import time_text
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, extents
 from codegen.measuring import device_time
-from codegen.measuring.device_time import Call
+from codegen.measuring.device_time import Candidate
 from codegen.measuring.measurement import Measurement
 from codegen.runtime.ops.derived import BackwardOp
 from codegen.runtime.ops.gemm_op import GemmOp
@@ -46,7 +46,7 @@ WHOLE = 128  # words: a copy of odd numbers of them is no kernel at memory's spe
 
 
 def measure(
-    candidates: Mapping[str, Call],
+    candidates: Mapping[str, Candidate],
     groups: int = GROUPS,
     calls: int = CALLS,
     clock: Callable[[], float] | None = None,
@@ -66,7 +66,7 @@ def measure(
     return {name: tuple(found) for name, found in times.items()}
 
 
-def _group(call: Call, calls: int, clock: Callable[[], float]) -> float:
+def _group(call: Candidate, calls: int, clock: Callable[[], float]) -> float:
     jax.block_until_ready(call(0))
     start = clock()
     for i in range(calls):

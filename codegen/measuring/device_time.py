@@ -19,10 +19,10 @@ import jax.numpy as jnp
 
 MARK = "codegen bench "  # begins the names of the annotations around groups of calls
 
-Call = Callable[[int], Any]  # queues the call of this number, and returns what it will give
+Candidate = Callable[[int], Any]  # queues the call of this number, and returns what it will give
 
 
-def measure(candidates: Mapping[str, Call], groups: int, calls: int) -> dict[str, tuple[float, ...]]:
+def measure(candidates: Mapping[str, Candidate], groups: int, calls: int) -> dict[str, tuple[float, ...]]:
     """Microseconds a call, one number a group, of candidates that take turns."""
     names = list(candidates)
     for name in names:  # compiled, and warm

@@ -36,11 +36,11 @@ MORE_THREADS = 4  # times as many, where each has little to read: a GPU starts o
 # Vectors of rows in which each has a thread of its own: few threads are idle then, and neighbours read side by side
 SHORT_ROWS = (1, 2, 3, 4, 7, 8)
 LEAST_VECTOR = 4  # bytes that a narrower vector has, which fits rows as they are
-KEPT = 64  # bytes of inputs that a thread keeps before a row gets more threads
+THREAD_BYTES = 64  # bytes of inputs that a thread keeps before a row gets more threads
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread has at once
 MOST_CARRIED = 384  # where dear values stay as well
 REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
-BLOCK_ROW = 64 * 1024  # bytes of a row that a block keeps
+ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block keeps
 CLUSTER_ROW = 16 * 1024  # where a cluster shares it, and folds no columns
 ALONE_ROW = 32 * 1024  # up to which a block keeps it alone even so: two such blocks at once
 WARP = 32
@@ -236,7 +236,7 @@ class Reduction:
         """Extents of the innermost axis at which the kernel goes about it in another way: a vector, what a thread keeps, a
         warp's vectors, what a warp keeps."""
         vec = self.width(dtypes, schedule)
-        room = walking.most_kept(self.dear, False) if self.rows and self.columns else KEPT
+        room = walking.most_kept(self.dear, False) if self.rows and self.columns else THREAD_BYTES
         kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))
         return vec, kept, 32 * vec, 32 * kept
 
@@ -357,7 +357,7 @@ class Reduction:
             threads, carried = schedule.get("threads", LEAST_THREADS), bool(self.carried)
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, carried, at_once=at_once)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
-        row, kept, cluster = columns // vec * width, KEPT, 1
+        row, kept, cluster = columns // vec * width, THREAD_BYTES, 1
         if clusters(arch) and row > ALONE_ROW:
             cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
@@ -376,20 +376,24 @@ class Reduction:
         vectors = -(-count // (per_row * cluster))
         whole = -(-(columns // vec) // (per_row * cluster)) or 1  # a thread's, but for what a ragged row has more
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
-        if whole * width * per_row > max(BLOCK_ROW, width * per_row):
+        if whole * width * per_row > max(ROW_BYTES_IN_BLOCK, width * per_row):
             return self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
         threads = max(per_row, schedule.get("threads", self.least_threads(vec, vectors, dtypes)))
         own, dear = whole * width, 4 * vec * vectors * len(self.carried)
         carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
-        deep = cluster > 1 and self.alone and own > KEPT
-        lean = deep or (ragged and own >= KEPT and (cluster > 1 or not carried))
+        deep = cluster > 1 and self.alone and own > THREAD_BYTES
+        lean = deep or (ragged and own >= THREAD_BYTES and (cluster > 1 or not carried))
         resident = 0
         if lean and cluster > 1 and self.alone:
             resident = self._resident(vec, own, deep)
         elif cluster == 1 and clusters(arch) and CLUSTER_ROW < row <= ALONE_ROW:
             simple = all(a.mode in ("flat", "row") for a in self.loads)  # places of other values take registers, too
             resident = 2 * threads if simple else 0
-        elif cluster > 1 and kept == KEPT and KEPT < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * KEPT:
+        elif (
+            cluster > 1
+            and kept == THREAD_BYTES
+            and THREAD_BYTES < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * THREAD_BYTES
+        ):
             lean, resident = not carried, RESIDENT if carried else MANY_RESIDENT
         return RowLaunch(
             vec,
@@ -412,12 +416,12 @@ class Reduction:
         arrays = [a.array for a in self.loads if a.array is not None and a.mode == "flat" and self.of_row(a)]
         own = [array for array in arrays if self.order[0] in array.axes] or arrays  # or rows taken from a table
         read = vec * sum(DTYPES[dtypes[array.name]].size for array in own)
-        return LEAST_THREADS * min(MORE_THREADS, max(1, KEPT // max(1, read)))
+        return LEAST_THREADS * min(MORE_THREADS, max(1, THREAD_BYTES // max(1, read)))
 
     def _resident(self, vec: int, own: int, deep: bool) -> int:
         """Threads that a processor has registers for, where each keeps so many bytes of its row, and besides only what it
         computes of a vector: the least where much is kept, the most where little is computed and nothing written."""
-        if deep and own > 2 * KEPT:
+        if deep and own > 2 * THREAD_BYTES:
             return RESIDENT
         written = deep and any(a.mode != "row" for a in self.stores)
         return LEAN_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else MAX_THREADS
@@ -481,4 +485,4 @@ class Reduction:
         """A row that no registers hold; of a cluster's blocks, two fill a processor: so few rows at once stay in the L2 cache."""
         cluster = schedule.get("cluster", cluster)
         threads = schedule.get("threads", 512 if cluster == 1 else MAX_THREADS)
-        return RowLaunch(vec, ragged, threads, threads, max(1, KEPT // width), cluster, False, False, False)
+        return RowLaunch(vec, ragged, threads, threads, max(1, THREAD_BYTES // width), cluster, False, False, False)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from codegen.plan.launches import WalkLaunch
 
-KEPT = 96  # bytes of a row that a thread keeps before the row gets more threads
-DEAR_KEPT = 64  # where something costly is computed of them
+WALKED_THREAD_BYTES = 96  # bytes of a row that a thread keeps before the row gets more threads
+COSTLY_THREAD_BYTES = 64  # where something costly is computed of them
 MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 256  # of a block of several rows
 RESIDENT = 512  # threads that a processor has registers for
@@ -31,14 +31,14 @@ FAR_AHEAD = 64  # where two are
 PLAIN_ROOM = 320  # where none is
 LONG_ROOM = 384  # and the columns' results lie in shared memory
 MASKED_ROOM = 160  # where vectors need masks or what is computed of them needs registers
-BLOCK_ROW = 24 * 1024  # bytes of a row, up to which a block shares it with no other
+ROW_BYTES_UNSHARED = 24 * 1024  # bytes of a row, up to which a block shares it with no other
 CLUSTERS = (
     2,
     4,
     8,
 )  # blocks that may share one: the fewest that can with other rows on their way, as meeting costs time
 THREADS = 256  # of a block where no row is whole
-ROWS = 8  # that a thread then holds, at most
+MOST_ROWS_HELD = 8  # that a thread then holds, at most
 BYTES = 128  # and of them
 DEAR_BYTES = 96  # where something costly is computed of them
 LEAST_BYTES = 64  # on GPUs whose blocks form no clusters
@@ -95,7 +95,7 @@ def shared_memory(arch: str | None) -> int:
 
 def most_kept(dear: bool, ragged: bool) -> int:
     """Bytes of a row that a thread keeps, where the row can have more threads."""
-    return KEPT if not dear else DEAR_KEPT // (2 if ragged else 1)
+    return WALKED_THREAD_BYTES if not dear else COSTLY_THREAD_BYTES // (2 if ragged else 1)
 
 
 def whole(
@@ -113,7 +113,7 @@ def whole(
     `lanes` is how many neighbouring threads hold a group of columns."""
     count = -(-columns // vec) or 1
     sizes: tuple[int, ...] = (1,)
-    if clusters(arch) and count * needs.width > BLOCK_ROW:
+    if clusters(arch) and count * needs.width > ROW_BYTES_UNSHARED:
         sizes = CLUSTERS
     if "cluster" in schedule:
         sizes = (schedule["cluster"],)
@@ -260,4 +260,4 @@ def rows_at_once(width: int, written: int, values: bool, dear: bool, arch: str |
     """Rows that a thread of a block without whole rows holds, of `width` bytes each."""
     most = (DEAR_BYTES if clusters(arch) else LEAST_BYTES) if dear else BYTES
     less = 2 if values else 1
-    return max(1, min(ROWS // less, most // less // width, ALL // (width + written)))
+    return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written)))

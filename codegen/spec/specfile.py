@@ -2,6 +2,8 @@
 
 Reads trees: of YAML (`text.py`), or of the data that a generated module holds (`embedding.py`). All the mistakes of a file
 are collected on the way.
+
+Longer than 500 lines: one reader has a method for each key.
 """
 
 from __future__ import annotations

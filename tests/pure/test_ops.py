@@ -8,7 +8,7 @@ import pytest
 
 from codegen.graph import ops
 from codegen.graph.nodes import DTYPES, Node
-from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, Op
+from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, Operation
 from codegen.language.formula import CONSTANTS, FOLDED, SPECIAL, functions, reader
 from codegen.language.prelude import prelude
 from codegen.language.scope import make_scope
@@ -34,7 +34,7 @@ def value(formula: str, **arrays: str) -> Node:
     return reader(make_scope(spec))(ast.parse(formula, mode="eval").body)
 
 
-def call(op: Op, *arguments: str) -> str:
+def call(op: Operation, *arguments: str) -> str:
     """The operation as a formula has it."""
     if op.name not in OPERATORS:
         return f"{op.name}({', '.join(arguments)})"

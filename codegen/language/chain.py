@@ -81,10 +81,10 @@ def check_target(spec: Spec, target: ast.Name, part: int | None, assigned: Conta
         raise Placed(target, Mistake(f"{name!r} is an input or a parameter and cannot be assigned", hint))
     if output is None:
         if part is not None:
-            raise Placed(target, Mistake(f"{shown(name)} has no parts: it is no output", "assign a plain name"))
+            raise Placed(target, Mistake(f"{shown(name)} has no parts: it is not an output", "assign a plain name"))
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > 64:
             hint = "names are lower-case letters, digits and underscores, at most 64, a letter first"
-            raise Placed(target, Mistake(f"{shown(name)} is no name for a value", hint))
+            raise Placed(target, Mistake(f"{shown(name)} is not a valid name for a value", hint))
         if name in RESERVED or name in functions() or keyword.iskeyword(name):
             message = f"{name!r} cannot name a value: the language or the generated file uses it"
             raise Placed(target, Mistake(message, "pick another name"))

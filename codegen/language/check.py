@@ -21,14 +21,14 @@ def check(spec: Spec) -> Iterator[Diagnostic]:
 
 
 def fixed_extents_agree(spec: Spec) -> Iterator[Diagnostic]:
-    """An axis with a fixed extent has the same one everywhere it is written."""
+    """An axis with a fixed size has the same size everywhere it is written."""
     seen: dict[str, int] = {}
     for array in spec.arrays:
         for dim in array.dims:
             for name, extent in zip(dim.names, dim.extents, strict=False):
                 if extent and seen.setdefault(name, extent) != extent:
                     assert array.span
-                    message = f"the axis {name} has the extent {extent} here and {seen[name]} before"
+                    message = f"the axis {name} has the size {extent} here and {seen[name]} before"
                     yield spec.source.diagnostic(array.span, message, "give one of them another name")
 
 

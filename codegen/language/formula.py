@@ -119,7 +119,7 @@ class Reader:
         if name in functions():
             raise self.fail(tree, f"{name!r} is a function", f"call it: {name}(...)")
         if name in scope.axes:
-            raise self.fail(tree, f"{name!r} is an axis", f"its position is index({name}), its extent size({name})")
+            raise self.fail(tree, f"{name!r} is an axis", f"its position is index({name}), its size size({name})")
         if name in scope.broken:
             raise Follows(tree)
         if name in scope.later:
@@ -281,7 +281,7 @@ class Reader:
             text = str(dtype.value) if isinstance(dtype, ast.Constant) else ast.unparse(dtype)
             plain = text.rpartition(".")[2]
             hint = f"write {plain}" if plain in names else known(plain, names, "types")
-            raise self.fail(dtype, f"{shown(ast.unparse(dtype))} is no type", hint)
+            raise self.fail(dtype, f"{shown(ast.unparse(dtype))} is not a type", hint)
         value = self.read(given["e"])
         kind = DTYPES[dtypes_of(dtype.id, self.scope.types)[0]].kind
         if kind == "bool" and value.kind != "bool":
@@ -397,7 +397,7 @@ class Reader:
             if name not in self.scope.axes:
                 raise self.fail(item, f"unknown axis {shown(name)}", known(name, self.graph.axes, "the axes"))
             if name in names:
-                raise self.fail(item, f"axis {name!r} stands twice", "name it once")
+                raise self.fail(item, f"axis {name!r} is repeated", "name it once")
             names.append(name)
         if not names:
             raise self.fail(tree, "no axis is named", f"the axes: {', '.join(self.graph.axes)}")

@@ -144,7 +144,7 @@ class _Checker:
                 )
             for argument in node.args.args:
                 if not _plain_name(argument.arg):
-                    message = f"{shown(argument.arg)} is no name for an argument"
+                    message = f"{shown(argument.arg)} is not a valid name for an argument"
                     raise Placed(argument, Mistake(message, "pick another name"))
             self.expression(node.body, (*local, *names))
         else:

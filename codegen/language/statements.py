@@ -121,7 +121,7 @@ def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`")
         if len(lines) == MAX_STATEMENTS:
             message = f"more than {MAX_STATEMENTS} statements"
             lines.append(Line(scalar, first, text, None))
-            diagnostics.append(lines[-1].at(0, 0, len(text), message, "make it several ops"))
+            diagnostics.append(lines[-1].at(0, 0, len(text), message, "split it into several ops"))
             break
         unread = Line(scalar, first, text, None)
         try:

@@ -145,7 +145,7 @@ class _Elementwise(Planner):
             for axis in output.axes:
                 if axis not in known:
                     message = f"the axis {axis} of {output.name!r} is on no input that is always there"
-                    hint = "its extent would be unknown: give an input without a default that axis"
+                    hint = "its size would be unknown: give an input without a default that axis"
                     return [self.mistake(message, hint, output)]
         if len(self.axes) > MAX_AXES:
             message = f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}"

@@ -167,7 +167,7 @@ class _Reductions(Planner):
                 return clash(node, "make two ops of it")
             if len(axes) < len(columns) and not 0 < self.group_width(axes) <= most:
                 return clash(
-                    node, f"groups of columns have a fixed extent, a power of two up to {most}: (B G={min(most, 32)})"
+                    node, f"groups of columns have a fixed size, a power of two up to {most}: (B G={min(most, 32)})"
                 )
         return None
 
@@ -287,7 +287,7 @@ class _Reductions(Planner):
             for axis in output.axes:
                 if axis not in known:
                     message = f"the axis {axis} of {output.name!r} is on no input that is always there"
-                    return self.mistake(message, "its extent would be unknown: give such an input that axis", output)
+                    return self.mistake(message, "its size would be unknown: give such an input that axis", output)
             constant = not any(n.op == "input" for n in topological([statement.value]))
             values = [s.value for s in self.written() if s.name == statement.name] if constant else [statement.value]
             found = [over[id(n)] for n in topological(values) if id(n) in over]
@@ -306,7 +306,7 @@ class _Reductions(Planner):
             if axis not in known:
                 message = f"the axis {axis} of a reduction is on no input that is always there"
                 return self.mistake(
-                    message, "its extent would be unknown: give such an input that axis", self.spec.outputs[0]
+                    message, "its size would be unknown: give such an input that axis", self.spec.outputs[0]
                 )
         return None
 

@@ -1,7 +1,7 @@
-"""A spec as data: what a generated module holds of it, so that running an op reads no YAML.
+"""A spec as data, which a generated module embeds, so that running an op reads no YAML.
 
-The data is made of dicts, lists, text and numbers, as YAML would load a spec that is written plainly. Its chain, reference
-and formulas keep their text; comments between a spec's keys are not part of it.
+The data consists of dicts, lists, strings and numbers, as YAML would load a plainly written spec. The chain, the reference
+and the formulas keep their text. Comments between a spec's keys are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from codegen.spec.tree import Mapping, Scalar, Sequence, Source, Tree
 
 
 def to_data(spec: Spec) -> dict[str, Any]:
-    """The data of a spec: reading it gives an equal spec. Keys that say nothing but their default are left out."""
+    """The data of a spec: reading it gives an equal spec. Keys with their default value are left out."""
     found = {
         "op": spec.op,
         "summary": spec.summary,
@@ -57,7 +57,7 @@ def _domain(values: object) -> object:
 
 
 def _number(value: float) -> float | str:
-    """A number, or the word that YAML has for it where Python has no literal."""
+    """A number, or YAML's word for it where Python has no literal."""
     return value if math.isfinite(value) else _word(value)
 
 
@@ -71,7 +71,7 @@ def _word(value: object) -> str:
 
 
 def from_data(title: str, data: dict[str, Any]) -> Mapping:
-    """The tree of a spec's data. Messages name `title`; they show the data one key a line, and a text as it is."""
+    """The tree of a spec's data. Messages name `title`, and show the data with one key per line and texts unchanged."""
     pieces = list(_pieces(data))
     text = "".join(piece + after for piece, after in pieces)
     starts = itertools.accumulate((len(piece) + len(after) for piece, after in pieces), initial=0)
@@ -81,7 +81,7 @@ def from_data(title: str, data: dict[str, Any]) -> Mapping:
 
 
 def _pieces(value: Any) -> Iterator[tuple[str, str]]:
-    """Each key and each scalar in order, with what stands after it."""
+    """Each key and each scalar in order, with the text after it."""
     if isinstance(value, dict):
         for key, item in value.items():
             lines = isinstance(item, dict | list) or "\n" in str(item)
@@ -109,6 +109,6 @@ def _tree(source: Source, value: Any, starts: Iterator[int]) -> Tree:
 
 
 def _scalar(source: Source, value: object, starts: Iterator[int]) -> Scalar:
-    """Plain, as all that a spec has for a number is; where it has a text, that makes no difference."""
+    """A plain scalar: a spec's numbers are plain, and for texts the style makes no difference."""
     text, start = _word(value), next(starts)
     return Scalar(source, text, "plain", start, start + len(text))

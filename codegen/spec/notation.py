@@ -1,4 +1,4 @@
-"""The notation of arrays: `T[..., (2 N)] = 0` to an `Array`. Raises `Mistake`, with its place in the text."""
+"""Parses the notation of arrays, such as `T[..., (2 N)] = 0`, to an `Array`. Raises `Mistake`, with its place in the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_DIMS = 16
 
 
 def parse_dims(text: str) -> tuple[Axis, ...]:
-    """`..., (2 N)` to axes. Raises `Mistake`."""
+    """The axes of `..., (2 N)`. Raises `Mistake`."""
     dims: list[Axis] = []
     for start, word in _split_dims(text):
         place = (0, start, len(word))
@@ -24,12 +24,12 @@ def parse_dims(text: str) -> tuple[Axis, ...]:
             error.place = place
             raise
         if ROWS in dim.names and dims:
-            raise Mistake("'...' must be the first axis", "it stands for all leading axes: write T[..., N]", place)
+            raise Mistake("'...' must be the first axis", "it means all leading axes: write T[..., N]", place)
         for name in dim.names:
             if any(name in other.names for other in dims) or dim.names.count(name) > 1:
-                raise Mistake(f"axis {name!r} stands twice", "give the second axis a name of its own", place)
+                raise Mistake(f"axis {name!r} is repeated", "give the second axis another name", place)
         if dim.parts is not None and any(other.parts is not None for other in dims):
-            hint = "split the array in two inputs, or name one of the axes"
+            hint = "split the array into two inputs, or name one of the axes"
             raise Mistake("at most one axis may have parts", hint, place)
         dims.append(dim)
         if len(dims) > _MAX_DIMS:
@@ -38,7 +38,7 @@ def parse_dims(text: str) -> tuple[Axis, ...]:
 
 
 def _split_dims(text: str) -> list[tuple[int, str]]:
-    """The words between commas outside of parentheses, and where they start."""
+    """The words between commas outside parentheses, and their starts."""
     words, depth, start = [], 0, 0
     for i, char in enumerate(text + ","):
         depth += (char == "(") - (char == ")")
@@ -61,7 +61,7 @@ def _dim(word: str) -> Axis:
 
 
 def _group(word: str) -> Axis:
-    form = "a group is (2 N) for halves, (N 2) for interleaved pairs, or (B G=128) for blocks of a fixed extent"
+    form = "a group is (2 N) for halves, (N 2) for interleaved pairs, or (B G=128) for blocks of a fixed size"
     inner = word[1:-1].split() if word.endswith(")") else []
     if len(inner) == 2 and "," not in word:
         first, second = inner
@@ -72,7 +72,7 @@ def _group(word: str) -> Axis:
         name, equals, extent = second.partition("=")
         if equals and "=" not in first and not _is_number(first):
             if not _is_number(extent) or len(extent) > 9 or not 1 <= int(extent) <= 65536:
-                raise Mistake(f"the extent of {shown(name)} must be a number from 1 to 65536", form)
+                raise Mistake(f"the size of {shown(name)} must be a number from 1 to 65536", form)
             return Axis((_axis(first), _axis(name)), extents=(None, int(extent)))
     raise Mistake(f"cannot read the group {shown(word)}", form)
 
@@ -84,18 +84,18 @@ def _is_number(word: str) -> bool:
 def _parts(word: str) -> int:
     count = int(word) if len(word) < 6 else 1000
     if not 1 <= count <= 64:
-        raise Mistake(f"an axis of {word[:12]} parts", "a count of parts is a number from 1 to 64; name a longer axis")
+        raise Mistake(f"an axis of {word[:12]} parts", "an axis has 1 to 64 parts; give a longer axis a name")
     return count
 
 
 def _axis(word: str) -> str:
     if not AXIS.fullmatch(word) or len(word) > MAX_NAME or word in RESERVED:
-        raise Mistake(f"{shown(word)} is no name for an axis", "axes are named like N, K or Heads")
+        raise Mistake(f"{shown(word)} is not a valid name for an axis", "axes are named like N, K or Heads")
     return word
 
 
 def parse_array(name: str, text: str, types: dict[str, tuple[str, ...]]) -> Array:
-    """`T[..., N] = 0` to an `Array`. Raises `Mistake`."""
+    """The `Array` of `T[..., N] = 0`. Raises `Mistake`."""
     match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*(?:=\s*(.+?))?\s*", text)
     if not match:
         raise Mistake(f"cannot read {shown(text)} as an array", "an array is DTYPE[axes], as in T[..., N] or float32[]")
@@ -125,21 +125,21 @@ def _default(array: Array, text: str, types: dict[str, tuple[str, ...]]) -> floa
         raise
     if value is None:
         example = {"bool": "T[N] = true", "int": "T[N] = 0", "float": "T[N] = 1.0"}[kind]
-        raise Mistake(f"the default {shown(text)} of {array.name!r} is no {kind}", f"write it as in {example}")
+        raise Mistake(f"the default {shown(text)} of {array.name!r} is not of type {kind}", f"write it as in {example}")
     for dtype in dtypes:
         if kind == "int" and not dtype.low <= value <= dtype.high:
-            hint = f"its values are {dtype.low} to {dtype.high}"
+            hint = f"its range is {dtype.low} to {dtype.high}"
             raise Mistake(f"the default {shown(text)} of {array.name!r} does not fit {dtype.name}", hint)
     return value
 
 
 def kind_of(value: object) -> str:
-    """The kind of a scalar's value: a whole number is an int; what is no number counts as a float."""
+    """The kind of a scalar's value: a whole number is an int; a value that is not a number counts as a float."""
     return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
 
 
 def as_kind(value: object, kind: str) -> float | int | bool | None:
-    """A value as one of this kind, or None where it is none."""
+    """A value converted to this kind, or None where it is not of this kind."""
     if isinstance(value, bool) or kind == "bool":
         return value if isinstance(value, bool) and kind == "bool" else None
     if isinstance(value, int | float) and (kind == "float" or isinstance(value, int)):

@@ -1,6 +1,6 @@
 """A spec as a frozen value: its arrays, axes and parameters.
 
-`specfile.py` reads it from a file. Expressions stay text here: `chain.py` reads them.
+`specfile.py` reads it from a file. Expressions are still text here: `chain.py` reads them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from codegen.spec.tree import Scalar, Source
 
 @dataclass(frozen=True)
 class Axis:
-    """One array dimension as written: a named axis, the rows, parts of an axis, or a split in two axes."""
+    """One array dimension as written: a named axis, the rows, an axis with parts, or a split into two axes."""
 
     names: tuple[str, ...]  # the axes it holds, outer first; empty for an integer axis
     parts: int | None = None  # `(2 N)`, `(N 2)` and integer axes: how many parts
     parts_first: bool = True  # `(2 N)`: the parts are halves; `(N 2)`: they are interleaved
-    extents: tuple[int | None, ...] = ()  # known extents of `names`: `(B G=128)` is (None, 128)
+    extents: tuple[int | None, ...] = ()  # known sizes of `names`: `(B G=128)` is (None, 128)
 
     def __str__(self) -> str:
         if self.parts is not None:
@@ -47,7 +47,7 @@ class Array:
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
-        """The named axes (and `...`) it has, parts left out."""
+        """Its named axes, and `...`, without parts."""
         return tuple(name for dim in self.dims for name in dim.names)
 
     @functools.cached_property
@@ -59,30 +59,30 @@ class Array:
 
 
 def fits(kind: str, value: float) -> bool:
-    """Whether a parameter of this kind holds a number of it: integers have 32 bits."""
+    """Whether a parameter of this kind can hold a value of that kind: integers have 32 bits."""
     return kind != "int" or -(2**31) <= value < 2**31
 
 
 @dataclass(frozen=True)
 class Param:
-    """A scalar argument; a static one is compiled in, a dynamic one may be traced."""
+    """A scalar argument. A static one is compiled in; a dynamic one may be traced."""
 
     name: str
     kind: str
     default: float | int | bool | None
     static: bool
     doc: str = ""
-    whole: bool = False  # an int only because its default is a whole number, which the spec gives no type
+    whole: bool = False  # an int only because its default is a whole number: the spec gives no type
 
     @property
     def constant(self) -> str:
-        """What kernels call it where it is compiled in: beside the names of their own, and those of the first of two kernels."""
+        """Its name in kernels where it is compiled in: no name of a kernel's own variables, nor of the first of two kernels."""
         own = self.name in REDUCING_NAMES or self.name.startswith("rows_")
         return f"{self.name}_" if own else self.name
 
     @property
     def example(self) -> float | int | bool:
-        """A value for a call that is about something else: the default, where there is one."""
+        """A value for calls in which it does not matter: the default, where there is one."""
         if self.default is not None:
             return self.default
         return True if self.kind == "bool" else 1
@@ -108,23 +108,23 @@ class Spec:
     domain: tuple[tuple[str, object], ...] = ()
     schedule: tuple[tuple[str, object], ...] = ()
     bench: tuple[tuple[tuple[str, int], ...], ...] = ()
-    kept: tuple[str, ...] = ()  # outputs of a forward that was made of another spec: what only its backward takes
+    kept: tuple[str, ...] = ()  # outputs of a derived forward that only the backward takes
     places: collections.abc.Mapping[tuple[str, str], Span] = field(default_factory=dict, compare=False, repr=False)
 
     def place(self, key: str, name: str) -> Span:
-        """Where `name` stands under `key` (params, save, domain, grad, aliases)."""
+        """The place of `name` under `key` (params, save, domain, grad, aliases)."""
         return self.places[key, name]
 
     def with_chain(self, title: str, text: str, **changes: Any) -> Spec:
-        """This spec with another chain, which no file holds: messages about it name `title`."""
+        """This spec with another chain, which is in no file: messages about it name `title`."""
         source = Source(title, text, tuple(text.split("\n")))
         return replace(self, source=source, chain=Scalar(source, text, "plain", 0, len(text)), **changes)
 
     def inputs_for(
         self, read: collections.abc.Collection[str], given: collections.abc.Iterable[Array], axes: set[str]
     ) -> tuple[Array, ...]:
-        """The inputs of which a part of the chain reads values, and those whose extents it needs, along some of `axes`: that
-        no array which is `given` has."""
+        """The inputs whose values a part of the chain reads (`read`), and the inputs that give it the sizes of `axes` that no
+        `given` array has."""
         chosen, given = [a for a in self.inputs if a.name in read], list(given)
         for array in self.inputs:
             known = {axis for a in (*given, *chosen) if a.default is None for axis in a.axes} | set(self.extents)
@@ -134,12 +134,12 @@ class Spec:
 
     @property
     def asking(self) -> tuple[Array, ...]:
-        """The outputs whose types say how exact what reaches them is: not those that are there for a backward alone."""
+        """The outputs whose types decide how exact the values that reach them are: all but outputs for a backward only."""
         return tuple(a for a in self.outputs if a.name not in self.kept)
 
     @property
     def asked_types(self) -> dict[str, str]:
-        """The types of these outputs, by name."""
+        """The types of the `asking` outputs, by name."""
         return types_of(self.asking)
 
     @property
@@ -155,7 +155,7 @@ class Spec:
 
     @property
     def free_types(self) -> tuple[str, ...]:
-        """The type variables that no input binds which is always there: a call may name their dtypes."""
+        """The type variables that no required input binds: a call may name their dtypes."""
         bound = {a.dtype for a in self.inputs if a.default is None}
         return tuple(name for name, _ in self.types if name not in bound)
 
@@ -169,41 +169,41 @@ class Spec:
 
     @property
     def integer(self) -> str:
-        """What integers are computed in: the narrowest of int32 and int64 that holds every array's."""
+        """The type that integers are computed in: the narrowest of int32 and int64 that holds every array's integers."""
         wide = {"int64", "uint32"}
         return "int64" if any(wide & set(self.dtypes(array)) for array in self.arrays) else "int32"
 
     @functools.cached_property
     def compute(self) -> str:
-        """What floats are computed in: float64 where an input is, which a call may decide."""
+        """The type that floats are computed in: float64 where an input is float64, which a call may decide."""
         always = any(a.dtype == "float64" and a.default is None for a in self.inputs)
         return "float64" if always else COMPUTE if self.doubles else "float32"
 
     @property
     def doubles(self) -> frozenset[str]:
-        """The types of inputs that are float64, or may be."""
+        """The types of inputs that are, or may be, float64."""
         return frozenset(a.dtype for a in self.inputs if "float64" in self.dtypes(a))
 
     def computes_as(self, other: Spec) -> bool:
-        """Whether it computes in float64 wherever another does."""
+        """Whether it computes in float64 wherever `other` does."""
         deciding = {name for name, dtypes in other.types if "float64" in dtypes} if COMPUTE in other.doubles else set()
         wanted = other.doubles - {COMPUTE} | deciding
         return self.compute == "float64" or COMPUTE in self.doubles or self.doubles >= wanted
 
     @functools.cached_property
     def extents(self) -> dict[str, int]:
-        """Axes whose extent the spec fixes, such as G in `(B G=128)`."""
+        """The sizes of axes that the spec fixes, such as G in `(B G=128)`."""
         return {n: e for a in self.arrays for d in a.dims for n, e in zip(d.names, d.extents, strict=False) if e}
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
-        """Every axis, in the order in which the spec orders them: `...` first, then outputs', then inputs'."""
+        """Every axis, in the spec's order: `...` first, then the outputs' axes, then the inputs'."""
         return axis_order(tuple(a.axes for a in (*self.outputs, *self.inputs)))
 
 
 def axis_order(rows: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """One order of axes that agrees with each array's own, if there is one; else some array has another. Where several agree,
-    an axis stands as early as it appears: in the longest arrays, in the first of these."""
+    """An order of axes that agrees with the order in each array, if there is one; otherwise it disagrees with some array. Where
+    several orders agree, an axis comes as early as it appears in the longest arrays, and in the first of these."""
     before: dict[str, set[str]] = {axis: set() for axes in sorted(rows, key=len, reverse=True) for axis in axes}
     before = {axis: before[axis] for axis in sorted(before, key=lambda axis: axis != ROWS)}
     for axes in rows:

@@ -1,7 +1,7 @@
-"""A spec file to a `Spec`: the keys of the language, their forms, and the places of what they hold.
+"""Reads a spec file to a `Spec`: the keys of the language, the forms of their values, and their places.
 
-Reads trees: of YAML (`text.py`), or of the data that a generated module holds (`embedding.py`). All the mistakes of a file
-are collected on the way.
+It reads trees of YAML (`text.py`), or of the data that a generated module embeds (`embedding.py`), and collects all errors
+of a file.
 
 Longer than 500 lines: one reader has a method for each key.
 """
@@ -30,7 +30,7 @@ _MAX_LINE = 300  # characters of a summary or a parameter's doc
 
 
 def load_spec(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Spec:
-    """Read one spec. Raises `SpecError` with every mistake in its form; expressions are read later."""
+    """Read one spec. Raises `SpecError` with every error of form; expressions are read later."""
     spec, diagnostics = read_spec(path, data)
     if diagnostics or spec is None:
         raise SpecError(diagnostics)
@@ -40,9 +40,9 @@ def load_spec(path: str | Path, data: bytes | str | dict[str, Any] | None = None
 def read_spec(
     path: str | Path, data: bytes | str | dict[str, Any] | None = None
 ) -> tuple[Spec | None, list[Diagnostic]]:
-    """A spec and the mistakes in its form. It is there despite mistakes where its formulas can be read all the same;
-    one that is missing is empty. `data` is what the file holds, or a spec as data; without it the file is read. Raises
-    `SpecError` where the file is no YAML mapping."""
+    """A spec and its errors of form. With errors the spec is still returned, if its formulas can be read; a missing formula
+    is empty. `data` is the file's content, or a spec as data; by default the file is read. Raises `SpecError` where the
+    file is not a YAML mapping."""
     path = Path(path)
     if isinstance(data, dict):
         reader = _Reader(from_data(f"{path} (as built)", data), path)
@@ -54,7 +54,7 @@ def read_spec(
             span = Span(str(path), 1, 1)
             message = f"cannot read the file: {error.strerror or error}"
             raise SpecError([Diagnostic(span, message)]) from None
-    from codegen.spec.text import parse_yaml  # which needs PyYAML
+    from codegen.spec.text import parse_yaml  # needs PyYAML
 
     tree, repeated = parse_yaml(str(path), data)
     reader = _Reader(tree, path)
@@ -63,7 +63,7 @@ def read_spec(
 
 
 class _Reader:
-    """Takes a spec's tree apart, collecting mistakes as it goes."""
+    """Reads the keys of a spec's tree and collects errors."""
 
     def __init__(self, tree: Mapping, path: Path):
         self.tree, self.path, self.stem = tree, path, path.stem
@@ -72,17 +72,17 @@ class _Reader:
         self.keys = {key.value: key for key, _ in tree.items}
         self.diagnostics: list[Diagnostic] = []
         self.types: dict[str, tuple[str, ...]] = {}
-        self.taken: dict[str, str] = {}  # name -> what it is, for clashes between arrays and params
+        self.taken: dict[str, str] = {}  # name -> what it names, for clashes between arrays and params
         self.places: dict[tuple[str, str], Span] = {}
-        self.unread: set[Span] = set()  # scalars that hold no value: nothing more is said about them
+        self.unread: set[Span] = set()  # scalars whose error is reported: they get no second one
 
     def mistake(self, span: Span, message: str, hint: str = "") -> None:
         if span not in self.unread:
             self.diagnostics.append(self.source.diagnostic(span, message, hint))
 
     def resolved(self, value: Tree, infinite: bool = False) -> bool | int | float | str | None:
-        """What a scalar means; None of a collection, and of a number that no float64 holds, which is reported. `infinite`
-        says whether infinity may stand in its place."""
+        """The value of a scalar; None for a collection, and for a number outside the range of float64, which is reported.
+        `infinite` says whether infinity is allowed instead."""
         try:
             return value.resolve() if isinstance(value, Scalar) else None
         except Mistake as error:
@@ -91,7 +91,7 @@ class _Reader:
             return None
 
     def spec(self) -> Spec | None:
-        """The spec; None where what its formulas are about (types, arrays, parameters) has mistakes."""
+        """The spec; None where its types, arrays or parameters, which its formulas use, have errors."""
         self.types = self.read_types()
         inputs, outputs = self.arrays("inputs", True), self.arrays("outputs", False)
         params = self.params()
@@ -142,7 +142,7 @@ class _Reader:
         return value
 
     def span(self, key: str) -> Span:
-        """The place of a key's value, or of the key where there is none."""
+        """The place of a key's value, or of the key where there is no value."""
         value = self.values[key]
         return value.span if not isinstance(value, Scalar) or value.value else self.keys[key].span
 
@@ -164,12 +164,12 @@ class _Reader:
             return default
         if not isinstance(value, Scalar) or value.value not in choices:
             got = shown(value.value) if isinstance(value, Scalar) else "a collection"
-            self.mistake(self.span(key), f"{key!r} is {got}", f"it is one of {', '.join(choices)}")
+            self.mistake(self.span(key), f"{key!r} is {got}", f"it must be one of {', '.join(choices)}")
             return default
         return value.value
 
     def name(self, scalar: Scalar, what: str, also: frozenset[str] = frozenset()) -> bool:
-        """Whether a scalar is a name that a generated file may use for `what`; says why not."""
+        """Whether a scalar is a name that a generated file may use for `what`; reports an error where not."""
         name = scalar.value
         error = name_mistake(name, what, also)
         if error is None and name in self.taken:
@@ -192,7 +192,7 @@ class _Reader:
             hint = f"rename the file to {value.value}.yaml"
             if op_name_mistake(self.stem) is None:
                 hint += f", or write `op: {self.stem}`"
-            self.mistake(value.span, f"the op {value.value!r} stands in a file named {shown(self.stem)}", hint)
+            self.mistake(value.span, f"the op {value.value!r} is in a file named {shown(self.stem)}", hint)
         return value.value
 
     # Mappings
@@ -203,7 +203,7 @@ class _Reader:
             return ()
         if not isinstance(value, Mapping):
             self.mistake(
-                self.span(key), f"{key!r} must be a mapping", f"write `{key}:` and below it one `name: ...` a line"
+                self.span(key), f"{key!r} must be a mapping", f"write `{key}:` and below it one `name: ...` per line"
             )
             return ()
         return value.items
@@ -211,10 +211,10 @@ class _Reader:
     def read_types(self) -> dict[str, tuple[str, ...]]:
         types: dict[str, tuple[str, ...]] = {}
         for key, value in self.mapping("types"):
-            types[key.value] = ("float32",)  # where it is wrong: no second mistake where it is used
+            types[key.value] = ("float32",)  # where it is wrong: avoids a second error where it is used
             if not re.fullmatch(r"[A-Z][A-Za-z0-9]{0,15}", key.value) or key.value in RESERVED:
                 hint = "type variables are named like T: a capital letter first, at most 16 letters and digits"
-                self.mistake(key.span, f"{shown(key.value)} is no name for a type variable", hint)
+                self.mistake(key.span, f"{shown(key.value)} is not a valid name for a type variable", hint)
                 continue
             items = value.items if isinstance(value, Sequence) else ()
             names = [item.value for item in items if isinstance(item, Scalar)]
@@ -244,7 +244,7 @@ class _Reader:
         items = self.mapping(key)
         value = self.values.get(key)
         if isinstance(value, Mapping) and not items:
-            self.mistake(value.span, f"{key!r} names no array", "as in x: T[..., N]")
+            self.mistake(value.span, f"{key!r} has no array", "add one, as in x: T[..., N]")
         for name, value in items:
             ok = self.name(name, f"an {key[:-1]}", frozenset() if inputs else KERNEL_NAMES | IMPORTED_NAMES)
             if not isinstance(value, Scalar):
@@ -259,20 +259,22 @@ class _Reader:
             if array.default is not None and not inputs:
                 self.mistake(value.span, f"the output {name.value!r} has a default", "only inputs may have one")
             if array.default is None and inputs and found and found[-1].default is not None:
-                hint = "inputs go by position: put those with a default last"
+                hint = "inputs are positional: put inputs with a default last"
                 self.mistake(name.span, f"{name.value!r} has no default but follows an input that has one", hint)
             if ok:
                 found.append(Array(array.name, array.dtype, array.dims, array.default, name.span))
         if key in self.values and inputs and found and all(a.default is not None for a in found):
             self.mistake(
-                self.keys[key].span, "every input has a default", "at least one must be needed: it gives the shape"
+                self.keys[key].span, "every input has a default", "at least one must be required: it gives the shape"
             )
         return tuple(found)
 
     def params(self) -> tuple[Param, ...]:
         found = []
         for name, value in self.mapping("params"):
-            own = {name.value} if name.value.startswith(f"{self.stem}_") else set()  # as the module's functions do
+            own = (
+                {name.value} if name.value.startswith(f"{self.stem}_") else set()
+            )  # the module's functions have such names
             if not self.name(name, "a parameter", KERNEL_NAMES | own):
                 continue
             self.places["params", name.value] = name.span
@@ -294,9 +296,9 @@ class _Reader:
         return Param(name.value, kind, number, static=True, whole=kind == "int")
 
     def fits_param(self, name: Scalar, kind: str, default: float, place: Scalar, typed: bool) -> None:
-        """Says where a default is out of a parameter's range."""
+        """Reports a default outside a parameter's range."""
         if not fits(kind, default):
-            hint = f"it is from {-(2**31)} to {2**31 - 1}" + ("" if typed else f"; write {place.value}.0 for a float")
+            hint = f"its range is {-(2**31)} to {2**31 - 1}" + ("" if typed else f"; write {place.value}.0 for a float")
             self.mistake(place.span, f"the default {shown(place.value)} of {name.value!r} does not fit 32 bits", hint)
 
     def long_param(self, name: Scalar, value: Tree) -> Param | None:
@@ -318,7 +320,7 @@ class _Reader:
             kind = fields["type"].value
             if kind not in ("float", "int", "bool"):
                 self.mistake(
-                    fields["type"].span, f"unknown parameter type {shown(kind)}", "it is one of float, int, bool"
+                    fields["type"].span, f"unknown parameter type {shown(kind)}", "it must be one of float, int, bool"
                 )
                 return None
         if "static" in fields:
@@ -326,15 +328,17 @@ class _Reader:
             static = resolved is not False
             if not isinstance(resolved, bool):
                 self.mistake(
-                    fields["static"].span, f"'static' is {shown(fields['static'].value)}", "it is true or false"
+                    fields["static"].span, f"'static' is {shown(fields['static'].value)}", "it must be true or false"
                 )
         if "default" in fields and (number := self.resolved(fields["default"], kind in ("", "float"))) is not None:
             item = fields["default"]
             kind = kind or kind_of(number)
             default = as_kind(number, kind)
             if default is None:
-                hint = {"float": "as in 1.0", "int": "as in 1", "bool": "it is true or false"}[kind]
-                self.mistake(item.span, f"the default {shown(item.value)} of {name.value!r} is no {kind}", hint)
+                hint = {"float": "as in 1.0", "int": "as in 1", "bool": "it must be true or false"}[kind]
+                self.mistake(
+                    item.span, f"the default {shown(item.value)} of {name.value!r} is not of type {kind}", hint
+                )
             else:
                 self.fits_param(name, kind, default, item, "type" in fields)
         if "doc" in fields:
@@ -353,7 +357,7 @@ class _Reader:
             if value.value == "auto" and inputs and not floating:
                 self.mistake(
                     value.span,
-                    "no input and no dynamic parameter is floating: there is nothing to differentiate by",
+                    "no input and no dynamic parameter is a float: there is nothing to differentiate",
                     "write `grad: none`",
                 )
             return choice
@@ -377,7 +381,9 @@ class _Reader:
                 target, span = value.value, value.span
             if not target:
                 self.mistake(
-                    span, f"{shown(key.value)} must be given the name of an input", "as in residual_out: residual"
+                    span,
+                    f"the value of {shown(key.value)} must be the name of an input",
+                    "as in residual_out: residual",
                 )
             elif key.value not in declared[1]:
                 self.mistake(
@@ -386,7 +392,7 @@ class _Reader:
             elif target not in declared[0]:
                 self.mistake(span, f"unknown input {shown(target)}", known(target, declared[0], "the inputs"))
             elif key.value not in by_output or target not in by_input:
-                continue  # its own mistake is reported
+                continue  # its error is reported elsewhere
             elif str(by_output[key.value]) != str(by_input[target]):
                 message = f"{key.value!r} is {by_output[key.value]} but {target!r} is {by_input[target]}"
                 self.mistake(span, message, "an output can take the buffer of an input of the same type and axes")
@@ -433,7 +439,7 @@ class _Reader:
         return tuple(found.items())
 
     def declared(self, key: str) -> list[str]:
-        """The names that a mapping gives, right or wrong."""
+        """The names that a mapping declares, valid or not."""
         value = self.values.get(key)
         return [name.value for name, _ in value.items] if isinstance(value, Mapping) else []
 
@@ -457,7 +463,9 @@ class _Reader:
                 if low is not None and high is not None and low <= high:
                     found.append((key.value, (low, high)))
                 else:
-                    self.mistake(value.span, f"cannot read the bounds of {key.value!r}", "they are [lo, hi], lo <= hi")
+                    self.mistake(
+                        value.span, f"cannot read the bounds of {key.value!r}", "they must be [lo, hi] with lo <= hi"
+                    )
             elif isinstance(value, Scalar) and (
                 value.value in ("positive", "nonzero", "finite") or re.fullmatch(r"index\([A-Z]\w*\)", value.value)
             ):
@@ -467,7 +475,7 @@ class _Reader:
         return tuple(found)
 
     def schedule(self) -> tuple[tuple[str, object], ...]:
-        """Settings of the launch, or per architecture a mapping of them."""
+        """Settings of the launch, or a mapping of them for each architecture."""
         found: list[tuple[str, object]] = []
         for name, value in self.mapping("schedule"):
             if name.value.startswith("sm_"):
@@ -486,7 +494,7 @@ class _Reader:
         number = self.resolved(value)
         limits = {"threads": (32, 1024), "vector_bytes": (1, 16)}
         if name.value not in limits:
-            hint = "a schedule's keys: threads, vector_bytes, and sm_90a or the like with these below it"
+            hint = "a schedule's keys: threads, vector_bytes, or an architecture such as sm_90a with these below it"
             self.mistake(name.span, f"unknown key {shown(name.value)}", hint)
             return None
         low, high = limits[name.value]
@@ -522,14 +530,14 @@ class _Reader:
                     self.mistake(key.span, f"unknown axis {shown(key.value)}", known(key.value, axes, "the axes"))
                     wrong = True
                 elif isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**40:
-                    self.mistake(size.span, f"the extent of {key.value!r} must be a positive integer", "as in N: 4096")
+                    self.mistake(size.span, f"the size of {key.value!r} must be a positive integer", "as in N: 4096")
                     wrong = True
                 else:
                     sizes[key.value] = number
             missing = sorted(axes - set(sizes) - fixed)
             if missing and not wrong:
                 self.mistake(
-                    item.span, f"no extent for {', '.join(missing)}", "give every axis, as in {...: 8192, N: 4096}"
+                    item.span, f"no size for {', '.join(missing)}", "give every axis a size, as in {...: 8192, N: 4096}"
                 )
             found.append(tuple(sizes.items()))
         if not isinstance(value, Sequence) or not value.items:

@@ -1,7 +1,7 @@
-"""YAML text to a tree of mappings, sequences and scalars, each with its place in the file.
+"""Parses YAML text to a tree of mappings, sequences and scalars, each with its place in the file.
 
-The tree is built from PyYAML's events rather than its objects, so that places survive, repeated keys are seen, scalars
-follow YAML 1.2 (`no` is a string, `1e-6` is a number), and aliases, tags and runaway nesting are refused.
+The tree is built from PyYAML's events, not its objects. So it keeps places, repeated keys are found, scalars follow YAML
+1.2 (`no` is a string, `1e-6` is a number), and aliases, tags and deep nesting are errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_BYTES = 64 * 1024
 MAX_DEPTH = 16
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# What YAML does not allow, line breaks other than \n, lone surrogates, and marks that make text look other than it is
+# Characters that YAML does not allow, line breaks other than \n, lone surrogates, and marks that disguise text
 _REFUSED = re.compile(
     r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
     r"|[\u061c\u200e\u200f\u2028\u2029\ufeff\u202a-\u202e\u2066-\u2069]"
@@ -28,16 +28,15 @@ _REFUSED = re.compile(
 
 
 def parse_yaml(path: str, data: bytes | str) -> tuple[Mapping, list[Diagnostic]]:
-    """The mapping that a spec file holds, and the mistakes in it that leave a mapping: repeated keys, of which the first
-    counts, and escapes of characters that no spec may hold, in whose place U+FFFD stands. Raises `SpecError` for what is
-    no such file."""
+    """The mapping in a spec file, and the errors that do not prevent reading it: repeated keys, where the first one counts,
+    and escapes of forbidden characters, which U+FFFD replaces. Raises `SpecError` where the file is not a YAML mapping."""
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(raw) > MAX_BYTES:
         raise _at(
             _source(path, ""),
             0,
             f"the file has {len(raw)} bytes; a spec has at most {MAX_BYTES}",
-            "make it several ops",
+            "split it into several ops",
         )
     try:
         text = raw.decode("utf-8-sig")
@@ -66,7 +65,7 @@ def _refusal(bad: re.Match[str]) -> str:
 
 
 def _lines(text: str) -> str:
-    """A text with its lines as YAML counts them."""
+    """A text with only the line breaks that YAML counts."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -80,7 +79,7 @@ def _at(source: Source, start: int, message: str, hint: str) -> SpecError:
 
 
 def _yaml_error(source: Source, error: yaml.MarkedYAMLError) -> SpecError:
-    """A mistake that the YAML parser found, with what to do about it."""
+    """An error of the YAML parser, with a hint."""
     start = min(error.problem_mark.index, len(source.text))
     line = source.lines[source.span(start, 0).line - 1]
     problem, hint = error.problem, "see `codegen new` for how a spec is written"
@@ -89,14 +88,14 @@ def _yaml_error(source: Source, error: yaml.MarkedYAMLError) -> SpecError:
     if "\t" in line[: len(line) - len(line.lstrip())]:
         problem, hint = "a tab indents this line", "YAML indents with spaces"
     elif "mapping values are not allowed" in problem:
-        hint = "put a text that holds ': ' in quotes, or write `key: |` and the text below it"
+        hint = "put text that contains ': ' in quotes, or write `key: |` and the text below it"
     elif "cannot start any token" in problem:
-        hint = "put a text that starts with this character in quotes"
+        hint = "put text that starts with this character in quotes"
     return _at(source, start, f"not valid YAML: {problem}", hint)
 
 
 class _Builder:
-    """A tree from the parser's events, and the mistakes that leave a tree."""
+    """Builds a tree from the parser's events, and collects the errors that do not prevent it."""
 
     def __init__(self, source: Source):
         self.source = source
@@ -107,7 +106,7 @@ class _Builder:
         tree: Tree | None = None
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent) and tree is not None:
-                raise self.error(event, "a spec file holds one document", "remove this one")
+                raise self.error(event, "a spec file has one document", "remove this one")
             if isinstance(event, yaml.NodeEvent):
                 tree = self.tree(event, 0)
         return tree
@@ -145,14 +144,14 @@ class _Builder:
             value = self.tree(next(self.events), depth + 1)
             if key.value in pairs:
                 before = pairs[key.value][0].span.line
-                message = f"repeated key {shown(key.value)}; it stands already in line {before}"
+                message = f"repeated key {shown(key.value)}; it is already in line {before}"
                 self.diagnostics.append(self.source.diagnostic(key.span, message, "keep one of the two"))
                 continue
             pairs[key.value] = key, value
         return Mapping(self.source, self.span(first, event if first.flow_style else first), tuple(pairs.values()))
 
     def checked(self, scalar: Scalar) -> Scalar:
-        """A scalar whose escapes stand for nothing that a spec may not hold."""
+        """A scalar; reports escapes of forbidden characters, and replaces these."""
         if not _REFUSED.search(scalar.value):
             return scalar
         for bad in _REFUSED.finditer(scalar.value):

@@ -1,6 +1,6 @@
 """A spec's tree: mappings, sequences and scalars, each with its place in a text.
 
-`text.py` reads it from YAML, `embedding.py` from the data that a generated module holds.
+`text.py` reads it from YAML, `embedding.py` from the data that a generated module embeds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from codegen.errors import Diagnostic, Mistake, Span, shown
 
-_INT = re.compile(r"[-+]?[0-9]{1,300}")  # each of them is a float too
+_INT = re.compile(r"[-+]?[0-9]{1,300}")  # few enough digits for float64
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
 
@@ -33,11 +33,11 @@ class Source:
 
     @functools.cached_property
     def starts(self) -> tuple[int, ...]:
-        """Where each line starts in the text."""
+        """The start of each line in the text."""
         return tuple(itertools.accumulate((len(line) + 1 for line in self.lines), initial=0))
 
     def span(self, start: int, end: int) -> Span:
-        """The place of a stretch of the text, cut at the end of its first line."""
+        """The place of a range of the text, cut at the end of its first line."""
         line = bisect.bisect_right(self.starts, start) - 1
         column = start - self.starts[line]
         last = min(end - self.starts[line], len(self.lines[line].rstrip()))
@@ -46,12 +46,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A scalar's text; `plain` ones may be numbers, booleans or null, as YAML 1.2's core schema says."""
+    """A scalar's text. Plain ones may be numbers, booleans or null, as in YAML 1.2's core schema."""
 
     source: Source = field(repr=False)
     value: str
     style: str  # "plain", "single", "double" (both quoted) or "block"
-    start: int  # where it begins and ends in the file's text, quotes and block indicators included
+    start: int  # its range in the file's text, with quotes and block indicators
     end: int
 
     @property
@@ -59,19 +59,19 @@ class Scalar:
         return self.source.span(self.start, self.end)
 
     def at(self, line: int, column: int, length: int = 1) -> Span:
-        """The place of the text's own 0-based line and column."""
+        """The place in the file of a 0-based line and column of the scalar's text."""
         rows = self.value.split("\n")
         first = sum(len(row) + 1 for row in rows[:line]) + column
         last = max(first, min(first + length, len(self.value)) - 1)
         return self.source.span(self.place(first), self.place(last) + 1)
 
     def place(self, index: int) -> int:
-        """Where a character of the value stands in the file."""
+        """The index in the file of a character of the value."""
         return self._places[min(index, len(self._places) - 1)]
 
     @functools.cached_property
     def _places(self) -> list[int]:
-        # Character for character, except that folding, indentation and escapes stand only in the file
+        # Characters correspond one to one, except folding, indentation and escapes, which only the file has
         text, at = self.source.text + "\0", self.start + (self.style in ("single", "double"))
         double = self.style == "double"
         if self.style == "block":
@@ -93,12 +93,12 @@ class Scalar:
         return [*places, at]
 
     def resolve(self) -> bool | int | float | str | None:
-        """What the scalar means. Raises `Mistake` for a number that no float64 holds."""
+        """The scalar's value. Raises `Mistake` for a number outside the range of float64."""
         return resolve(self.value) if self.style == "plain" else self.value
 
 
 def resolve(text: str) -> bool | int | float | str | None:
-    """What a plain scalar's text means. Raises `Mistake` for a number that no float64 holds."""
+    """The value of a plain scalar's text. Raises `Mistake` for a number outside the range of float64."""
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE"):
@@ -119,8 +119,8 @@ LARGEST = "the largest number is about 1.8e308"
 
 
 def too_large(text: str, infinity: str) -> Mistake:
-    """The mistake of a number that no float64 holds."""
-    return Mistake(f"no float64 holds {shown(text)}", f"{LARGEST}; write {infinity} for infinity")
+    """The error for a number outside the range of float64."""
+    return Mistake(f"{shown(text)} is outside the range of float64", f"{LARGEST}; write {infinity} for infinity")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ LONG = {
     "no_file": (None, "specs/no_file.yaml:1:1: error: cannot read the file: No such file or directory"),
     "too_large": (
         "#" * 70_000,
-        "specs/too_large.yaml:1:1: error: the file has 70000 bytes; a spec has at most 65536\n  make it several ops",
+        "specs/too_large.yaml:1:1: error: the file has 70000 bytes; a spec has at most 65536\n  split it into several ops",
     ),
     "many_statements": (
         "op: many_statements\nsummary: Long.\ninputs:\n  x: float32[N]\noutputs:\n  y: float32[N]\nreference: x\nchain: |\n"
@@ -55,7 +55,7 @@ LONG = {
         "specs/many_statements.yaml:509:3: error: more than 500 statements\n"
         "    a500 = x\n"
         "    ^^^^^^^^\n"
-        "  make it several ops",
+        "  split it into several ops",
     ),
     "deep_signs": (
         "op: deep_signs\nsummary: Deep.\ninputs:\n  x: float32[N]\noutputs:\n  y: float32[N]\nreference: x\nchain: y = "

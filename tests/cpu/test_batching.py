@@ -1,7 +1,6 @@
 """`vmap` of ops: right, and one call of the kernel wherever the mapped axis can join one that the op has."""
 
 import functools
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +8,10 @@ import numpy as np
 import pytest
 
 import generated
+from codegen.runtime.ops import op as op_module
 from codegen.runtime.ops.op import Op
 from tests.making import make_op
 
-OP_MODULE = sys.modules["codegen.runtime.ops.op"]  # `codegen.runtime.ops.op` is the decorator
 seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
 
 
@@ -29,7 +28,7 @@ def stand_in(op: Op, key, donated, *operands):
 def kernels(monkeypatch):
     """Every op takes the kernel's path, as on CUDA; yields the shapes that kernels ran on."""
     monkeypatch.setattr(Op, "_run_cute", stand_in)
-    monkeypatch.setattr(OP_MODULE, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
+    monkeypatch.setattr(op_module, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
     ops = [getattr(generated, name) for name in ("bias_relu", "row_scale", "rotary", "rmsnorm", "column_sum", "axpby")]
     for op in ops:
         op._functions.cache_clear()

@@ -6,7 +6,6 @@ a kernel does on one shard, in jnp; the kernels themselves run interpreted, on t
 
 import functools
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -26,6 +25,7 @@ from codegen.plan.tiles import Tile
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import all_types
 from codegen.runtime.ops import gemm_op
+from codegen.runtime.ops import op as op_module
 from codegen.runtime.ops.op import Op
 from codegen.runtime.sharding import partition, shards
 from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values
@@ -33,7 +33,6 @@ from tests.cpu.test_reductions import spec_text
 from tests.making import make_op
 
 P = PartitionSpec
-OP_MODULE = sys.modules["codegen.runtime.ops.op"]  # `codegen.runtime.ops.op` is the decorator
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 
@@ -148,7 +147,7 @@ def kernels(monkeypatch):
     """Every op takes the kernel's path, as on CUDA; yields the shapes that kernels ran on."""
     forget()
     monkeypatch.setattr(Op, "_run_cute", stand_in)
-    for module in (OP_MODULE, gemm_op):
+    for module in (op_module, gemm_op):
         monkeypatch.setattr(module, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
     launch = Tile.launch
     monkeypatch.setattr(Tile, "launch", lambda *args, **kwargs: replace(launch(*args, **kwargs), why=""))

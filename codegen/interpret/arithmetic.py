@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 # By the names of PTX's types
-DTYPES: dict[str, type] = {
+PTX_TYPES: dict[str, type] = {
     "s8": np.int8, "u8": np.uint8, "b8": np.uint8, "s16": np.int16, "u16": np.uint16, "b16": np.uint16,
     "s32": np.int32, "u32": np.uint32, "b32": np.uint32, "s64": np.int64, "u64": np.uint64, "b64": np.uint64,
     "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64, "f16x2": np.uint32, "bf16x2": np.uint32,

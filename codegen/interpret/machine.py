@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from codegen.interpret.approximations import bounds_of, noise_of
-from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode import barriers
 from codegen.interpret.decode.decoding import Execute, Unknown
 from codegen.interpret.decode.instructions import decode, refuse_converted_stores
@@ -333,7 +333,7 @@ class Machine:
 
     def read(self, operand: Operand, kind: str) -> np.ndarray:
         """An operand's bits seen as a type."""
-        dtype = DTYPES[kind]
+        dtype = PTX_TYPES[kind]
         if isinstance(operand, Reg):
             if operand.name in self.kernel.accumulators:
                 self.products.access(operand.name, self.active(), False)
@@ -403,7 +403,7 @@ class Machine:
 
     def repack(self, target: Operand, source: Operand, kind: str) -> None:
         """mov between a register and a vector of narrower ones."""
-        size = np.dtype(DTYPES[kind]).itemsize
+        size = np.dtype(PTX_TYPES[kind]).itemsize
         if isinstance(source, Vector):
             bits = 8 * size // len(source.items)
             total = np.zeros(1, f"u{size}")

@@ -3,7 +3,7 @@
 import pytest
 from instruction_list import forms, listed, problem
 
-from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode import instructions
 
 
@@ -23,7 +23,7 @@ def test_an_opcode_that_is_missing_is_named(opcode, monkeypatch):
 
 
 def test_a_type_that_is_missing_is_named(monkeypatch):
-    monkeypatch.delitem(DTYPES, "s16")
+    monkeypatch.delitem(PTX_TYPES, "s16")
     assert any("'add.s16'" in problem(form) for form in listed())
 
 

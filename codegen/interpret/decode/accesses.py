@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode import mbarriers, tensormaps
 from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.memory.spaces import WINDOWS
@@ -34,7 +34,7 @@ def vector_of(words) -> tuple[str, int, str]:
     if rest and rest[0] in ("v2", "v4", "v8"):
         count = int(rest.pop(0)[1:])
     (kind,) = rest
-    if kind not in DTYPES:
+    if kind not in PTX_TYPES:
         raise Unknown("." + kind)
     return space, count, kind
 
@@ -49,10 +49,10 @@ def load(words, operands) -> Execute:
     used = max((i + 1 for i, item in enumerate(targets) if item is not None), default=0)
 
     def run(m: Machine) -> None:
-        values = m.spaces.load(space, address, used, np.dtype(DTYPES[kind]).itemsize, count)
+        values = m.spaces.load(space, address, used, np.dtype(PTX_TYPES[kind]).itemsize, count)
         for item, value in zip(targets, values, strict=False):
             if item is not None:
-                m.write(item, value.view(DTYPES[kind]) if signed else value)
+                m.write(item, value.view(PTX_TYPES[kind]) if signed else value)
 
     return run
 
@@ -67,9 +67,9 @@ def store(words, operands) -> Execute:
     held = [s for s in sources if s is not None]
     if space == "const":
         raise Unknown(".const")
-    unsigned = f"u{np.dtype(DTYPES[kind]).itemsize * 8}"
+    unsigned = f"u{np.dtype(PTX_TYPES[kind]).itemsize * 8}"
     return lambda m: m.spaces.store(
-        space, address, [m.read(s, unsigned) for s in held], np.dtype(DTYPES[kind]).itemsize
+        space, address, [m.read(s, unsigned) for s in held], np.dtype(PTX_TYPES[kind]).itemsize
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode.decoding import INTEGRAL, ROUNDINGS, Execute, Machine, Unknown, only
 
 
@@ -44,7 +44,7 @@ INTEGERS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64")
 
 def conversion(source: str, to: str, mode: str | None, sat: bool, floats) -> Callable[[np.ndarray], np.ndarray]:
     """The function between two types in a rounding mode."""
-    dtype = DTYPES[to]
+    dtype = PTX_TYPES[to]
     if source in floats and to in floats:
         if sat and to not in ("f32", "f64"):
             raise Unknown(".sat")
@@ -64,8 +64,8 @@ def conversion(source: str, to: str, mode: str | None, sat: bool, floats) -> Cal
         raise Unknown("." + mode)
     if not sat:
         return lambda x: x.astype(dtype)
-    low = max(int(np.iinfo(dtype).min), int(np.iinfo(DTYPES[source]).min))
-    high = min(int(np.iinfo(dtype).max), int(np.iinfo(DTYPES[source]).max))
+    low = max(int(np.iinfo(dtype).min), int(np.iinfo(PTX_TYPES[source]).min))
+    high = min(int(np.iinfo(dtype).max), int(np.iinfo(PTX_TYPES[source]).max))
     return lambda x: np.clip(x, low, high).astype(dtype)
 
 

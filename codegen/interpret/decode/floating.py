@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode.decoding import ROUNDINGS, Execute, Machine, Unknown, only
 from codegen.interpret.decode.integers import integer_arithmetic
 from codegen.interpret.ptx import Operand
@@ -73,7 +73,7 @@ def in_halves(kind: str, exact: Callable[..., np.ndarray], operands: tuple[Opera
         args = [half(a.view(np.uint16), narrow) for a in wide([m.read(s, kind) for s in sources])]
         result = exact(*(a.astype(np.float64) for a in args))
         bits = ar.wide_to_bf16(result) if narrow == "bf16" else wide_to_f16(result)
-        m.write(target, bits.view(DTYPES[kind]) if kind != "f16" else bits.view(np.float16))
+        m.write(target, bits.view(PTX_TYPES[kind]) if kind != "f16" else bits.view(np.float16))
 
     return run
 
@@ -141,7 +141,7 @@ def sign(words, operands, negate: bool) -> Execute:
         "f32": (1 << 31, "u32"), "f64": (1 << 63, "u64"), "f16": (1 << 15, "u16"), "bf16": (1 << 15, "u16"),
         "f16x2": (0x80008000, "u32"), "bf16x2": (0x80008000, "u32"), "f32x2": (0x8000000080000000, "u64"),
     }[kind]  # fmt: skip
-    dtype = DTYPES[unsigned]
+    dtype = PTX_TYPES[unsigned]
 
     def run(m: Machine) -> None:
         x = m.read(a, unsigned)
@@ -155,7 +155,7 @@ def copysign(words, operands) -> Execute:
     (kind,) = words
     target, a, b = operands
     unsigned, bit = {"f32": ("u32", 1 << 31), "f64": ("u64", 1 << 63)}[kind]
-    mask = DTYPES[unsigned](bit)
+    mask = PTX_TYPES[unsigned](bit)
     return lambda m: m.write(target, (m.read(a, unsigned) & mask) | (m.read(b, unsigned) & ~mask))
 
 
@@ -165,7 +165,7 @@ def function(scalar: Callable[[np.ndarray], np.ndarray], words, operands) -> Exe
     flags = only(words[:-1], ("rn", "approx", "ftz"))
     ftz = "ftz" in flags
     target, a = operands
-    dtype = DTYPES[kind]
+    dtype = PTX_TYPES[kind]
     if kind not in ("f32", "f64"):
         raise Unknown("." + kind)
 

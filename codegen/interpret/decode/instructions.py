@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode import accesses, conversions, floating, integers, logic, matrices, mbarriers, warps, wgmma
 from codegen.interpret.decode.decoding import Execute, Unknown
 from codegen.interpret.ptx import Instruction, Operand, Program, PtxError, Reg, Vector
@@ -39,7 +39,7 @@ def refuse_converted_stores(program: Program) -> None:
     instructions = [i for block in program.blocks for i in block if i.operands]
     floats = {name: i for i in instructions if _written_as(i) in FLOATS for name in _registers(i.operands[0])}
     for i in instructions:
-        if i.words[0] != "st" or i.words[-1] not in DTYPES:
+        if i.words[0] != "st" or i.words[-1] not in PTX_TYPES:
             continue
         for name in _registers(i.operands[-1]):
             by = floats.get(name)
@@ -56,7 +56,7 @@ def _registers(operand: Operand) -> list[str]:
 
 
 def _size(kind: str) -> int:
-    return np.dtype(DTYPES[kind]).itemsize
+    return np.dtype(PTX_TYPES[kind]).itemsize
 
 
 def _written_as(instruction: Instruction) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.ptx import Reg
 
@@ -56,9 +56,9 @@ def integer_arithmetic(scalar: Callable, words, operands) -> Execute:
     only(words[:-1], ())
     target, *sources = operands
     pairs = kind in ("s16x2", "u16x2") and scalar in (np.add, np.minimum, np.maximum)
-    if not pairs and kind not in DTYPES:
+    if not pairs and kind not in PTX_TYPES:
         raise Unknown("." + kind)
-    dtype = DTYPES[kind.removesuffix("x2")]
+    dtype = PTX_TYPES[kind.removesuffix("x2")]
 
     def run(m: Machine) -> None:
         if pairs:
@@ -78,7 +78,7 @@ def multiply_add(words, operands) -> Execute:
     target, a, b, c = operands
     if part == "wide":
         wide = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}[kind]
-        to = DTYPES[wide]
+        to = PTX_TYPES[wide]
         return lambda m: m.write(target, m.read(a, kind).astype(to) * m.read(b, kind).astype(to) + m.read(c, wide))
     products: dict[str, Callable] = {"lo": np.multiply, "hi": ar.multiply_high}
     product = products[part]
@@ -88,7 +88,7 @@ def multiply_add(words, operands) -> Execute:
 def shift(scalar: Callable, words, operands) -> Execute:
     (kind,) = words
     target, a, b = operands
-    bits = np.dtype(DTYPES[kind]).itemsize * 8
+    bits = np.dtype(PTX_TYPES[kind]).itemsize * 8
 
     def run(m: Machine) -> None:
         x, n = m.read(a, kind), m.read(b, "u32")
@@ -130,7 +130,7 @@ def bitwise(scalar: Callable, words, operands) -> Execute:
 def bfi(words, operands) -> Execute:
     (kind,) = words
     target, a, b, c, d = operands
-    dtype, bits = DTYPES[kind], np.dtype(DTYPES[kind]).itemsize * 8
+    dtype, bits = PTX_TYPES[kind], np.dtype(PTX_TYPES[kind]).itemsize * 8
 
     def run(m: Machine) -> None:
         x, y = m.read(a, kind).astype(np.uint64), m.read(b, kind).astype(np.uint64)
@@ -146,7 +146,7 @@ def bfi(words, operands) -> Execute:
 def bfe(words, operands) -> Execute:
     (kind,) = words
     target, a, b, c = operands
-    bits = np.dtype(DTYPES[kind]).itemsize * 8
+    bits = np.dtype(PTX_TYPES[kind]).itemsize * 8
 
     def run(m: Machine) -> None:
         x = m.read(a, kind)

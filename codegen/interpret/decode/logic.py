@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.ptx import Operand, Reg, Symbol, Vector
 
@@ -50,7 +50,7 @@ def comparison_of(words) -> tuple[Callable, str, str | None, str]:
     """The function of two arrays, the operands' type, how a predicate is combined, and the result's type for `set`."""
     comparison, *flags, kind = words
     combine = next((w for w in flags if w in COMBINE), None)
-    made = next((w for w in flags if w in DTYPES), "pred")
+    made = next((w for w in flags if w in PTX_TYPES), "pred")
     only(tuple(flags), (*COMBINE, "ftz", made))
     floating = kind.startswith(("f", "bf"))
     unordered = floating and comparison.endswith("u") and comparison[:-1] in COMPARISONS

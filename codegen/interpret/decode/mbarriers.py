@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.memory.arrays import Fault
 from codegen.interpret.ptx import Address, Imm, Operand, Vector
@@ -85,7 +85,7 @@ def _wait(m: Machine, target: Operand, address: Address, parity: Operand) -> Non
 
 def _send(m: Machine, address: Address, sources: tuple, kind: str, barrier: Address) -> None:
     lanes, row, offset = _places(m, address, "shared::cluster")
-    size = np.dtype(DTYPES[kind]).itemsize
+    size = np.dtype(PTX_TYPES[kind]).itemsize
     values = [m.read(s, f"u{8 * size}") for s in sources]
     m.shared.reach(row, lanes)
     _, homes, places = _places(m, barrier, "shared::cluster")

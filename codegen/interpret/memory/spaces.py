@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
-from codegen.interpret.arithmetic import DTYPES
+from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.lanes import Lanes
 from codegen.interpret.memory.arrays import Fault, Global
 from codegen.interpret.memory.onchip import Rows, Shared
@@ -177,9 +177,9 @@ class Spaces:
     def atomic(self, space: str, address: Address, op: str, combine, kind: str, values, target) -> None:
         """One lane after another, in the order of threads: a legal order of many."""
         where, lanes = self.place(address), self.m.active()
-        size = np.dtype(DTYPES[kind]).itemsize
+        size = np.dtype(PTX_TYPES[kind]).itemsize
         operands = [np.broadcast_to(self.m.read(v, kind), lanes.shape) for v in values]
-        before: np.ndarray = np.zeros(lanes.shape, DTYPES[kind])
+        before: np.ndarray = np.zeros(lanes.shape, PTX_TYPES[kind])
         row, offset = self.shared_place(space, where, lanes) if space != "global" else (lanes, where)
         for i in range(len(lanes)):
             one = lanes[i : i + 1]
@@ -187,7 +187,7 @@ class Spaces:
                 cell = self.arrays.cell(where[i : i + 1], size, one)
             else:
                 cell = self.shared.cell(row[i : i + 1], offset[i : i + 1], size, one)
-            cell = cell.view(DTYPES[kind])
+            cell = cell.view(PTX_TYPES[kind])
             before[i] = cell[0]
             if op == "cas":
                 cell[0] = operands[1][i] if cell[0] == operands[0][i] else cell[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from codegen.graph.nodes import Statement
-from codegen.plan import op as planned
+from codegen.plan.op import Op as PlannedOp
 from codegen.runtime.call.arguments import Types, negative_zeros
 from codegen.spec.spec import Spec
 
@@ -38,7 +38,7 @@ class CalledOp(Protocol):
     @property
     def statements(self) -> tuple[Statement, ...]: ...
     @property
-    def planned(self) -> planned.Op: ...
+    def planned(self) -> PlannedOp: ...
     @property
     def multiplied(self) -> frozenset[str]:
         """The inputs that are factors of a contraction."""

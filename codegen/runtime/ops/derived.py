@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.autodiff import backward as backwards
-from codegen.plan import op as planned
+from codegen.plan.op import Op as PlannedOp
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.op import Op
 from codegen.runtime.xla.scatter import add_taken
@@ -35,7 +35,7 @@ class DerivedOp(Op):
         return found
 
     @functools.cached_property
-    def planned(self) -> planned.Op:
+    def planned(self) -> PlannedOp:
         found = {"first": self.derived.first, "forward": self.derived.forward, "beside": self.derived.beside}.get(
             self._which, self.derived.op
         )

@@ -21,9 +21,9 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.language import sizes
-from codegen.plan import op as planned
 from codegen.plan.launches import AnyLaunch, GemmLaunch
 from codegen.plan.op import Gemm
+from codegen.plan.op import Op as PlannedOp
 from codegen.plan.tiles import Tile
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types
@@ -262,7 +262,7 @@ class Epilogue(DerivedOp):
     """What follows the products of an op."""
 
     @functools.cached_property
-    def planned(self) -> planned.Op:
+    def planned(self) -> PlannedOp:
         plan = self.origin.plan
         assert isinstance(plan, Gemm)
         return plan.epilogue
@@ -278,7 +278,7 @@ class GemmForward(GemmOp):
         self._begin(parts.get("forward_launch"), None)
 
     @functools.cached_property
-    def planned(self) -> planned.Op:
+    def planned(self) -> PlannedOp:
         found = backwards.backward_of(self.origin.planned)
         assert isinstance(found, backwards.Derived) and found.forward is not None
         return found.forward

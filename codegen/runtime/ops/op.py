@@ -29,9 +29,9 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
-from codegen.plan import op as plans
 from codegen.plan.launches import AnyLaunch, RowLaunch, WalkLaunch
 from codegen.plan.limits import lacks
+from codegen.plan.op import Op as PlannedOp
 from codegen.plan.planner import dtype_constant, overrides, unheld_types
 from codegen.plan.reductions import Reduction
 from codegen.runtime.call import arguments, unsigned, views
@@ -95,7 +95,7 @@ class Op(Generic[P, R]):
         self._xla_extra = [] if xla is None else list(inspect.signature(xla).parameters)
 
     @functools.cached_property
-    def planned(self) -> plans.Op:
+    def planned(self) -> PlannedOp:
         """The op as it was read from its spec and planned."""
         return pipeline.read_op(f"specs/{self.__name__}.yaml", self._content)  # type: ignore[attr-defined]
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import ROWS, Node, topological
-from codegen.plan import op as planned
 from codegen.plan.access import Access, access_key
+from codegen.plan.op import Op as PlannedOp
 from codegen.plan.reductions import Reduction, Statistic
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.described import CalledOp, Key
@@ -66,7 +66,7 @@ def in_jnp(op: CalledOp, key: Key, operands: Sequence[jax.Array], split: Split) 
 
 
 def outputs_in_jnp(
-    op: planned.Op, stores: Sequence[Access], arrays: Mapping[str, Any], params: Mapping[str, Any], types: arguments.Types,
+    op: PlannedOp, stores: Sequence[Access], arrays: Mapping[str, Any], params: Mapping[str, Any], types: arguments.Types,
     compute: str, split: Split,
 ) -> dict[Array, jax.Array]:  # fmt: skip
     """The outputs that `stores` write, on one shard, in jnp; by array."""
@@ -79,7 +79,7 @@ def outputs_in_jnp(
 
 
 def known_in_jnp(
-    op: planned.Op,
+    op: PlannedOp,
     roots: Sequence[Node],
     arrays: Mapping[str, Any],
     params: Mapping[str, Any],
@@ -104,7 +104,7 @@ def known_in_jnp(
 
 
 def asked(
-    op: planned.Op, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
+    op: PlannedOp, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
 ) -> dict[int, jax.Array]:
     """What some of a chain's nodes ask for that a shard has not: positions in the whole, sizes of it, and what is taken along
     axes that are split; by the identity of the nodes."""
@@ -120,7 +120,7 @@ def asked(
 
 
 def _picked(
-    op: planned.Op, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
+    op: PlannedOp, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
 ) -> dict[int, jax.Array]:
     """What is taken along axes that are split, by the identity of the nodes: each element from the shard that has it."""
     known = {}

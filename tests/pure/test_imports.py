@@ -193,3 +193,35 @@ def test_an_import_that_is_planted_is_found(tmp_path, more, wrong):
     imports = imports_of(modules_of(tmp_path / "codegen"))
     assert wrong_arrows(imports) == (["codegen.graph.nodes imports codegen.plan.op"] if wrong else [])
     assert bool(circle(imports)) == wrong
+
+
+def names_of(path: Path) -> set[str]:
+    """The names that a module has: what it defines or imports outside functions and classes."""
+    found: set[str] = set()
+    left: list[ast.AST] = [ast.parse(path.read_bytes())]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        else:
+            left += ast.iter_child_nodes(node)
+    return found
+
+
+def test_what_others_import_of_the_program_is_there():
+    """Tests that need a GPU, benchmarks and examples run rarely: a module that moved would leave them behind."""
+    files = [p for folder in ("tests", "benchmarks", "examples", "docs") for p in (ROOT / folder).rglob("*.py")]
+    names = {module: names_of(path) for module, path in MODULES.items()}
+    missing = [
+        f"{path.relative_to(ROOT)}: {base}.{alias.name}"
+        for path in files if path.parent.name != "generated"
+        for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ImportFrom)
+        for base in [node.module or ""] if base.split(".")[0] == "codegen"
+        for alias in node.names
+        if f"{base}.{alias.name}" not in MODULES and alias.name not in names.get(base, set())
+    ]  # fmt: skip
+    assert missing == []

@@ -1,5 +1,5 @@
-"""An output's elements against what is allowed, and what a run of tests has seen: how many elements, how far off, and how many
-that nothing is known of, which agree with nothing."""
+"""Compares an output's elements with their allowed intervals, and reports a run of tests: the number of elements, their errors,
+and the number of undecided elements, whose agreement shows nothing."""
 
 from __future__ import annotations
 
@@ -14,50 +14,52 @@ from codegen.checking.draw import Case
 from codegen.checking.errorbound import Bound, stored, ulp
 from codegen.graph.nodes import DTYPES
 
-TIGHT = 4.0  # ulps: where a bound is wider, the chain itself magnifies rounding
-INFORMATIVE = 2.0**-6  # of the value: a bound that is wider than that may hide another choice of a comparison
-ENOUGH = 64  # elements of an output: where none of so many is decided, that is no chance
+TIGHT = 4.0  # ulps: in a chain with a wider bound, the chain itself magnifies rounding
+INFORMATIVE = 2.0**-6  # of the value: a wider bound may hide another outcome of a comparison
+ENOUGH = 64  # elements of an output: that none of so many is decided is not by chance
 
 
 @dataclass
 class Report:
-    """What a run of `check_op` saw. Errors count in ulps of the output's type, of floats that are decided."""
+    """The results of a run of `check_op`. Errors are in ulps of the output's type, over the floats that are decided."""
 
     examples: int = 0
     elements: int = 0
     tight: int = 0  # floats whose bound is below TIGHT ulps
     worst_ulp: float = 0.0  # of these
     worst_case: str = ""
-    worst_of_all: float = 0.0  # of all floats with a bound, and what that bound is there
+    worst_of_all: float = 0.0  # of all floats with a bound, and the bound of that float
     bound_of_worst: float = 0.0
-    undecided: int = 0  # elements that differ where overflow, or a comparison that rounding may turn, allows anything
+    undecided: int = 0  # elements that differ where overflow, or an uncertain comparison, allows anything
     failure: str = ""
-    decided: dict[str, list[int]] = field(default_factory=dict)  # of each output: elements, and those undecided
+    decided: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # of each output: the number of elements, and of undecided ones
 
     def demand_decisions(self, op: str) -> None:
-        """Raises `Disagreement` for an output of which nothing is decided: that it agrees would say nothing."""
+        """Raises `Disagreement` for an output without decided elements: its agreement would show nothing."""
         for name, (elements, undecided) in self.decided.items():
             if elements >= ENOUGH and undecided == elements:
                 raise Disagreement(
-                    f"{op}: none of {elements} elements of {name} is decided: each differs from the reference, where rounding "
-                    "may turn a comparison, or float32 overflows"
+                    f"{op}: none of {elements} elements of {name} is decided: each differs from the reference where rounding "
+                    "may change a comparison, or where float32 overflows"
                 )
 
 
 class Disagreement(AssertionError):
-    """An element outside what is allowed; the message names the op, the element and the case."""
+    """An element is outside its allowed interval. The message names the op, the element and the case."""
 
 
 class BrokenReference(Disagreement):
-    """What a spec's reference raises."""
+    """A spec's reference raised an exception."""
 
 
 def compare(
     name: str, array: str, dtype: str, got: np.ndarray, expected: np.ndarray, narrow: np.ndarray, bound: Bound, case: Case,
     report: Report, made: Mapping[str, np.ndarray],
 ) -> None:  # fmt: skip
-    """Each element against its interval: around the reference's value in float64 (`expected`), or where float32 overflows on the
-    way, near that in float32 (`narrow`). Raises `Disagreement`."""
+    """Compare each element with its interval, around the reference's value in float64 (`expected`), or, where float32 overflows
+    on the way, near its value in float32 (`narrow`). Raises `Disagreement`."""
     low = high = expected
     if DTYPES[dtype].kind == "bool":
         decided = got == expected
@@ -83,7 +85,7 @@ def compare(
 def _numbers(
     dtype: str, got: np.ndarray, expected: np.ndarray, narrow: np.ndarray, bound: Bound, case: Case, report: Report
 ) -> tuple[np.ndarray, ...]:
-    """The ends of the intervals; which elements agree, and which are allowed though nothing says that they agree."""
+    """The ends of the intervals; which elements agree, and which are allowed although they are undecided."""
     error, overflow = bound.error, bound.overflow
     with np.errstate(all="ignore"):
         wide = expected.astype(np.float64) if expected.dtype.kind == "f" else expected
@@ -95,7 +97,7 @@ def _numbers(
         center = np.asarray(stored(wide, dtype), np.float64)
         equal = same(numbers, center)
         within = (np.asarray(low, np.float64) <= numbers) & (numbers <= np.asarray(high, np.float64))
-        # Where float32 overflows on the way, so may the reference in float32, or the chain alone
+        # Where float32 overflows on the way, so may the reference in float32, or only the chain
         value = bound.value
         model = np.asarray(stored(np.where(np.abs(value) > np.finfo(np.float32).max, np.inf * np.sign(value), value)
                                   if value.dtype.kind == "f" else value, dtype), np.float64)  # fmt: skip
@@ -103,7 +105,7 @@ def _numbers(
         close = np.abs(numbers - in_float32) <= 1e-2 * np.abs(in_float32)
         over = overflow & (same(numbers, model) | same(numbers, in_float32) | close)
         unit = ulp(wide, dtype)
-        # What a comparison chose the other way, and what may be anything
+        # Results of a comparison that went the other way, and elements that may have any value
         size = np.where(np.isfinite(wide), np.abs(wide), 0)
         hidden = bound.doubt & (error > np.maximum(TIGHT * unit, INFORMATIVE * size))
         hidden &= ~(np.abs(numbers - center) <= np.maximum(TIGHT * unit, INFORMATIVE * size))
@@ -118,7 +120,7 @@ def _record(report: Report, dtype: str, numbers: np.ndarray, wide: np.ndarray, e
     """The worst errors in ulps of the output's type: over elements whose bound is a few ulps, and over all with a bound."""
     with np.errstate(all="ignore"):
         top = float(jnp.finfo(jnp.dtype(dtype)).max)
-        wide = np.clip(wide, -top, top) if jnp.dtype(dtype).itemsize == 1 else wide  # what saturates is exact
+        wide = np.clip(wide, -top, top) if jnp.dtype(dtype).itemsize == 1 else wide  # saturated values are exact
         unit: Any = ulp(wide, dtype)
         bounded = np.isfinite(wide) & np.isfinite(numbers) & np.isfinite(error)
         errors = np.where(bounded, np.abs(numbers - wide) / unit, 0)

@@ -1,6 +1,6 @@
 """Hypothesis strategies for an op's calls, from its spec.
 
-Shapes and structure are drawn, so that a failing call shrinks; the arrays' values come from a drawn seed.
+Shapes and structure are drawn, so that a failing call shrinks. The arrays' values come from a drawn seed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCALES = (1.0, 1.0, 1e-3, 30.0, 1e4)
 
 @dataclass(frozen=True)
 class Case:
-    """One call: everything but the values, which `arrays` makes from the seed."""
+    """One call without its values, which `arrays` makes from the seed."""
 
     types: Types
     rows: tuple[int, ...]
@@ -62,8 +62,8 @@ class Case:
 def cases(
     op, specials: bool | None = None, types: tuple[Types, ...] | None = None, empty: bool | None = None
 ) -> st.SearchStrategy[Case]:
-    """Calls of an op: sizes 0, 1, primes, and one below, at and above the vector and the block. Where it is not said, some
-    have special values, and some an `empty` array."""
+    """Calls of an op: sizes 0, 1, primes, and one below, at and above the vector and the block. By default some calls have
+    special values, and some an `empty` array."""
     from codegen.runtime.call.arguments import all_types
 
     spec = op.spec
@@ -76,7 +76,7 @@ def cases(
         sizes = _product_sizes if op.plan.kind == "gemm" else _sizes
         rows, extents = sizes(pick, op, {a.name: choice.dtype(a) for a in spec.arrays}, names)
         if (pick(st.integers(0, 9)) == 0) if empty is None else empty:
-            # not one that a value is picked from: a table, and what a max is over
+            # not an axis that a value is picked from: a table's, or one that a max reduces
             needed = {a.index_of[1] for a in op.plan.loads if a.index_of}
             needed |= {d[6:-1] for d in dict(spec.domain).values() if isinstance(d, str) and d.startswith("index(")}
             needed |= {axis for node in op.plan.extremes for axis in node.attr}
@@ -98,7 +98,7 @@ def cases(
 
 
 def _sizes(pick, op, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
-    """The leading extents, and those of the axes that have names."""
+    """The leading sizes, and the sizes of the named axes."""
     spec = op.spec
     edges = [n for v in op.plan.edges(dtypes, overrides(spec, None)) for n in (v - 1, v, v + 1)]
     inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if 0 < n <= BUDGET // 2]
@@ -127,7 +127,7 @@ TILED = (1, 2, 3, 5, 8, 13, 16, 31, 64, 65, 127, 128, 136, 257)
 
 
 def _product_sizes(pick, op, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
-    """The same for an op that contracts: no array has all axes, and a contraction is worth more than one step."""
+    """The sizes for an op that contracts: no array has all axes, and a contraction should take more than one step."""
     del dtypes
     contracted = {p.axis for p in op.plan.products}
     tiled = {op.plan.order[-1], *([] if ROWS in op.spec.axes else op.plan.order[-2:])}
@@ -185,7 +185,7 @@ def arrays(op, case: Case) -> dict[str, np.ndarray]:
 
 
 def reduced_dimension(plan: Plan, generator: np.random.Generator) -> int | None:
-    """The dimension of arrays that a plan reduces along, or one of two."""
+    """The dimension of arrays that a plan reduces along; a random one of two."""
     dimensions = {"row": (-1,), "column": (0,), "row+column": (-1, 0)}.get(plan.kind)
     return int(generator.choice(dimensions)) if dimensions else None
 
@@ -199,8 +199,8 @@ def values(
     along: int | None = None,
     beyond: float = math.inf,
 ) -> np.ndarray:
-    """Random values of a dtype; special ones among them where the case asks for it: in every fourth place, or, where they
-    are to be reduced `along` a dimension, in few enough for others to matter."""
+    """Random values of a dtype, with special values where the case asks for them: in every fourth place, or, where the
+    values are reduced `along` a dimension, in so few places that the others still matter."""
     kind = DTYPES[dtype].kind
     if kind == "bool":
         return generator.random(shape) < 0.5
@@ -224,7 +224,7 @@ def values(
     if domain in ("positive", "nonzero", "finite"):
         x = np.where(np.isfinite(x), x, 1.0)
     if domain == "positive":
-        # what divides: XLA on a CPU may multiply by a reciprocal, and flush that of more than 2**126 to zero
+        # divisors: XLA on a CPU may multiply by a reciprocal, and flush the reciprocal of more than 2**126 to zero
         x = np.clip(np.abs(x), 1e-3, 2.0**126)
     if domain == "nonzero":
         x = np.where(np.abs(x) < 1e-30, 1.0, x)
@@ -232,12 +232,11 @@ def values(
         return x.astype(jnp.dtype(dtype)) if case.specials and domain is None else stored(x, dtype)
 
 
-MODERATE = 1e4  # products of such factors neither overflow nor vanish
+MODERATE = 1e4  # products of such factors neither overflow nor underflow
 
 
 def _special_lines(generator: np.random.Generator, x: np.ndarray, along: int) -> np.ndarray:
-    """Now and then a line along a dimension that is -inf, NaN or 0 throughout, has one infinity, or is far from 0 for how
-    little it varies."""
+    """Replaces some lines along a dimension: all -inf, NaN or 0, with one infinity, or far from 0 with a small variation."""
     lines = np.moveaxis(x.copy(), along, -1)
     count = lines.shape[-1]
     for place in np.ndindex(lines.shape[:-1] if count else (0,)):
@@ -252,8 +251,8 @@ def _special_lines(generator: np.random.Generator, x: np.ndarray, along: int) ->
 
 
 def whole_range(dtype: str, domain: object, extents: Mapping[str, int]) -> tuple[int, int]:
-    """The smallest and the largest integer to draw for an array of an integer dtype: those of its domain that the dtype
-    holds, and none far from 0 where the domain says no bounds."""
+    """The smallest and the largest integer to draw for an array of an integer dtype: within its domain and its dtype, and
+    near 0 where the domain has no bounds."""
     info = np.iinfo(jnp.dtype(dtype))
     if isinstance(domain, tuple):
         low, high = (float(bound) for bound in domain)
@@ -280,7 +279,7 @@ def _integers(generator, dtype: str, shape, case: Case, domain: object) -> np.nd
 
 
 def special_values(dtype: str) -> list[float]:
-    """NaN, infinities, signed zeros, denormals, the largest and smallest numbers, and neighbours of 1."""
+    """NaN, infinities, signed zeros, denormals, the largest and smallest numbers, and the neighbours of 1."""
     info: Any = jnp.finfo(jnp.dtype(dtype))
     top, normal, tiny = float(info.max), float(info.smallest_normal), float(info.smallest_subnormal)
     positive = [0.0, float("inf"), top, normal, tiny, 1.0, 1.0 + float(info.eps), 0.5, 2.0, 88.0]
@@ -302,5 +301,5 @@ def operands(op, case: Case, made: Mapping[str, np.ndarray]) -> tuple[list, dict
 
 
 def walking_far(implementation: str | None, case: Case) -> contextlib.AbstractContextManager[None]:
-    """In every other interpreted call one group of blocks takes all rows, so that these walk far down few of them."""
+    """In every other interpreted call, one group of blocks takes all rows, so that each block handles many rows."""
     return in_parts(1) if implementation == "interpret" and case.seed % 2 else contextlib.nullcontext()

@@ -1,26 +1,26 @@
-"""How far a chain's float32 result may lie from the exact one, element by element.
+"""Bounds the error of a chain's float32 result, element by element.
 
-Running error analysis: every value carries a bound on its absolute error. An operation adds what its arguments' errors
-become in it (`intervals.py`), and its own rounding: half an ulp for a correctly rounded operation, `FUNCTION` of relative
-error for the functions that libraries approximate. Values closer to zero than the smallest normal number may be flushed,
-so every result may be off by that much. A comparison whose outcome the errors can change is uncertain, and what it selects
-is as uncertain as its two choices differ.
+This is running error analysis: every value has a bound on its absolute error. An operation propagates its arguments' errors
+(`intervals.py`) and adds its own rounding: half an ulp for a correctly rounded operation, a relative error of `FUNCTION`
+for the functions that libraries approximate. Values closer to zero than the smallest normal number may be flushed to zero,
+so every result may be off by that much. A comparison whose outcome the errors can change is uncertain. A value that it
+selects has the difference of the two choices as an additional error.
 
-A comparison of a value with its own maximum is uncertain only among elements that are all as near to it as their errors:
-both sides are off together, so the one that stands alone is the maximum.
+A comparison of a value with its own maximum is uncertain only if several elements are within their errors of the maximum:
+both sides have the same error, so a single such element is the maximum.
 
 Reductions, over n values x with errors e:
-  sum, mean  An order of summation rounds each x once for every addition on its way to the result, d times at most, so the
-             sum is off by sum(e) + d u sum(|x| + e), to first order in the unit roundoff u. One after the other d is n - 1;
-             kernels and XLA sum in lanes, in windows of 32 and in trees, so `depth` allows less, and a lost element shows.
-             Partial sums lie between those of the negative and of the positive x: where these leave the range, so may the
-             sum on its way, whatever its own size. A mean divides: two more roundings.
+  sum, mean  An order of summation rounds each x once for every addition on its way to the result, d times at most. So the
+             sum is off by sum(e) + d u sum(|x| + e), to first order in the unit roundoff u. A sequential sum has d = n - 1.
+             Kernels and XLA sum in lanes, in windows of 32 and in trees, so `depth` allows less, and a lost element is found.
+             Partial sums lie between the sum of the negative x and the sum of the positive x: where these overflow, so may a
+             partial sum, whatever the size of the result. A mean divides: two more roundings.
   prod       Any order has n - 1 roundings, all of them relative: off by prod(|x| + e) - prod|x| + (n - 1) u prod(|x| + e).
-             A partial product that underflows is off by the smallest normal number, times the others at their largest.
-  max, min   The largest x lies between the largest x - e and the largest x + e; an x that may be NaN leaves it open.
+             A partial product that underflows is off by the smallest normal number, times the largest product of the others.
+  max, min   The largest x lies between the largest x - e and the largest x + e. Where an x may be NaN, the result is unknown.
   any, all   Uncertain where no certain element decides and an uncertain one may.
 
-The bound says what float32 arithmetic can do to this chain; the expected value comes from the reference alone.
+The bound covers the errors of float32 arithmetic in this chain. The expected value comes from the reference alone.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS
 
-# Relative error allowed to a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
-# 5 ulp, XLA's vectorised ones a little more.
+# The allowed relative error of a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
+# 5 ulp, XLA's vectorised functions a little more.
 FUNCTION = 2.0**-20
 # Where every output is narrower than float32, the approximations of `math: auto` (ops.py)
 NARROW = 2.0**-16
-# `math: fast` may use the hardware's approximations, the coarsest of which (tanh) has 2**-11 of the result. Others are also
-# off by an absolute error where the result is near 0: by (argument's magnitude at most, error) each, as the PTX manual has it
-# (ISA 9.0, 9.7.3); that of erf, which is 1 less a power, is measured.
+# `math: fast` may use the hardware's approximations. The coarsest (tanh) has a relative error of 2**-11. Others also have an
+# absolute error where the result is near 0: pairs (largest magnitude of the argument, error), from the PTX manual (ISA 9.0,
+# 9.7.3). The error of erf, which is 1 less a power, is measured.
 FAST = 2.0**-10
 _FAST_CIRCULAR = ((2 * math.pi, 2.0**-20.5), (100 * math.pi, 2.0**-14.7), (math.inf, 2.0))
 FAST_ABSOLUTE = {
@@ -58,14 +58,14 @@ FAST_ABSOLUTE = {
 }  # fmt: skip
 EXACT = frozenset(
     "where cast neg abs maximum minimum floor ceil round sign _pinned _others".split()
-)  # which round nothing
+)  # operations without rounding
 ROUNDED = frozenset(
     "add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split()
 )
 
 
 def _density(x: np.ndarray) -> np.ndarray:
-    """Of a normal variable."""
+    """The density of a standard normal variable."""
     return np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
@@ -86,7 +86,7 @@ _FUNCTIONS = {
 
 
 def depth(count: int) -> float:
-    """The most additions between one of `count` values and their sum: a window, then as many as windows of sqrt(n)."""
+    """The most additions between one of `count` values and their sum: a window, then as many as in windows of sqrt(n)."""
     return min(max(count - 1, 0), 32 + math.sqrt(count))
 
 
@@ -97,7 +97,7 @@ def _nowhere() -> np.ndarray:
 @dataclass(frozen=True)
 class Bound:
     """A value, the bound of its error (for a bool: 1 where it is uncertain), where float32 overflowed on the way, and where an
-    uncertain comparison chose between values that lie far apart (`doubt`): the bound then spans both."""
+    uncertain comparison chose between values that are far apart (`doubt`): the bound then covers both."""
 
     value: np.ndarray
     error: np.ndarray
@@ -107,8 +107,8 @@ class Bound:
 
 @dataclass(frozen=True)
 class Terms:
-    """A contraction: its value, the sum of its terms' magnitudes, that of its factors' (what is not finite left out), how
-    many terms there are, and what part of the first sum tensor cores may lose beside float32's roundings."""
+    """A contraction: its value, the sum of its terms' magnitudes, the sum of its factors' magnitudes (both over finite ones), the
+    number of terms, and the part of the first sum that tensor cores may lose in addition to float32's roundings."""
 
     value: np.ndarray
     size: np.ndarray
@@ -121,13 +121,13 @@ class Terms:
         return self.value, self.size, self.spread
 
     def of(self, value: np.ndarray, size: np.ndarray, spread: np.ndarray) -> Terms:
-        """The same for some of the elements."""
+        """The terms for some of the elements."""
         return Terms(value, size, spread, self.count, self.lost)
 
 
 @dataclass(frozen=True)
 class Extreme:
-    """Which argument of a comparison is the value whose maximum (`largest`) or minimum over `axes` the other one is."""
+    """A comparison of a value with its own maximum (`largest`) or minimum over `axes`, and which argument is the value."""
 
     place: int
     largest: bool
@@ -135,7 +135,7 @@ class Extreme:
 
 
 def own_extreme(node: Node) -> Extreme | None:
-    """How a comparison compares a value with an extreme of itself, if it does."""
+    """The `Extreme` of a comparison of a value with its own maximum or minimum; None for other comparisons."""
     if len(node.args) != 2:
         return None
     axes: tuple[str, ...]
@@ -179,8 +179,8 @@ class Analysis:
     def statements(
         self, statements: tuple[Statement, ...], leaves: Mapping[tuple, np.ndarray | Bound]
     ) -> dict[tuple[str, int | None], Bound]:
-        """The bound of every value the statements assign. `leaves` holds what they read, by `leaf_key`: values that are
-        exact, or bounds."""
+        """The bound of every value that the statements assign. `leaves` holds the values that they read, by `leaf_key`: exact
+        values, or bounds."""
         bounds: dict[int, Bound] = {}
         results = {}
         with np.errstate(all="ignore"):
@@ -207,7 +207,7 @@ class Analysis:
             inexact = (node.is_const and node.kind == "float") or not exact
             error = np.where(np.isfinite(value), np.abs(value), 0) * self.unit if inexact else np.zeros(value.shape)
             return Bound(value, error + (self.tiny if node.kind == "float" else 0), np.zeros(value.shape, bool))
-        if node.op == "input":  # what only a `take` reads: its table and its index, bound as one leaf
+        if node.op == "input":  # only a `take` reads it: its table and its index are bound as one leaf
             return Bound(np.zeros(()), np.zeros(()), np.zeros((), bool))
         if node.op in REDUCTIONS:
             return self.reduction(node, args[0])
@@ -223,7 +223,7 @@ class Analysis:
         return self.rounded(node, value, error, overflow)
 
     def default(self, value: np.ndarray) -> Bound:
-        """An input's default: the reference has the number itself, the op what it is in the type it computes in."""
+        """An input's default: the reference uses the number itself, the op uses it rounded to the compute type."""
         with np.errstate(all="ignore"):
             return Bound(
                 value,
@@ -250,8 +250,8 @@ class Analysis:
         return Bound(value, uncertain.astype(np.float64), overflow)
 
     def among_rivals(self, args: list[Bound], extreme: Extreme) -> np.ndarray:
-        """Where a value's comparison with its own maximum or minimum is uncertain: only where several of its elements may be
-        that. One that no other reaches is it, however far both are off: they are off together."""
+        """Where a value's comparison with its own maximum or minimum is uncertain: only where several elements may be the
+        extreme. A single such element is the extreme, whatever its error: both sides have the same error."""
         z, along = args[extreme.place], tuple(d for axis in extreme.axes for d in self.dimensions[axis])
         x = np.where(np.isnan(z.value), -np.inf, z.value if extreme.largest else -z.value)
         low, high = (np.where(np.isinf(z.error), s * np.inf, x + s * z.error) for s in (-1, 1))
@@ -263,7 +263,7 @@ class Analysis:
         return np.asarray((uncertain | open_) & ~certain)
 
     def doubt(self, node: Node, args: list[Bound]) -> np.ndarray:
-        """Where an uncertain comparison chose, here or on the way, between values farther apart than they are off anyway."""
+        """Where an uncertain comparison chose, here or on the way, between values whose distance is larger than their errors."""
         if node.kind == "bool" or not args:
             return _nowhere()
         if node.op in REDUCTIONS:
@@ -277,7 +277,7 @@ class Analysis:
         return np.where(condition.error > 0, apart | a.doubt | b.doubt, chosen)
 
     def factored(self, node: Node, bound: Bound, bounds: Mapping[int, Bound]) -> Bound:
-        """XLA takes a power of two out of a sum: it computes a * c + b * c as (a + b) * c, and a + b may overflow."""
+        """XLA factors a power of two out of a sum: it computes a * c + b * c as (a + b) * c, and a + b may overflow."""
         if node.op not in ("add", "sub") or any(a.op != "mul" for a in node.args):
             return bound
         first, second = ([bounds[id(a)].value for a in product.args] for product in node.args)
@@ -288,8 +288,8 @@ class Analysis:
         return bound
 
     def divided(self, node: Node, bound: Bound, bounds: Mapping[int, Bound]) -> Bound:
-        """XLA divides by a value that it broadcasts by way of its reciprocal, which the CPU flushes where it is subnormal:
-        the quotient may be 0, that of an infinity NaN."""
+        """XLA multiplies by the reciprocal of a divisor that it broadcasts, and the CPU flushes a subnormal reciprocal to 0: the
+        quotient may be 0, or NaN for an infinity."""
         if node.op != "div" or bounds[id(node.args[1])].value.size >= bound.value.size:
             return bound
         flushed = np.abs(bounds[id(node.args[1])].value) * self.tiny > 1
@@ -306,8 +306,8 @@ class Analysis:
         values = [a.value for a in args]
         value, error = reach(node.op, function, values, [a.error for a in args])
         if node.op in ("gelu", "dgelu"):
-            # Exponents, x * x / 2, are rounded, and what x is multiplied with may be flushed. Approximations are coarser than
-            # others, and that of gelu 0 at -inf, as the limit is; jnp's is NaN
+            # The exponent x * x / 2 is rounded, and the factor of x may be flushed. The approximations are coarser than
+            # others, and that of gelu is 0 at -inf, its limit, where jnp's is NaN
             x, narrow = values[0], id(node) in self.narrow
             unit = self.approximate if narrow else 0
             if node.op == "gelu":
@@ -326,14 +326,14 @@ class Analysis:
         return value, error
 
     def contraction(self, terms: Terms) -> Bound:
-        """A sum of products, in any order; tensor cores may cut where others round, and flush what is denormal."""
+        """A sum of products, in any order. Tensor cores may truncate where others round, and flush denormals."""
         unit = 2 * (terms.count + 2) * self.unit + terms.lost
         beyond = terms.size * (1 + unit) > self.top
         error = np.where(np.isfinite(terms.value), terms.size * unit, 0) + (terms.spread + terms.count + 1) * self.tiny
         return Bound(terms.value, np.where(beyond, np.inf, error), beyond)
 
     def reduction(self, node: Node, arg: Bound) -> Bound:
-        """The axes lost stay, of length 1."""
+        """The reduced axes stay, with size 1."""
         axes = tuple(d for axis in lost_axes(node) for d in self.dimensions[axis])
         x = arg.value
         error, overflow = np.broadcast_to(arg.error, x.shape), np.broadcast_to(arg.overflow, x.shape)
@@ -349,7 +349,7 @@ class Analysis:
                 function(np.where(np.isinf(error), s * np.inf, x + s * error), axes, keepdims=True) for s in (-1, 1)
             )
             reach = np.maximum(distance(low, value), distance(high, value))
-            # What may be anything may be NaN, which wins, unless another NaN is certain to
+            # An element without a bound may be NaN, and then so is the result, unless another element is certainly NaN
             open_, certain = np.isinf(error), np.isnan(x) & np.isfinite(error)
             lost = open_.any(axes, keepdims=True) & ~certain.any(axes, keepdims=True)
             return Bound(value, np.where(lost, np.inf, reach), overflow)
@@ -396,7 +396,7 @@ class Analysis:
         # 0 times infinity, and the sign of an infinity, where a factor or a partial product may be 0
         zero = (size <= error).any(axes, keepdims=True) | (multiply(np.minimum(size, 1)) < self.tiny)
         beyond = (largest > self.top) | (zero & np.isinf(x).any(axes, keepdims=True))
-        # Where even float64 may overflow on the way, the reference says no more than the chain
+        # Where even float64 may overflow on the way, the reference is no more exact than the chain
         return Bound(value, np.where(beyond, np.inf, bound), (overflow | beyond) & np.isfinite(largest))
 
     def evaluate(self, node: Node):
@@ -410,13 +410,13 @@ class Analysis:
         return _FUNCTIONS[node.op]
 
     def rounded(self, node: Node, value: np.ndarray, error: np.ndarray, overflow: np.ndarray) -> Bound:
-        """The operation's own rounding, and what leaves the compute type's range."""
+        """Adds the operation's own rounding, and overflow of the compute type's range."""
         if node.kind != "float":
             return Bound(value, error, overflow)
         if node.op not in EXACT:
             loose = id(node) in self.narrow
             unit = self.approximate if loose else self.function
-            if node.op in ROUNDED:  # approximately within 2 ulp, a division by a row's value within 3
+            if node.op in ROUNDED:  # approximations are within 2 ulp, a division by a row's value within 3
                 approximate = loose and node.op in OPS and "{approx}" in OPS[node.op].cute
                 unit = self.unit * (6 if approximate else 1)
             error = error + np.where(np.isfinite(value), np.abs(value), 0) * unit

@@ -1,4 +1,4 @@
-"""What the reference says of a call: its values, computed on the CPU, and how far from them the chain may lie."""
+"""The expected result of a call: the reference's values, computed on the CPU, and the error bound of the chain."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from codegen.runtime.xla.products import product
 
 @functools.cache
 def cpu_options() -> dict[str, str]:
-    """XLA hands large reductions on the CPU to YNNPACK, whose max and min drop NaN (jaxlib 0.10.2): it is not to, where
-    there is such an option."""
+    """XLA options that keep large reductions on the CPU from YNNPACK, whose max and min drop NaN (jaxlib 0.10.2), where the
+    option exists."""
     options = {"xla_cpu_experimental_ynn_fusion_type": ""}
     try:
         with jax.default_device(jax.devices("cpu")[0]):
@@ -38,7 +38,7 @@ def cpu_options() -> dict[str, str]:
 
 
 def computed_once(function: Callable[..., Any], *args: Any) -> Any:
-    """`function(*args)` on the CPU, compiled in little time rather than for speed."""
+    """`function(*args)` on the CPU, compiled for a short compile time rather than for speed."""
     with jax.default_device(jax.devices("cpu")[0]):
         options = {**cpu_options(), "xla_backend_optimization_level": "0"}
         return jax.jit(function, compiler_options=options)(*args)
@@ -46,7 +46,7 @@ def computed_once(function: Callable[..., Any], *args: Any) -> Any:
 
 @contextlib.contextmanager
 def of_reference(op: Op, axes: Axes) -> Iterator[None]:
-    """What a spec's reference raises is a disagreement too."""
+    """A context that turns an exception of a spec's reference into `BrokenReference`."""
     try:
         yield
     except BrokenReference:
@@ -54,12 +54,12 @@ def of_reference(op: Op, axes: Axes) -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         empty = next((name for name, extent in axes.extents.items() if extent == 0), "..." if 0 in axes.rows else "")
-        where = f" (in a call whose {empty} is 0: a reference is called with such extents too)" if empty else ""
+        where = f" (in a call whose {empty} is 0: a reference is called with such sizes too)" if empty else ""
         raise BrokenReference(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}{where}") from error
 
 
 def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
-    """The reference's values as it computes them, on the CPU, broadcast to the outputs' shapes."""
+    """The reference's unrounded values, computed on the CPU and broadcast to the outputs' shapes."""
     with jax.default_device(jax.devices("cpu")[0]):
         args = [None if a is None else jax.device_put(np.asarray(a)) for a in args]
         key, operands = op.bind(tuple(args), keywords)
@@ -74,7 +74,7 @@ def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: st
 
 
 def exact_products(op: GemmOp, arrays: dict[str, np.ndarray], axes: Axes, gpu: bool) -> dict[str, Terms]:
-    """The products as they are without any rounding; what tensor cores may lose, which on a `gpu` is more."""
+    """The exact products, and the error that tensor cores may make, which is larger on a `gpu`."""
     made = {}
     for p in op.plan.products:
         factors = [np.asarray(arrays[x.name]) for x in (p.a, p.b)]
@@ -93,17 +93,17 @@ def exact_products(op: GemmOp, arrays: dict[str, np.ndarray], axes: Axes, gpu: b
             value, size, spread = (np.asarray(x) for x in jax.jit(terms)(*factors))
         count, lost = axes.extents[p.axis], 0.0
         if op.spec.math != "precise" and any(x.dtype == np.float32 for x in factors):
-            lost = 2.0**-9  # both factors rounded, or cut, to TF32
+            lost = 2.0**-9  # both factors rounded, or truncated, to TF32
         elif gpu and all(x.dtype.itemsize == 1 for x in factors) and wide == "float64":
-            # Hopper adds 32 products of float8 and what came before at the largest one's exponent, of which 13 bits
-            # after the point stay (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)
+            # Hopper adds 32 products of float8 and the previous sum at the largest exponent, and keeps 13 bits after the
+            # point (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)
             lost = (count + count // 32 + 1) * 2.0**-13
         made[p.acc.name] = Terms(value, size, spread, count, lost)
     return made
 
 
 def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> list[Bound]:
-    """For each output, the chain's own value and its bound."""
+    """For each output, the chain's value and its bound."""
     spec = op.spec
     arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
     products: dict[str, Terms] = {}

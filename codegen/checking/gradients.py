@@ -1,4 +1,4 @@
-"""The gradients of one call against those of its reference in float64."""
+"""Compares the gradients of one call with the gradients of its reference in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from codegen.runtime.ops.op import Op
 
 
 def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
-    """One call's vjp: the gradients of everything, and where there is another backward, those of what rows do not share."""
+    """Check one call's vjp: all gradients, and where there is a frozen backward, the gradients of arrays that rows do not share."""
     _check_gradients(op, implementation, case, frozen=False)
     if isinstance(op.backward, Derived) and op.backward.frozen is not None:
         _check_gradients(op, implementation, case, frozen=True)
@@ -43,12 +43,12 @@ def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: boo
     kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
     tf32 = isinstance(op, GemmOp) and (on_gpu() or implementation == "interpret") and op.spec.math != "precise"
     if tf32:
-        # Tensor cores multiply float32 as TF32: a sum of n products is off by about the root of n times what one loses
+        # Tensor cores multiply float32 as TF32: the error of a sum of n products is about sqrt(n) times that of one
         terms = max(case.axes.extents[p.axis] for p in op.plan.products)
         kept = max(kept, 2.0**-11 * max(4.0, terms**0.5))
     summed = 0.0
     if isinstance(op, GemmOp) and not on_gpu() and jax.__version_info__ >= (0, 11):
-        # XLA's own products, on a CPU, of two narrow types: from then on it may add them up in that type
+        # From this version on, XLA on a CPU may sum its products of two narrow types in that type
         summed = math.prod(case.axes.shape(op.plan.tile.rows)) ** 0.5 / 4
     outer = max((float(np.abs(c).max(initial=0)) for c in given.outer), default=0.0)
     for name, own in given.own.items():
@@ -57,7 +57,7 @@ def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: boo
         beyond = np.abs(b) > float(info.max)
         b = np.where(beyond, np.asarray(stored(b, own.dtype.name), np.float64), b)
         eps, tiny = max(2.0**-16, float(info.eps)), max(1e-30, float(info.smallest_subnormal))
-        size = np.where(beyond & np.isinf(b), 0, np.abs(b))  # nothing is allowed beside a stored infinity
+        size = np.where(beyond & np.isinf(b), 0, np.abs(b))  # a stored infinity has no allowed error
         largest = size.max(initial=0)
         allowed = eps * size + 2.0**-16 * largest + kept * max(largest, outer) + tiny
         if eps > 2.0**-16:
@@ -82,8 +82,8 @@ Values = dict[str, Any]
 
 
 class GradientCall:
-    """A call whose gradients are checked: its floating inputs and dynamic parameters (`own`), only those that rows do not
-    share if it is `frozen`, the outputs' cotangents, the gradients `expected` of the reference in float64."""
+    """A call whose gradients are checked: its floating inputs and dynamic parameters (`own`; without those that rows share if
+    `frozen`), the outputs' cotangents (`outer`), and the reference's gradients in float64 (`expected`)."""
 
     def __init__(self, op: Op, case: Case, frozen: bool):
         self.op, self.case = op, case
@@ -105,7 +105,7 @@ class GradientCall:
         self.expected = {name: np.asarray(x, np.float64) for name, x in made.items()}
 
     def outputs(self, run: Callable[[Values], Any], own: Values) -> tuple:
-        """The floating outputs of `run` with these floating arguments."""
+        """The floating outputs of `run` for these floating arguments."""
         outputs = run(self.all | own)
         outputs = tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
         kinds = [DTYPES[self.case.types.dtype(a)].kind for a in self.op.spec.outputs]
@@ -132,13 +132,13 @@ class GradientCall:
 
     @functools.cached_property
     def lost(self) -> dict[str, float]:
-        """The largest error that rounding every operation of the reference's own backward as in float32 makes at calls nearby,
-        functions as `math: fast` has them where it is that."""
+        """The largest error, over similar calls, from rounding every operation of the reference's own backward as in float32.
+        Under `math: fast`, functions have the errors of that."""
         return self.apart(8, rounded_apart(self.exact, functions=FAST if self.op.spec.math == "fast" else UNIT))
 
     @functools.cached_property
     def moved(self) -> dict[str, float]:
-        """The largest change of the exact gradients where factors are rounded to TF32's 10 bits, at calls nearby."""
+        """The largest change of the exact gradients, over similar calls, where factors are rounded to TF32's 10 bits."""
         factors = self.op.multiplied
 
         def apart(near: dict[str, np.ndarray]) -> tuple[Values, Values]:
@@ -150,14 +150,13 @@ class GradientCall:
 
     @functools.cached_property
     def rounded(self) -> dict[str, float]:
-        """The largest change of the exact gradients where products are rounded to the type that they are kept in, at calls
-        nearby."""
+        """The largest change of the exact gradients, over similar calls, where products are rounded to their saved type."""
         units = [float(jnp.finfo(jnp.dtype(dtype)).eps) / 2 for dtype in self.kept if DTYPES[dtype].kind == "float"]
         return self.apart(4, rounded_apart(self.exact, products=max(units, default=UNIT)))
 
     @property
     def kept(self) -> list[str]:
-        """The dtypes of what the forward keeps beside inputs."""
+        """The dtypes of the arrays that the forward saves, other than inputs."""
         derived = self.op.backward
         if not isinstance(derived, Derived):
             return []
@@ -165,7 +164,7 @@ class GradientCall:
         return [self.case.types.dtype(derived.how.spec.array(name)) for name in names]
 
     def apart(self, calls: int, rounded: Callable[..., Values]) -> dict[str, float]:
-        """How far the exact gradients lie from `rounded` at most, at so many calls nearby."""
+        """The largest difference between the exact gradients and `rounded`, over this number of similar calls."""
 
         def both(near: dict[str, np.ndarray]) -> tuple[Values, Values]:
             outer = tuple(map(jnp.asarray, self.outer))
@@ -174,7 +173,7 @@ class GradientCall:
         return self.worst_of(calls, both)
 
     def worst_of(self, calls: int, apart: Callable[[dict[str, np.ndarray]], tuple[Values, Values]]) -> dict[str, float]:
-        """How far apart two ways to compute each gradient are at most, at so many calls nearby."""
+        """The largest difference between two computations of each gradient, over this number of similar calls."""
         worst = dict.fromkeys(self.own, 0.0)
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
             for _ in range(calls):
@@ -193,5 +192,5 @@ def _tf32(x: np.ndarray) -> np.ndarray:
 
 
 def _within(a: np.ndarray, b: np.ndarray, allowed: np.ndarray) -> bool:
-    with np.errstate(invalid="ignore"):  # infinities less infinities
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
         return bool(np.all((np.abs(a - b) <= allowed) | same(a, b)))

@@ -1,8 +1,8 @@
-"""How far a function's value may move while its arguments move within intervals around theirs.
+"""Bounds the change of a function's value while its arguments change within intervals.
 
-Where a function rises or falls throughout, it moves farthest at the ends of an interval. Elsewhere it also matters which
-places the interval holds: where the function turns (the crests of a sine), jumps (a remainder, at each multiple of the
-divisor), or has a pole, beyond which it may be anything.
+A monotonic function changes most at the ends of an interval. For other functions it also matters whether the interval
+contains an extremum (of a sine), a jump (of a remainder, at each multiple of the divisor), or a pole, where the value is
+unbounded.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-GELU_LEAST = (-0.7517915246935644, -0.16997120747990369)  # where gelu is least, and what it is there
+GELU_LEAST = (-0.7517915246935644, -0.16997120747990369)  # the minimum of gelu: its argument and its value
 DGELU_TURNS = ((2**0.5, 1.128904145185155), (-(2**0.5), -0.1289041451851548))
 
 
 def reach(
     op: str, function: Callable[..., Any], values: Sequence[np.ndarray], errors: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """An operation's value at `values`, and how far from it the operation may be where each argument is off by up to its
-    error: infinite where it may be anything."""
+    """An operation's value at `values`, and the largest change of that value where each argument changes by up to its error:
+    infinite where there is no bound."""
     value = np.asarray(function(*values))
     error = np.zeros(value.shape)
     for i, (x, e) in enumerate(zip(values, errors, strict=True)):
@@ -51,7 +51,7 @@ def reach(
 
 
 def distance(a: np.ndarray | float, b: np.ndarray) -> np.ndarray:
-    """|a - b|: nothing between equal infinities or two NaN, infinite between NaN and a number."""
+    """|a - b|: 0 between equal infinities or two NaN, infinite between NaN and a number."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     gap = np.abs(a - b)
@@ -59,14 +59,14 @@ def distance(a: np.ndarray | float, b: np.ndarray) -> np.ndarray:
 
 
 def lost(x: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Where a value is NaN but might as well be a number: its interval has no ends to follow."""
+    """Where a value is NaN but may as well be a number: its interval has no ends."""
     return np.isnan(x) & np.isinf(error) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
 
 
 def _turns(
     op: str, place: int, low: np.ndarray, high: np.ndarray, values: Sequence[np.ndarray]
 ) -> Iterator[tuple[np.ndarray, float]]:
-    """Where an argument's interval holds a place where the operation turns or has a pole, and its value there."""
+    """Where an argument's interval contains an extremum or a pole of the operation, and the operation's value there."""
     if op == "sin":
         yield _holds(low, high, math.pi / 2, 2 * math.pi), 1.0
         yield _holds(low, high, -math.pi / 2, 2 * math.pi), -1.0
@@ -85,7 +85,7 @@ def _turns(
 
 
 def _holds(low: np.ndarray, high: np.ndarray, place: float, period: float) -> np.ndarray:
-    """Whether an interval holds a place that comes again every `period`. One too short for float64 holds none."""
+    """Whether an interval contains `place` plus a multiple of `period`. An interval too short for float64 contains none."""
     first = place + np.ceil((low - place) / period) * period
     return (low < high) & ((first <= high) | (high - low >= period))
 
@@ -93,8 +93,8 @@ def _holds(low: np.ndarray, high: np.ndarray, place: float, period: float) -> np
 def _of_remainder(
     value: np.ndarray, error: np.ndarray, a: np.ndarray, b: np.ndarray, error_a: np.ndarray, error_b: np.ndarray
 ) -> np.ndarray:
-    """a - n * b moves with a and b as long as n, which is a / b toward zero, stays the same. Else it is anything less than
-    the divisor, of the sign of a. `error` is what the ends of the intervals say, where they are all that is known."""
+    """The bound of a - n * b, which changes with a and b while n, which is a / b toward zero, stays the same. Otherwise the value
+    is anything below the divisor, with the sign of a. `error` is the bound from the ends of the intervals."""
     low_a, high_a, low_b, high_b = a - error_a, a + error_a, b - error_b, b + error_b
     quotients = [np.trunc(x / y) for x in (low_a, high_a) for y in (low_b, high_b)]
     least, most = np.minimum.reduce(quotients), np.maximum.reduce(quotients)

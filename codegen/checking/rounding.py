@@ -1,6 +1,6 @@
-"""What a function's rounding errors come to: the function again, with the result of each of its operations off at random by
-what float32 would round away (Monte Carlo arithmetic, Parker 1997). Terms that cancel exactly as the function computes them
-are rounded apart, as they are by a compiler that fuses some of its operations, and one sees how large they were."""
+"""Estimates a function's rounding error: runs the function with a random error of float32's rounding in the result of each
+operation (Monte Carlo arithmetic, Parker 1997). Terms that would cancel exactly get different errors, as from a compiler that
+fuses some operations, so their size becomes visible."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-Error = Callable[[jax.Array], jax.Array]  # of a result, in units: between -1 and 1 for each of its elements
+Error = Callable[[jax.Array], jax.Array]  # a result's errors, in units: between -1 and 1 for each of its elements
 
-UNIT = 2.0**-24  # half the distance of 1 and the float32 after it
+UNIT = 2.0**-24  # half the distance between 1 and the next float32
 ROUND = {"add", "add_any", "sub", "mul", "div", "integer_pow", "square", "sqrt", "reduce_sum", "cumsum"}
 FUNCTIONS = {
     "pow", "rsqrt", "cbrt", "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sinh", "cosh", "asinh", "acosh",
@@ -25,9 +25,9 @@ CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"}
 
 
 def rounded_apart(function: Callable[..., Any], functions: float = UNIT, products: float = UNIT) -> Callable[..., Any]:
-    """`function` of pytrees of float64 arrays, with a seed before its arguments for the errors of its operations: each up to
-    `UNIT` of the result, up to `functions` of it where the operation is none of arithmetic, up to `products` of it where it
-    is a product of matrices."""
+    """`function`, of pytrees of float64 arrays, with an additional first argument: the seed of its operations' errors. Each error
+    is up to `UNIT` of the result for arithmetic, up to `products` for matrix products, and up to `functions` for other
+    operations."""
     units = dict.fromkeys(ROUND, UNIT) | dict.fromkeys(FUNCTIONS, functions) | {"dot_general": products}
 
     def run(error: Error, *args: Any) -> Any:
@@ -37,7 +37,7 @@ def rounded_apart(function: Callable[..., Any], functions: float = UNIT, product
 
     @functools.lru_cache(maxsize=8)
     def shapes(structure: Any, *leaves: jax.ShapeDtypeStruct) -> list[tuple[int, ...]]:
-        """Those of the results that have errors, in their order."""
+        """The shapes of the results that have errors, in order."""
         found: list[tuple[int, ...]] = []
 
         def note(y: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Property tests of a generated op: every implementation against the spec's reference.
 
-The expected value is the reference in float64, stored as the op stores its results. The allowed interval around it is
-what float32 arithmetic may do to the chain (`errorbound.py`), rounded to the output's type.
+The expected value is the reference in float64, rounded as the op stores its results. The allowed interval around it is the
+error bound of the chain in float32 arithmetic (`errorbound.py`), rounded to the output's type.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ with extras.needed("test"):
     import hypothesis
 
 IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "interpret")
-# Calls a test, beside one of every dtype: fewer of ops that reduce, nearly each of which has a row length, so a kernel to
-# compile, of its own, and of those that contract, which take long to compile
+# Calls of a test, in addition to one of every dtype: fewer for ops that reduce, where nearly each call has its own row length
+# and so its own kernel to compile, and for ops that contract, which take long to compile
 MORE = int(os.environ.get("CODEGEN_EXAMPLES", "12" if on_gpu() else "0"))
 SHARES = {"elementwise": 1.0, "gemm": 0.5}
 
 
 def covering(spec: Spec) -> list[Types]:
-    """Bindings of type variables in which each variable has each of its dtypes."""
+    """Bindings of type variables in which each variable takes each of its dtypes at least once."""
     bound = list(all_types(spec))
     left = {pair for types in bound for pair in types.variables}
     found: list[Types] = []
@@ -55,30 +55,30 @@ def covering(spec: Spec) -> list[Types]:
 
 
 def one_of(op: Op) -> Types:
-    """One of the bindings that cover an op's dtypes, another for other ops."""
+    """One of the bindings that cover an op's dtypes. Different ops get different ones."""
     bound = covering(op.spec)
     return bound[zlib.crc32(op.spec.op.encode()) % len(bound)]
 
 
 def each_call(op: Op, more: int, check: Callable[[Case], None], **drawn: Any) -> None:
-    """Check a call with each binding that covers the op's dtypes, or where no more are asked for one of them. Its number decides
-    the call: the same every time whatever else is drawn, and of the same types and extents for the op and for its gradient,
-    which then share kernels; now and then one of an empty array beside it. Then `more` calls of any."""
+    """Check a call with each binding that covers the op's dtypes, or with only one of them where `MORE` is 0; sometimes also a call
+    with an empty array. Then check `more` calls of any binding. The number of a binding decides its call, so an op and its
+    gradient have calls of the same types and sizes, and share kernels."""
     for place, types in enumerate(covering(op.spec)):
         if not MORE and types != one_of(op):
             continue
         seed = zlib.crc32(f"{op.spec.op} {place}".encode())
         for empty in (False, True) if seed % 16 == 0 else (False,):
-            # Hypothesis begins with the simplest call, whose kernel takes as long to compile as another
+            # Hypothesis begins with the simplest call, whose kernel takes as long to compile as any other
             _draw(op, 2, seed, check, 1, types=(types,), empty=empty, **drawn)
     if more:
         _draw(op, more, None, check, **drawn)
 
 
 def _draw(op: Op, count: int, seed: int | None, check: Callable[[Case], None], skipped: int = 0, **drawn: Any) -> None:
-    """Check calls that Hypothesis draws, the same every time without a seed, but for the first ones."""
+    """Check calls that Hypothesis draws, except the first `skipped`. Without a seed they are the same every time."""
     made = 0
-    broken: list[BrokenReference] = []  # what says nothing of the call: no smaller one is looked for
+    broken: list[BrokenReference] = []  # not an error of the call: no smaller one is searched
     failed: list[Case] = []
 
     @hypothesis.settings(
@@ -93,7 +93,7 @@ def _draw(op: Op, count: int, seed: int | None, check: Callable[[Case], None], s
             try:
                 check(case)
             except BrokenReference as error:
-                if not failed:  # else Hypothesis looks for a smaller call that fails as the first one did
+                if not failed:  # else Hypothesis searches a smaller call that fails as the first one did
                     broken.append(error)
             except Exception:
                 failed.append(case)
@@ -114,11 +114,12 @@ def check_op(
     report: Report | None = None,
     run: Callable[..., Any] | None = None,
 ) -> Report:
-    """Run random calls of an op and compare each element with the reference: so many of them, or one of every dtype and
-    some more; without a GPU, where most are a kernel to compile and to interpret, one of one dtype.
+    """Run random calls of an op and compare each element with the reference in float64.
 
-    `seed` varies the calls (they are the same every time without one); `run` replaces the op's own call. Raises
-    `Disagreement` with the smallest failing call.
+    `implementation` is one of `IMPLEMENTATIONS`. `examples` is the number of calls; by default one of every dtype and some
+    more, or without a GPU, where most calls compile and interpret a kernel, one of one dtype. `seed` varies the calls; by
+    default they are the same every time. `run` replaces the op's own call. Raises `Disagreement` with the smallest failing
+    call.
     """
     made = report or Report()
 
@@ -136,7 +137,7 @@ def check_op(
 def check_case(
     op: Op, implementation: str, case: Case, report: Report | None = None, run: Callable[..., Any] | None = None
 ) -> None:
-    """One call against the reference; where a GEMM's kernel for Hopper is interpreted, that for other architectures too."""
+    """Check one call against the reference. Where a GEMM's kernel for Hopper is interpreted, so is the kernel for others."""
     report = report or Report()
     report.examples += 1
     arch = interpreted.architecture()
@@ -170,8 +171,8 @@ def _check_case(
 
 @functools.lru_cache(maxsize=24)  # tests of several implementations draw the same calls, one after the other
 def _expected(op: Op, case: Case) -> tuple:
-    """A call: its arrays by name, its arguments and keywords; the reference's values in float64 and in float32, and the
-    bounds. `compare` looks at the float32 values only where float32 overflows on the way: elsewhere they are not computed."""
+    """A call: its arrays by name, its arguments and keywords, the reference's values in float64 and in float32, and the bounds.
+    The float32 values are computed only where float32 overflows on the way, since `compare` needs them only there."""
     made = draw.arrays(op, case)
     args, keywords = draw.operands(op, case, made)
     bounds = error_bounds(op, case, args, keywords)
@@ -187,16 +188,18 @@ def _expected(op: Op, case: Case) -> tuple:
 def check_gradient(
     op: Op, implementation: str | None = None, examples: int | None = None, seed: int | None = None
 ) -> None:
-    """The op's vjp against the vjp of its reference in float64, on smooth random calls: so many of them, or one of a dtype,
-    of every one on a GPU, and some more.
+    """Compare the op's vjp with the vjp of its reference in float64, on smooth random calls.
 
-    The backward runs in float32 over values of magnitude about one: an error of 2**-16 of the largest gradient allows for
-    some hundred roundings, and a rounding to the input's type comes on top, and that of an output which the backward takes,
-    to its own type: its error meets the cotangents, as in y * (dy - sum(dy * y)). Where larger terms cancel to a small gradient
-    (that of a norm of one column, say), the largest gradient says nothing of these roundings: there, four times what
-    they come to in the reference's own backward is allowed, the most of eight calls nearby, for one may be lucky. So is, where
-    tensor cores multiply, twice what the exact gradient moves by where its factors are rounded as they round them, and where
-    products are kept in fewer bits, twice what it moves by where they are rounded so: a sine's slope may turn on that.
+    `examples` is the number of calls; by default one dtype, on a GPU every dtype, and some more. Raises `Disagreement`.
+
+    The backward runs in float32 over values of magnitude about one. An error of 2**-16 of the largest gradient allows for some
+    hundred roundings. In addition, the gradient is rounded to the input's type, and an output that the backward reads is
+    rounded to its own type, which multiplies the cotangents, as in y * (dy - sum(dy * y)). Where larger terms cancel to a small
+    gradient (a norm of one column, say), the largest gradient is no measure of these roundings. There, four times the
+    rounding error of the reference's own backward is allowed: the largest of eight similar calls, since a single one may be
+    small by chance. Where tensor cores multiply, twice the change of the exact gradient is allowed that their rounding of the
+    factors causes. Where products are saved in fewer bits, twice the change is allowed that this rounding causes: it may
+    change a sine's slope.
     """
 
     def check(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""`codegen verify`: the property tests of ops, reported a line each."""
+"""`codegen verify`: the property tests of ops, reported one line each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ with extras.needed("build"):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the random calls of one op showed."""
+    """The result of one op's random calls."""
 
     op: str
     implementation: str
@@ -32,12 +32,12 @@ class Outcome:
 
 
 def default_implementation() -> str:
-    """What `verify` runs where nothing else is asked for."""
+    """The implementation that `verify` runs by default."""
     return "cute" if on_gpu() else "interpret"
 
 
 def verify(ops: Iterable[Op], implementation: str, examples: int, seed: int | None) -> Iterator[Outcome]:
-    """Check ops one after the other; a disagreement ends up in its outcome. Of gradients a quarter as many examples."""
+    """Check ops one after the other. An outcome holds its op's disagreement. Gradients get a quarter of the examples."""
     for op in ops:
         start, report, gradient = time.perf_counter(), Report(), "-"
         try:
@@ -74,7 +74,7 @@ def as_row(outcome: Outcome) -> dict:
 
 
 def as_table(outcomes: Iterable[Outcome]) -> Table:
-    """Outcomes as a person reads them, a line each; in 80 columns names of ops and headings are folded."""
+    """The table of outcomes, one line each. In 80 columns, names of ops and headings are wrapped."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("op", "calls", "elements", "worst ulp", "of", "worst of all", "undecided", "gradient", ""):
         table.add_column(name, overflow="fold")

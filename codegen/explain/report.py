@@ -1,11 +1,11 @@
-"""What an op does and what it costs, before anything is compiled: its graph, its kernel's plan, bytes, launches, roofline.
+"""Explains what an op does and costs, before anything is compiled: its graph, its kernel's plan, bytes, launches, roofline.
 
 Bytes moved, for one shape and one choice of dtypes:
   fused    each input read once, each output written once
-  unfused  one kernel an operation of the graph: it reads its operands and writes its result. Inputs and outputs have
-           their own types, values between have the compute type (a bool one byte, a `cast` the type it rounds to).
-           Constants, parameters and positions (`index`) are not memory; conversions between types ride along. `take`
-           reads its indices and the elements it picks.
+  unfused  one kernel for each operation of the graph: it reads its operands and writes its result. Inputs and outputs have
+           their own types, intermediate values the compute type (a bool one byte, a `cast` the type it rounds to).
+           Constants, parameters and positions (`index`) are not in memory. Conversions between types cost nothing. `take`
+           reads its indices and the elements that it gathers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from codegen.spec.spec import Array, Spec
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of an architecture, with NVIDIA's figures: its memory's bytes a second, and the operations a second that its
-    tensor cores do on dense bfloat16, summed in float32."""
+    """A GPU of an architecture, with NVIDIA's figures: its memory bandwidth in bytes per second, and the operations per second
+    of its tensor cores on dense bfloat16, summed in float32."""
 
     arch: str
     name: str
@@ -59,7 +59,7 @@ GPUS = (
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of the chain: `args` name inputs, parameters, earlier operations, or are constants."""
+    """One operation of the chain: `args` are names of inputs, parameters and earlier operations, or constants."""
 
     name: str
     op: str
@@ -70,7 +70,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Graph:
-    """The chain as its operations in order, and where each output (or part of one) comes from."""
+    """The operations of the chain in order, and the value of each output (or part of one)."""
 
     operations: tuple[Operation, ...]
     outputs: tuple[tuple[str, str], ...]  # (y or y[0], name of its value)
@@ -80,7 +80,7 @@ NOT_COMPUTED = ("input", "param", "const", "index", "size", "float")
 
 
 def graph(op: Op) -> Graph:
-    """A value that a statement names keeps that name; others are numbered."""
+    """The graph of an op. A value that a statement names keeps its name; others are numbered."""
     names: dict[int, str] = {}
     outputs = {a.name for a in op.spec.outputs}
     for statement in sorted(op.statements, key=lambda s: s.name in outputs):
@@ -136,7 +136,7 @@ class Binding:
         return " ".join(f"{name}={dtype}" for name, dtype in self.types) or "-"
 
     def width(self, kind: str) -> int:
-        """The bytes of a computed value: what the runtime computes a kind in."""
+        """The bytes of a computed value: the size of its kind's compute type."""
         return self._widths[kind]
 
     @functools.cached_property
@@ -151,7 +151,7 @@ def bindings(spec: Spec) -> Iterator[Binding]:
 
 
 def fused_bytes(binding: Binding, shape: Shape, statements: Sequence[Statement]) -> int:
-    """What a kernel of this chain moves: each input and output once, and of a table no more than is taken from it."""
+    """The bytes that a kernel of this chain moves: each input and output once, and only the gathered elements of a table."""
     tables: dict[str, int] = {}
     whole = {s.value.attr.name for s in statements if isinstance(s.value.attr, Leaf)}
     for node in topological(s.value for s in statements):
@@ -173,13 +173,13 @@ def unfused_bytes(op: Op, binding: Binding, shape: Shape) -> int:
 
 
 def unfused_kernels(op: Op) -> int:
-    """How many kernels: one an operation, and one for each output that is a copy."""
+    """The number of kernels: one for each operation, and one for each output that is a copy."""
     binding = next(bindings(op.spec))
     return len(_traffic(op, binding, dict.fromkeys(op.spec.axes, 1)))
 
 
 def _traffic(op: Op, binding: Binding, shape: Shape) -> list[tuple[int, int]]:
-    """What each kernel reads and writes, were each operation a kernel of its own."""
+    """The bytes that each kernel reads and writes, with one kernel for each operation."""
     stored: dict[int, int] = {}  # a value that is an output: the bytes of an element
     copies = []
     for statement in op.statements:
@@ -215,7 +215,7 @@ def _traffic(op: Op, binding: Binding, shape: Shape) -> list[tuple[int, int]]:
 
 
 def _source(node: Node) -> Node:
-    """What a value is stored as: a conversion to float happens as it is read."""
+    """The value as stored, before its conversion to float, which happens at the load."""
     while node.op == "float":
         node = node.args[0]
     return node
@@ -225,12 +225,12 @@ def _source(node: Node) -> Node:
 
 
 def launched(op: Op) -> Op:
-    """The op whose launch is told: of one that contracts, its epilogue, as it runs after XLA's matmul."""
+    """The op whose launch is reported: for one that contracts, its epilogue, as it runs after XLA's matmul."""
     return op.plan.epilogue if isinstance(op.plan, Gemm) else op
 
 
 def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
-    """The launch of a call with these dtypes and extents, on an architecture without clusters if none is given."""
+    """The launch of a call with these dtypes and sizes, by default on an architecture without clusters."""
     op = launched(op)
     dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
     return op.plan.launch(dtypes, _extents(op, shape), overrides(op.spec, arch), arch)
@@ -249,7 +249,7 @@ def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int
 
 
 def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> dict[str, Any]:
-    """A launch, as a script reads it."""
+    """The entry of a launch in --json."""
     op = launched(op)
     plan, how = op.plan, launch_of(op, binding, shape, arch)
     vector_bytes = {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in plan.full}
@@ -260,12 +260,12 @@ def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None
     if isinstance(plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
         dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
         facts |= {"left_to_xla": plan.left_to_xla(how, dtypes, _extents(op, shape))}
-    # blocks of a kernel that folds columns walk down as many rows as there are
+    # each block of a kernel that reduces over rows loops over the rows
     return facts | {"blocks": blocks_of(op, how, shape) if not plan.columns else None}
 
 
 def accesses(op: Op) -> list[dict[str, Any]]:
-    """How the kernel reaches each array, in words."""
+    """How the kernel accesses each array, in words."""
     rows: list[dict[str, Any]] = []
     words_of = words(op.plan)
     for stored, found in ((False, op.plan.loads), (True, op.plan.stores)):
@@ -287,15 +287,15 @@ def accesses(op: Op) -> list[dict[str, Any]]:
 
 
 def ragged_words(op: Op) -> str:
-    """What becomes of extents that vectors do not divide."""
+    """How the kernel handles sizes that are not a multiple of the vector width."""
     op = launched(op)
     if all(launch_of(op, binding, dict.fromkeys(op.spec.axes, 1)).vec == 1 for binding in bindings(op.spec)):
-        return "one element a thread: every extent is as good as any other"
+        return "one element per thread: all sizes are equally fast"
     return words(op.plan).ragged()
 
 
 def saved(op: Op) -> dict[str, Any]:
-    """What the forward pass keeps for the backward one."""
+    """The arrays that the forward saves for the backward, and why."""
     if op.spec.grad == "none":
         return {"names": [], "why": "it has no gradient"}
     backward = backward_of(op)
@@ -310,24 +310,24 @@ def saved(op: Op) -> dict[str, Any]:
         why = "the products' factors and inputs"
         why += f", and {', '.join(made)} as the forward writes it" if made else ""
         return {"names": list(dict.fromkeys((*made, *factors, *names))), "why": why}
-    why = "inputs; everything else is computed again, which costs no memory"
+    why = "inputs; everything else is recomputed, which moves no bytes"
     outputs, chosen = {a.name for a in op.spec.outputs}, [name for name in how.saved if name not in op.spec.save]
     reasons = []
     if taken := [name for name in chosen if name in outputs]:
         reasons.append(f"with {', '.join(taken)} it reads fewer arrays or reduces less")
     if more := [name for name in chosen if name not in outputs]:
         rows = all(how.spec.array(name).axes[:1] == op.plan.order[:1] for name in more)
-        what = "a value each for a row, for a pass over it less" if rows else "which every row would wait for"
+        what = "one value per row, which saves a pass over it" if rows else "which every row would wait for"
         reasons.append(f"the forward writes {', '.join(more)}, {what}")
     if not reasons and how.saved:
-        reasons.append("what the spec's `save` says, and inputs")
+        reasons.append("the values of the spec's `save`, and inputs")
     if reasons:
-        why = "; ".join([*reasons, "all else is computed again"])
+        why = "; ".join([*reasons, "everything else is recomputed"])
     return {"names": names, "why": why}
 
 
 def _kept(op: Op, names: list[str]) -> list[Array]:
-    """The arrays that a call keeps."""
+    """The arrays that a call saves."""
     backward = backward_of(op)
     more = backward.how.spec.inputs if isinstance(backward, Derived) else ()
     arrays = {a.name: a for a in (*op.spec.inputs, *more)}
@@ -335,7 +335,7 @@ def _kept(op: Op, names: list[str]) -> list[Array]:
 
 
 def backward(op: Op) -> dict[str, Any] | None:
-    """The generated backward, as a spec would say it; None where the op has no gradient."""
+    """The generated backward, written as in a spec; None where the op has no gradient."""
     if op.spec.grad == "none":
         return None
     found = backward_of(op)
@@ -357,7 +357,7 @@ def backward(op: Op) -> dict[str, Any] | None:
 
 
 def _frozen(found: Derived) -> dict[str, Any] | None:
-    """What takes the backward's place where nothing is asked of what all rows share."""
+    """The frozen backward: it runs where no array that all rows share needs a gradient."""
     gradients = list(dict.fromkeys(name for name, _ in (*found.how.gradients, *found.how.same)))
     names = [name for name in gradients if name in found.shared]
     if not names or len(names) == len(gradients):
@@ -383,7 +383,8 @@ def products(op: Op, shape: Shape) -> list[tuple[Product, int]]:
 
 
 def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> dict[str, Any] | None:
-    """How the products are made, of an op that contracts: in one kernel with the epilogue, and its tiles, or by XLA, and why."""
+    """How an op's products are computed: in one kernel with the epilogue, with its tiles, or by XLA, and why. None without
+    products."""
     if not isinstance(op.plan, Gemm):
         return None
     try:
@@ -399,8 +400,8 @@ def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> d
 
 
 def _roofline(op: Op, binding: Binding, moved: int, found: list[tuple[Product, int]], gpu: Gpu) -> float | None:
-    """Microseconds to move the bytes, or to do the products where that takes longer; None where the architecture lacks a
-    dtype. Tensor cores do twice as many operations on half as many bits."""
+    """Microseconds to move the bytes, or to compute the products where that takes longer; None where the architecture lacks a
+    dtype. Tensor cores do twice as many operations per second on half as many bits."""
     if lacks(op, binding, gpu.arch):
         return None
     work = sum(count * DTYPES[binding.dtype(p.a)].size / 2 for p, count in found)
@@ -411,7 +412,7 @@ def _roofline(op: Op, binding: Binding, moved: int, found: list[tuple[Product, i
 
 
 def explain(op: Op, shape: Shape) -> dict[str, Any]:
-    """Everything, as a script reads it; `explain_text` prints the same."""
+    """The whole report, as --json prints it; `tables.as_text` shows the same."""
     spec, found = op.spec, graph(op)
     reducing = graph(op.plan.epilogue) if isinstance(op.plan, Gemm) else found
     calls = {id(o.node): f"{o.op}({', '.join(o.args)})" for o in reducing.operations}

@@ -1,7 +1,7 @@
 """A drawing of an op's dataflow graph: inputs above, operations in layers below them, outputs at the bottom.
 
-The usual layered layout: every node stands one layer below its lowest operand, edges that cross layers get a waypoint in
-each, layers are ordered by barycenters to avoid crossings, and nodes are then drawn towards their neighbours.
+The usual layered layout: every node is one layer below its lowest operand, edges that cross layers get a waypoint in
+each, layers are ordered by barycenters to avoid crossings, and nodes are then moved towards their neighbours.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Key = TypeVar("Key")
 
 CHARACTER, LINE = 7.8, 17  # of the labels: a monospaced font at 13 px
 SMALL = 6.6  # a character at 11 px
-MOST_WAYPOINTS = 1000  # of a drawing: edges that cross more layers than these allow go straight
-# Sweeps over the layers, at most, and over how many links in all: a large drawing gets fewer
+MOST_WAYPOINTS = 1000  # in a drawing: edges that cross more layers than these allow are straight
+# The most sweeps over the layers, and the most links that they visit: a large drawing gets fewer sweeps
 ORDERING, ORDERED = 24, 60_000
 PLACING, PLACED = 200, 200_000
 HEIGHT, GAP, SPACE, MARGIN = 46, 36, 26, 24
 
-# How an operation reads; "·" stands for an operand without a name
+# The text of an operation; "·" stands for an operand without a name
 SIGNS = {
     "add": "{} + {}", "sub": "{} − {}", "mul": "{} × {}", "div": "{} ÷ {}", "neg": "−{}", "pow": "{} ^ {}",
     "lt": "{} < {}", "le": "{} ≤ {}", "gt": "{} > {}", "ge": "{} ≥ {}", "eq": "{} = {}", "ne": "{} ≠ {}",
@@ -56,7 +56,7 @@ class Box:
 
 @dataclass(eq=False)
 class Link:
-    """A piece of an edge, from a layer to the next: offsets are where it touches the boxes, from their middles."""
+    """A piece of an edge, from one layer to the next. Offsets are from the boxes' middles to its ends."""
 
     above: Box
     below: Box
@@ -66,7 +66,7 @@ class Link:
 
 @dataclass(eq=False)
 class Edge:
-    """From a box to the one that reads it; `place` is the operand's among `count`."""
+    """An edge from a box to the box that reads it, as operand number `place` of `count`."""
 
     above: Box
     below: Box
@@ -76,14 +76,14 @@ class Edge:
 
 @dataclass(frozen=True)
 class Links:
-    """The links of a drawing: all of them, and those that end at a box from above and from below."""
+    """The links of a drawing: all of them, and the links that end at each box from above and from below."""
 
     every: list[Link]
     above: dict[Box, list[Link]]
     below: dict[Box, list[Link]]
 
     def sweeps(self, most: int, links: int) -> range:
-        """As many as visit this number of links, at least 2 and at most so many."""
+        """As many sweeps as visit `links` links, from 2 to `most`."""
         return range(max(2, min(most, links // max(1, len(self.every)))))
 
 
@@ -98,7 +98,7 @@ def draw(op: Op) -> str:
 
 
 def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """The items that have the same key, in order."""
+    """The items grouped by key, in order."""
     found: dict[Key, list[Item]] = defaultdict(list)
     for item in items:
         found[key(item)].append(item)
@@ -106,14 +106,14 @@ def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
 
 
 def _edges(op: Op) -> list[Edge]:
-    """Who reads whom."""
+    """An edge from each value to each of its readers."""
     found, edges = graph(op), []
     boxes = {a.name: Box("input", (a.name, str(a))) for a in op.spec.inputs}
     boxes |= {p.name: Box("input", (p.name, p.kind)) for p in op.spec.params}
 
     def connect(names: list[str], box: Box) -> None:
         for place, name in enumerate(names):
-            array = name.partition("[")[0]  # of a part
+            array = name.partition("[")[0]  # without the part
             if name not in boxes and array in boxes:
                 above = boxes[array]
             else:
@@ -132,7 +132,7 @@ def _edges(op: Op) -> list[Edge]:
 
 
 def _label(operation: Operation) -> tuple[str, list[str]]:
-    """What an operation's box says, and the operands that arrows bring."""
+    """The text of an operation's box, and the operands that edges bring."""
     names, words = [], []
     for name, node in zip(operation.args, operation.node.args, strict=False):
         if node.is_const:
@@ -188,14 +188,14 @@ def _layers(edges: list[Edge]) -> tuple[list[list[Box]], list[Link]]:
 
 
 def _longest(edges: list[Edge]) -> int:
-    """How many layers an edge may cross that gets a waypoint in each, so that there are no more than `MOST_WAYPOINTS`."""
+    """The most layers that an edge with waypoints may cross, so that there are no more than `MOST_WAYPOINTS`."""
     counts = sorted(max(0, edge.below.layer - edge.above.layer - 1) for edge in edges)
     totals = itertools.accumulate(counts)
     return next((count - 1 for count, total in zip(counts, totals, strict=True) if total > MOST_WAYPOINTS), counts[-1])
 
 
 def _ordered(layers: list[list[Box]], links: Links) -> list[list[Box]]:
-    """Sweeps down and up, each layer sorted by where its neighbours stand; the order with the fewest crossings."""
+    """The order with the fewest crossings of several sweeps down and up, which sort each layer by its neighbours' places."""
     best, fewest = layers, _crossings(layers, links.every)
     for sweep in links.sweeps(ORDERING, ORDERED):
         down = sweep % 2 == 0
@@ -222,7 +222,7 @@ def _crossings(layers: list[list[Box]], links: list[Link]) -> int:
     count = 0
     for between in _grouped(links, lambda link: link.above.layer).values():
         ends = sorted((place[n.above], place[n.below] + n.end / (n.below.width + 1)) for n in between)
-        below: list[float] = []  # of those further to the left above: each that ends further to the right is crossed
+        below: list[float] = []  # ends of the links that start further left: each end further right is a crossing
         for _, end in ends:
             at = bisect.bisect_right(below, end)
             count += len(below) - at
@@ -231,7 +231,7 @@ def _crossings(layers: list[list[Box]], links: list[Link]) -> int:
 
 
 def _place(layers: list[list[Box]], links: Links) -> None:
-    """Middles of the boxes: each drawn to its neighbours, as far as the order and the space between them allow."""
+    """Sets the boxes' middles: each moves towards its neighbours, as far as the order and the spacing allow."""
     for layer in layers:
         _spread(layer, [0.0] * len(layer))
     for sweep in links.sweeps(PLACING, PLACED):
@@ -254,17 +254,17 @@ def _place(layers: list[list[Box]], links: Links) -> None:
 
 
 def _pull(link: Link) -> int:
-    """Long edges hold straighter than short ones."""
+    """The weight of a link: long edges are kept straighter than short ones."""
     return (1, 2, 8)[(not link.above.lines) + (not link.below.lines)]
 
 
 def _spread(layer: list[Box], wanted: list[float]) -> None:
-    """The places nearest to those wanted (least squares) that keep the order and the space between: neighbours that
-    would overlap are merged into one block."""
+    """The places nearest to the wanted ones (least squares) that keep the order and the spacing: neighbours that would
+    overlap are merged into one block."""
     offsets = [0.0]
     for left, right in itertools.pairwise(layer):
         offsets.append(offsets[-1] + (left.width + right.width) / 2 + SPACE)
-    blocks: list[list[float]] = []  # sum of the wanted places less offsets, and how many
+    blocks: list[list[float]] = []  # the sum of wanted places minus offsets, and their number
     for place, offset in zip(wanted, offsets, strict=True):
         blocks.append([place - offset, 1])
         while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:

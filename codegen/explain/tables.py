@@ -1,4 +1,4 @@
-"""What an op does and costs (`explain`), as tables for people."""
+"""Prints the report of `explain` as tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ with extras.needed("build"):
 
 
 def as_text(report: dict[str, Any]) -> Group:
-    """The report as a person reads it."""
+    """The report as tables."""
     title = Text.assemble((report["op"], "bold"), "  ", report["summary"])
     parts: list[Table | Group] = [_facts(report), _steps(report), _arrays(report), _costs(report), _rooflines(report)]
     if report["products"]:
@@ -47,7 +47,7 @@ def _facts(report: dict[str, Any]) -> Table:
 
 
 def _left_to_xla(report: dict[str, Any]) -> str:
-    """Why a call of this shape that asks for no implementation takes XLA's form, where it does."""
+    """Why a call of this shape that names no implementation runs the jnp form, where it does."""
     apart = [cost for cost in report["costs"] if not (cost["main_loop"] or {}).get("one_kernel")]
     costs = [(cost, cost["launch_in_clusters"] or cost["launch"]) for cost in apart]
     found = [(_types_text(cost["types"]), launch.get("left_to_xla")) for cost, launch in costs]
@@ -55,7 +55,7 @@ def _left_to_xla(report: dict[str, Any]) -> str:
 
 
 def _backward(made: dict[str, Any]) -> Table:
-    """The backward: its arrays and its chain, or why it is none of ours."""
+    """The backward: its arrays and its chain, or why it has no kernel."""
     if not made["kernel"]:
         table = _table("backward: no kernel")
         table.add_row(escape(f"jax.vjp of the jnp form: {made['why']}"))
@@ -68,10 +68,10 @@ def _backward(made: dict[str, Any]) -> Table:
         for place, line in enumerate(made[what] or ()):
             table.add_row("" if place else what, escape(line))
     for name, other in made["same"].items():
-        table.add_row("", escape(f"that of {name} is {other}"))
+        table.add_row("", escape(f"the gradient of {name} is {other}"))
     if frozen := made["frozen"]:
         names = ", ".join(frozen["without"])
-        table.add_row("frozen", escape(f"where no gradient of {names} is asked for: {frozen['why']}"))
+        table.add_row("frozen", escape(f"where no gradient of {names} is requested: {frozen['why']}"))
         for line in frozen["chain"]:
             table.add_row("", escape(line))
     return table
@@ -88,7 +88,7 @@ def _steps(report: dict[str, Any]) -> Table:
 
 
 def _arrays(report: dict[str, Any]) -> Table:
-    table = _table("array", "", "type", "shape", "how the kernel reaches it", "and in a ragged call")
+    table = _table("array", "", "type", "shape", "how the kernel accesses it", "and in a ragged call")
     arrays = {**report["inputs"], **report["outputs"], **report["products"]}
     for name in dict.fromkeys(p[factor] for factor in "ab" for p in report["products"].values()):
         shape = " x ".join(map(str, arrays[name]["shape"]))
@@ -104,7 +104,7 @@ def _arrays(report: dict[str, Any]) -> Table:
 
 
 def _costs(report: dict[str, Any]) -> Group:
-    """A row for each number and a column for each choice of types, so few in a table that 80 columns hold it."""
+    """A row for each number and a column for each choice of types, split into tables that fit 80 columns."""
     lines = _LAUNCH_OF_ROWS if "threads_a_row" in report["costs"][0]["launch"] else _LAUNCH
     columns: list[tuple[str, list[str]]] = []
     for cost in report["costs"]:
@@ -129,15 +129,15 @@ def _facts_of(launch: dict[str, Any], lines: dict[str, str]) -> list[str]:
 
 
 _CHOICES = 3
-_LAUNCH = {"vector": "elements a thread", "threads": "threads", "blocks": "blocks", "ragged": "ragged"}
+_LAUNCH = {"vector": "elements per thread", "threads": "threads", "blocks": "blocks", "ragged": "ragged"}
 _LAUNCH_OF_ROWS = {
-    "vector": "elements a vector", "vectors_a_thread": "vectors a thread", "rows_at_once": "rows at once", "threads_a_row": "threads a row",
-    "cluster": "blocks a row", "rows_read": "times read", "threads": "threads", "blocks": "blocks", "ragged": "ragged",
+    "vector": "elements per vector", "vectors_a_thread": "vectors per thread", "rows_at_once": "rows at once", "threads_a_row": "threads per row",
+    "cluster": "blocks per row", "rows_read": "times read", "threads": "threads", "blocks": "blocks", "ragged": "ragged",
 }  # fmt: skip
 
 
 def _main_loops(report: dict[str, Any]) -> Table:
-    """What multiplies."""
+    """How the products are computed."""
     table = _table("types", report["costs"][0]["main_loop"]["arch"])
     for cost in report["costs"]:
         found = cost["main_loop"]
@@ -149,7 +149,7 @@ def _main_loops(report: dict[str, Any]) -> Table:
 
 
 def _tiles_text(tiles: dict[str, Any]) -> str:
-    """Of the main loop for Hopper."""
+    """The tiles of the main loop for Hopper, in words."""
     words = [
         f"one kernel: tiles of {tiles['tile_m']} x {tiles['tile_n']}, {tiles['tile_k']} along K, {tiles['stages']} stages"
     ]
@@ -158,12 +158,12 @@ def _tiles_text(tiles: dict[str, Any]) -> str:
     words += [f"clusters of {tiles['cluster_m']} x {tiles['cluster_n']}"] * (
         tiles["cluster_m"] * tiles["cluster_n"] > 1
     )
-    words += [f"{tiles['splits']} blocks of a cluster share out K"] * (tiles["splits"] > 1)
+    words += [f"{tiles['splits']} blocks of a cluster share K"] * (tiles["splits"] > 1)
     return ", ".join(words)
 
 
 def _rooflines(report: dict[str, Any]) -> Table:
-    """The least time that memory, or the tensor cores, allow."""
+    """The least time that memory bandwidth or the tensor cores allow."""
     table = _table(
         "roofline" if report["products"] else "memory roofline",
         *(f"{g['name']}\n{g['arch']}" for g in report["gpus"]),
@@ -177,17 +177,15 @@ def _rooflines(report: dict[str, Any]) -> Table:
 
 
 def _interpreted(report: dict[str, Any]) -> Group:
-    """What one call of each kernel did in the interpreter: runtime/explained.py."""
+    """The counts of one interpreted call of each kernel (`measuring/explained.py`)."""
     calls = report["interpreted"]
     if not calls:
-        return Group(
-            "interpreted: nothing, for the architecture that CUTE_DSL_ARCH names has no kernel for these dtypes"
-        )
+        return Group("interpreted: nothing, since the architecture in CUTE_DSL_ARCH has no kernel for these dtypes")
     shape = ", ".join(f"{axis} = {extent}" for axis, extent in calls[0]["shape"].items())
     table = _table(
-        f"interpreted: {shape}", "array", "bytes", "loaded", "stored", "sectors a request", "coalesced", right=2
+        f"interpreted: {shape}", "array", "bytes", "loaded", "stored", "sectors per request", "coalesced", right=2
     )
-    work = _table("", "instructions a thread", "an element", "idle lanes", right=1)
+    work = _table("", "instructions per thread", "per element", "idle lanes", right=1)
     for call in calls:
         types = _types_text(call["types"])
         for name, a in call["arrays"].items():
@@ -200,7 +198,7 @@ def _interpreted(report: dict[str, Any]) -> Group:
 
 
 def _table(*columns: str, right: int = 99) -> Table:
-    """Columns from number `right` on hold numbers."""
+    """A table in which the columns from number `right` on are right-aligned numbers."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, name in enumerate(columns):
         table.add_column(name, justify="right" if place >= right else "left", overflow="fold")
@@ -212,7 +210,7 @@ def _types_text(types: dict[str, str]) -> str:
 
 
 def size_text(count: float) -> str:
-    """Bytes in the largest unit that leaves a number from 1 on."""
+    """Bytes in the largest unit in which the number is 1 or more."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -220,5 +218,5 @@ def size_text(count: float) -> str:
 
 
 def time_text(us: float) -> str:
-    """Microseconds, or milliseconds from 10 of them on."""
+    """A time in microseconds, or in milliseconds from 10 ms on."""
     return f"{us / 1e3:.3g} ms" if us >= 1e4 else f"{us:.3g} us" if us < 100 else f"{us:.0f} us"

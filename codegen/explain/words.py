@@ -1,4 +1,4 @@
-"""A kernel's plan in words, for `explain`: one class a plan, with the same questions."""
+"""A kernel's plan in words, for `explain`: one class for each kind of plan, with the same methods."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from codegen.plan.reductions import Reduction
 
 
 def words(plan: Elementwise | Reduction | Gemm) -> ElementwiseWords | ReductionWords | GemmWords:
-    """What answers for a plan."""
+    """The words of a plan."""
     if isinstance(plan, Gemm):
         return GemmWords(plan)
     return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
 
 
 def statistics_words(statistics: list[dict[str, Any]]) -> str:
-    """The reductions of a report, stage by stage; nothing where there is none."""
+    """The reductions of a report, stage by stage; empty without reductions."""
     stages: dict[Any, list[str]] = {}
     for s in statistics:
         ending = " in the same pass" if s["same_pass"] else ""
@@ -45,7 +45,7 @@ def axis_word(name: str) -> str:
 
 
 def value_name(plan: Plan, access: Access) -> str:
-    """What an access reads or writes, as the chain writes it."""
+    """The value that an access reads or writes, as in the chain."""
     if access.array is None:
         assert access.group is not None
         return f"{access.mode}({plan.groups[access.group].axes[0]})"
@@ -57,7 +57,7 @@ def value_name(plan: Plan, access: Access) -> str:
 
 
 def coordinate_words(access: Access) -> tuple[str, str]:
-    return "the position itself, no memory" if access.mode == "index" else "the extent itself, no memory", "the same"
+    return "the position itself, no memory" if access.mode == "index" else "the size itself, no memory", "the same"
 
 
 class ElementwiseWords:
@@ -81,7 +81,7 @@ class ElementwiseWords:
         return f"{listed(groups)} (axes that all arrays have together are one); a thread needs its place in {used}"
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is reached; how in a ragged call."""
+        """The value's name; how it is accessed; how in a ragged call."""
         name, array = value_name(self.plan, access), access.array
         if array is None:
             return name, *coordinate_words(access)
@@ -91,24 +91,26 @@ class ElementwiseWords:
             return name, f"{inner}, where {index} points along {axis}", "element by element"
         if access.mode == "flat":
             one = f", {array.parts} neighbouring parts together" if array.parts else ""
-            return name, f"whole vectors, in the order of memory{one}", "whole vectors, but for the last of the array"
+            return name, f"whole vectors, in the order of memory{one}", "whole vectors, except the last of the array"
         if access.mode == "tile":
             last = self.plan.groups[-1].axes[-1]
             where = f"part {access.part}" if access.part is not None else f"its own place along {last}"
             return name, f"whole vectors, from {where}", "element by element"
         if access.mode == "scalar":
-            return name, "one value for the whole vector", "one value an element"
+            return name, "one value for the whole vector", "one value per element"
         return name, "element by element: its neighbours are not neighbours in memory", "the same"
 
     def ragged(self) -> str:
         plan = self.plan
         if plan.collapsed or not plan.coordinates:
-            return "where a thread's elements do not divide the element count, the last ones are taken one by one"
+            return (
+                "where the element count is not a multiple of a thread's elements, the last ones are handled one by one"
+            )
         found = [(self.access(a), a.mode) for a in (*plan.loads, *plan.stores)]
         slow = list(dict.fromkeys(name for (name, _, ragged), _ in found if ragged == "element by element"))
         fast = list(dict.fromkeys(name for (name, _, _), mode in found if mode == "flat"))
         inner = " x ".join(axis_word(a) for a in plan.groups[-1].axes)
-        text = f"where a thread's elements do not divide {inner}, so that a vector may run over the end of a row, "
+        text = f"where {inner} is not a multiple of a thread's elements, so that a vector may cross the end of a row, "
         text += f"{listed(fast)} keep{'s' * (len(fast) == 1)} wide accesses" if fast else "no array keeps wide accesses"
         return text + (f"; {listed(slow)} go{'es' * (len(slow) == 1)} element by element" if slow else "")
 
@@ -127,12 +129,12 @@ class ReductionWords:
             f"{listed(dict.fromkeys(ops))} {word} {' x '.join(axis_word(a) for a in axes)}"
             for (word, axes), ops in sets.items()
         ]
-        how = ["the threads that share a row fold it together"] if plan.rows else []
+        how = ["the threads that share a row reduce it together"] if plan.rows else []
         if plan.columns:
             second = "a second kernel" if plan.kernels == 2 else "further kernels"
-            how.append(f"each block folds the rows it reads, {second} the blocks' results, in a fixed order")
+            how.append(f"each block reduces its rows, and {second} the blocks' partial results, in a fixed order")
         if plan.first is not None:
-            how.append("rows too long for a block or a cluster are read twice: a kernel before folds along them")
+            how.append("rows too long for a block or a cluster are read twice: a first kernel reduces along them")
         return f"{plan.kind}: {listed(both)}; {'; '.join(how)}"
 
     def groups(self) -> str:
@@ -144,36 +146,36 @@ class ReductionWords:
         return f"a row's place: {kept}; its columns: {columns}"
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is reached; how in a ragged call."""
+        """The value's name; how it is accessed; how in a ragged call."""
         plan, name = self.plan, value_name(self.plan, access)
         if access.array is None:
             return name, *coordinate_words(access)
         taken = "" if access.index_of is None else f", where {access.index_of[0]} points along {access.index_of[1]}"
         if access.mode == "row":
-            return name, f"one value a row{taken}", "the same"
+            return name, f"one value per row{taken}", "the same"
         if access.mode == "gather" and access in plan.stores:
             return name, "element by element, one value for columns that share it", "the same"
         if access.mode == "gather":
             return name, f"element by element{taken}: its neighbours are not neighbours in memory", "the same"
         rows = any(isinstance(t, int) and t < plan.kept for t in access.tokens) or plan.kept == 0
         of = "of its row" if rows else "the same for every row"
-        end = "but for the ends of a row"
+        end = "except at the ends of a row"
         if plan.shifts and plan.aligned(access):
             return name, f"whole vectors, {of}{taken}", f"whole vectors where memory is aligned, {end}"
-        return name, f"whole vectors, {of}{taken}", f"each vector from the two that hold it, {end}"
+        return name, f"whole vectors, {of}{taken}", f"each vector from the two that contain it, {end}"
 
     def ragged(self) -> str:
         if not self.plan.column_groups:
-            return "nothing is read in vectors: every extent is as good as any other"
+            return "nothing is read in vectors: all sizes are equally fast"
         columns = listed(" x ".join(axis_word(a) for a in g.axes) for g in self.plan.column_groups)
         return (
-            f"where a vector's elements do not divide {columns}, accesses stay wide; what of a vector lies outside the row "
-            "is neither read nor written, and counts as nothing in a reduction"
+            f"where {columns} is not a multiple of the vector width, accesses stay wide; elements of a vector outside the "
+            "row are neither read nor written, and do not count in a reduction"
         )
 
 
 class GemmWords:
-    """A contraction's: its own for the products, its epilogue's for all else."""
+    """The words of a contraction: its own for the products, its epilogue's for everything else."""
 
     def __init__(self, plan: Gemm):
         self.plan, self.epilogue = plan, words(plan.epilogue.plan)
@@ -183,11 +185,11 @@ class GemmWords:
             f"{p.acc.name} = {p.a.name} @ {p.b.name} over {axis_word(p.axis)}" for p in self.plan.products
         )
         tile = self.plan.tile
-        how = "on sm_90a its epilogue in the same kernel, where rows are whole 16 bytes and that is faster; else after XLA's matmul"
+        how = "on sm_90a its epilogue in the same kernel, where a row's bytes are a multiple of 16 and that is faster; else after XLA's matmul"
         if isinstance(tile, Mistake):
             how = f"its epilogue in a kernel after XLA's matmul: {tile.message}"
         elif tile.folds:
-            how += f"; its tiles leave parts of {listed(dict.fromkeys(f.name for f in tile.folds))}, which are folded after it"
+            how += f"; its tiles write partial results of {listed(dict.fromkeys(f.name for f in tile.folds))}, which are reduced after it"
         return f"{self.plan.kind}: {products}; {how}"
 
     def groups(self) -> str:

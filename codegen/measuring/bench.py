@@ -1,9 +1,9 @@
-"""Timing ops on a GPU: ours, XLA's fusion of the reference, and a copy of as many bytes, in one run.
+"""Times ops on a GPU: ours, XLA's fusion of the reference, and a copy of the same number of bytes, in one run.
 
-The three take turns, so that a clock or a neighbour that changes meets all of them. A time is the median over groups of
-calls that are queued back to back, of what the GPU worked on them (`device_time.py`); where the profiler sees no GPU, of the
-time until they were done. Where the arrays of a call would fit a GPU's cache, calls go
-round several sets of them. Bytes count each input read once and each output written once; a copy reads half and writes half.
+The three take turns, so that a change of the clock or of other load affects all of them. A time is the median over groups
+of calls that are queued back to back. It is the time that the GPU works on them (`device_time.py`), or, where the profiler
+sees no GPU, the time until they are done. Where a call's arrays would fit a GPU's cache, calls cycle through several sets
+of arrays. Bytes count each input read once and each output written once. A copy reads half of them and writes half.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from codegen.spec.spec import Array, Spec
 GROUPS, CALLS = 5, 25
 BEYOND_CACHE = 384 * 2**20  # three times the largest L2 today
 MOST_SETS = 64
-WHOLE = 128  # words: a copy of odd numbers of them is no kernel at memory's speed
+WHOLE = 128  # words: a copy of a number that is not a multiple of this does not reach memory bandwidth
 
 
 # Timing
@@ -70,19 +70,19 @@ def _group(call: Candidate, calls: int, clock: Callable[[], float]) -> float:
     jax.block_until_ready(call(0))
     start = clock()
     for i in range(calls):
-        result = call(i)  # the last result's memory goes back as soon as the GPU is through with it
+        result = call(i)  # frees the last result's memory as soon as the GPU has finished with it
     jax.block_until_ready(result)
     return clock() - start
 
 
-# What is timed
+# Candidates
 
 
 def bench_op(
     op: Op, binding: Binding, shape: Shape, groups: int = GROUPS, calls: int = CALLS, implementation: str | None = None
 ) -> Measurement:
-    """Time one op, or the generated backward of one, at one shape. `implementation` is what stands for ours: unless one is
-    named, what a call takes that names none."""
+    """Time one op, or the generated backward of one, at one shape, in microseconds. `implementation` is the one timed as ours, by
+    default that of a call which names none."""
     count = fused_bytes(binding, shape, op.statements)
     with wide_types(binding):
         origin = op.origin if isinstance(op, BackwardOp) else op
@@ -114,7 +114,7 @@ def bench_op(
 
 
 def multiplied_in(op: Op, binding: Binding) -> str | None:
-    """What XLA is given to multiply: matrices in their own type, float8 and integers in bfloat16. None where an op does not
+    """The type of XLA's matrix products: the factors' own type, or bfloat16 for float8 and integers. None where an op does not
     contract: its reference computes in float32, which costs XLA nothing."""
     if not isinstance(op, GemmOp):
         return None
@@ -125,9 +125,9 @@ def multiplied_in(op: Op, binding: Binding) -> str | None:
 def backward_calls(
     op: BackwardOp, made: list[dict[str, Any]], static: dict[str, Any], binding: Binding, implementation: Any
 ) -> tuple[Callable, Callable, list, list]:
-    """Ours and XLA's backward, and the sets of arrays that each takes. Ours takes what the forward saved; XLA's the inputs,
-    from which it computes again what it needs in its own kernels: jax.vjp of the reference, the forward's result unused. What
-    is the gradient of two inputs, or a cotangent, is no result of either: a program that ends there would copy it."""
+    """Our backward and XLA's, and the sets of arrays that each takes. Ours takes the saved arrays. XLA's is jax.vjp of the
+    reference with the forward's result unused: it takes the inputs, and recomputes what it needs. A gradient that two inputs
+    share, or that is a cotangent, is a result of neither: a program that returned it would copy it."""
     origin = op.origin
     key, _ = origin.bind((), {**made[0], **static, "implementation": implementation})
     sets, others = [], []
@@ -143,7 +143,9 @@ def backward_calls(
         sets.append((residuals, cotangents))
         others.append((arrays, cotangents))
     how, names = op.derived.how, origin.operand_names(key)
-    given_back = {name for name, _ in how.gradients} | origin.multiplied  # products' gradients go on to their factors
+    given_back = {
+        name for name, _ in how.gradients
+    } | origin.multiplied  # the gradients of products continue to their factors
     wanted = [n for n in names if n in given_back and jnp.issubdtype(jnp.result_type(made[0][n]), jnp.floating)]
     own = [i for i, name in enumerate(names) if name not in dict(how.same)]
     precision = {"precision": multiplied_in(origin, binding)} if isinstance(origin, GemmOp) else {}
@@ -166,7 +168,7 @@ def backward_calls(
 
 
 def bench_or_fail(op: Op, binding: Binding, shape: Shape, groups: int = GROUPS) -> Measurement:
-    """`bench_op`, with what goes wrong (memory that does not suffice, say) as the result: the others still run."""
+    """`bench_op`, which returns an exception (out of memory, say) as a result, so that the other ops still run."""
     try:
         return bench_op(op, binding, shape, groups)
     except Exception as error:
@@ -177,27 +179,27 @@ def bench_or_fail(op: Op, binding: Binding, shape: Shape, groups: int = GROUPS) 
 
 
 def sets_of(count: int) -> int:
-    """How many sets of arrays of so many bytes it takes to get beyond a cache."""
+    """The number of sets of arrays, of `count` bytes each, that together exceed a cache."""
     return max(1, min(MOST_SETS, -(-BEYOND_CACHE // max(1, count))))
 
 
 @contextmanager
 def wide_types(binding: Binding) -> Iterator[None]:
-    """64-bit types where the op needs them, and only there: they change what references compute in."""
+    """A context with 64-bit types where the op needs them, and only there: they change the type in which references compute."""
     wide = any(DTYPES[binding.dtype(a)].size == 8 for a in binding.spec.arrays)
     with jax.enable_x64(wide):
         yield
 
 
 def static_arguments(spec: Spec, binding: Binding) -> dict[str, Any]:
-    """The arguments of a call that are no arrays: static params, and dtypes that no input has."""
+    """The keywords of a call that are not arrays: static params, and dtypes of type variables that no input has."""
     static: dict[str, Any] = {p.name: p.example for p in spec.params if p.static}
     bound = {a.dtype for a in spec.inputs}
     return static | {name: dtype for name, dtype in binding.types if name not in bound}
 
 
 def make_inputs(spec: Spec, binding: Binding, shape: Shape, seed: int) -> dict[str, jax.Array]:
-    """Random inputs and dynamic params, inside what the spec says they may be."""
+    """Random inputs and dynamic params within the spec's domains."""
     keys = iter(jax.random.split(jax.random.key(seed), len(spec.inputs)))
     domains = dict(spec.domain)
     arrays = {a.name: _random(next(keys), a, binding.dtype(a), shape, domains.get(a.name)) for a in spec.inputs}
@@ -222,7 +224,7 @@ def _random(key: jax.Array, array: Array, dtype: str, shape: Shape, domain: obje
 
 
 def _whole(key: jax.Array, dtype: str, size: tuple[int, ...], low: int, high: int, nonzero: bool = False) -> jax.Array:
-    """Integers from `low` to `high`, which the dtype holds: modulo 2**32 or 2**64, where no bound overflows."""
+    """Integers from `low` to `high`, which the dtype can hold: computed modulo 2**32 or 2**64, so that no bound overflows."""
     word, bits = ("uint64", 64) if DTYPES[dtype].size == 8 else ("uint32", 32)
     drawn, count = jax.random.bits(key, size, word), high - low + 1
     drawn = drawn if count == 2**bits else drawn % np.array(count, word)
@@ -231,8 +233,8 @@ def _whole(key: jax.Array, dtype: str, size: tuple[int, ...], low: int, high: in
 
 
 def typical(spec: Spec, wanted: Mapping[str, str]) -> Binding | None:
-    """The dtypes to time: those wanted, else bfloat16 where an array may have it, else the first; None where an op has
-    no dtype wanted."""
+    """The dtypes to time: the wanted ones, else bfloat16 where an array may have it, else the first. None where an op lacks a
+    wanted dtype."""
     bound = {}
     for name, dtypes in spec.types:
         bound[name] = wanted.get(name, "bfloat16" if "bfloat16" in dtypes else dtypes[0])
@@ -245,7 +247,7 @@ def typical(spec: Spec, wanted: Mapping[str, str]) -> Binding | None:
 
 
 def machine() -> dict[str, str]:
-    """What the numbers hold for."""
+    """The machine and the versions for which the numbers hold."""
     device = jax.devices()[0]
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:

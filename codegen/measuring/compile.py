@@ -1,6 +1,6 @@
-"""Cross-compiling generated kernels for an architecture, with no GPU needed, and what came out of it.
+"""Cross-compiles generated kernels for an architecture, without a GPU, and reads registers, spills and accesses from the code.
 
-The launcher compiled is the one that calls run, on tensors whose extents are unknown but for divisibility.
+It compiles the launcher that calls run, on tensors of which only the divisors of the sizes are known.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ with extras.needed("build"):
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel to compile: the types bound, whether rows are ragged, whether inputs with defaults are left out; where
+    """One kernel to compile: the bound types, whether rows are ragged, whether inputs with defaults are left out, and, where
     the op reduces, the columns of a row."""
 
     types: Types
@@ -57,7 +57,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Operand:
-    """A kernel's array, and the widths in bytes of its loads and stores: each distinct one once, widest first."""
+    """A kernel's array, and the distinct widths of its loads and stores, in bytes, widest first."""
 
     name: str
     loads: tuple[int, ...]
@@ -66,10 +66,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel's code for one architecture. Registers are a thread's; sizes are bytes.
+    """A kernel's code for one architecture. Registers are per thread; sizes are in bytes.
 
-    `stack` is a thread's frame: what the source asks for (a library function's tables, say) and what registers spill
-    to. `spills` counts only the latter, loads and stores together.
+    `stack` is a thread's stack frame: local arrays of the source (a library function's tables, say) and spilled registers.
+    `spills` counts only the spilled ones, loads and stores together.
     """
 
     ptx: str
@@ -90,8 +90,8 @@ class Compiled:
 
 
 def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Variant]:
-    """Every kernel that calls of an op can need (with the dtypes in `wanted`), but for static params, and for as many
-    rows as there are lengths: of those `row_lengths`."""
+    """Every kernel that calls of an op can need (with the dtypes in `wanted`), for one value of static params, and only for
+    rows of the lengths in `row_lengths`."""
     some = any(a.default is not None for a in op.spec.inputs)
     if isinstance(op, GemmOp):
         ways = itertools.product(all_types(op.spec, wanted), (False, True), (False, True) if some else (False,))
@@ -107,13 +107,13 @@ def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Varian
                     yield replace(variant, defaults=defaults)
 
 
-# Bytes of a row's inputs: a few threads hold it; a whole block does; a cluster, where there are clusters, or nobody, and it
-# is read again for every stage.
+# Bytes of a row's inputs: a few threads hold it; a block holds it; a cluster holds it, or, without clusters, it is read again
+# for every stage.
 ROW_BYTES = (256, 16 * 1024, 256 * 1024)
 
 
 def row_lengths(op: Op, types: Types) -> tuple[int | None, ...]:
-    """The columns of the rows that stand for all: of every way in which the kernel goes about a row."""
+    """Representative numbers of columns: one for each way in which the kernel handles a row."""
     plan = op.plan
     if not isinstance(plan, Reduction) or plan.collapsed:
         return (None,)
@@ -122,12 +122,12 @@ def row_lengths(op: Op, types: Types) -> tuple[int | None, ...]:
     dtypes = {a.name: types.dtype(a) for a in op.spec.arrays}
     found = [size // plan.column_bytes(dtypes) // 16 * 16 or 16 for size in ROW_BYTES]
     if not plan.rows:
-        found = found[:2]  # whoever walks down the columns has at most a warp a row
+        found = found[:2]  # kernels that reduce over rows have at most a warp per row
     return tuple(found)
 
 
 def launch_of(op: Op, variant: Variant, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
-    """The launch of a variant: its rows, where their number matters, are many."""
+    """The launch of a variant, for many rows where their number matters."""
     dtypes = {a.name: variant.types.dtype(a) for a in op.spec.arrays}
     columns = variant.columns
     if columns is None:
@@ -147,14 +147,14 @@ def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] |
 
 
 def kept_kernel(op: Op, variant: Variant, arch: str) -> Compiled | None:
-    """The kernel that `compile_kernel` made before, if the cache on disk has it."""
+    """The kernel of an earlier `compile_kernel`, if the cache on disk has it."""
     call, names = _call(op, variant, arch)
     found = _kept(call)
     return None if found is None else _with_operands(op, found, names)
 
 
 def compile_call(op: GemmOp, example: LauncherCall, arch: str) -> Compiled:
-    """The kernel of such a call. How wide a main loop's accesses are is its own affair."""
+    """The kernel of such a call, without the access widths of its main loop."""
     call = example.compiled_for(arch)
     return _kept(call) or _compile(op, call)
 
@@ -162,8 +162,8 @@ def compile_call(op: GemmOp, example: LauncherCall, arch: str) -> Compiled:
 def _call(
     op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None
 ) -> tuple[CompiledCall, dict[str, bool] | None]:
-    """What is compiled, and the names of its tensors, each with whether it is there; None of a kernel that contracts, which is
-    that for large matrices."""
+    """The call to compile, and the names of its tensors, each with whether it is present. The names are None for a kernel that
+    contracts, which is the one for large matrices."""
     if isinstance(op, GemmOp):
         return op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch), None
     spec, how = op.spec, launch_of(op, variant, arch)
@@ -206,7 +206,7 @@ _KEPT_AS = f"{OPTIONS} and what is spilled"  # what entries of the cache hold
 
 
 def _compile(op: Op, call: CompiledCall) -> Compiled:
-    """A launcher's kernels, but for what they access."""
+    """A launcher's kernels, without their accesses."""
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
@@ -219,7 +219,7 @@ def _compile(op: Op, call: CompiledCall) -> Compiled:
     with compiling_for(call.arch):
         result = compiled(OPTIONS)
         registers, stack, shared = read_cubin(result.__cubin__)
-        # What is spilled lies on the stack, so only a kernel that has one is compiled again for ptxas's report
+        # Spills are on the stack, so only a kernel with a stack is compiled again for ptxas's report
         spills = _spills(lambda: compiled(f"{COMPILE_OPTIONS} remarks{{ptx}}")) if stack else 0
     made = Compiled(result.__ptx__, result.__cubin__, registers, stack, spills, shared, ())
     _keep(call, made)
@@ -227,7 +227,7 @@ def _compile(op: Op, call: CompiledCall) -> Compiled:
 
 
 def _keep(call: CompiledCall, made: Compiled) -> None:
-    """Into the cache on disk, where it is certain what decides the kernel."""
+    """Store it in the cache on disk, where its key covers everything that determines the kernel."""
     key = kernels.key_of(call, _KEPT_AS)
     if key is not None:
         numbers = json.dumps([made.registers, made.stack, made.spills, made.shared]).encode()
@@ -235,7 +235,7 @@ def _keep(call: CompiledCall, made: Compiled) -> None:
 
 
 def _kept(call: CompiledCall) -> Compiled | None:
-    """What `_keep` put there for this call, but for what it accesses."""
+    """The entry that `_keep` stored for this call, without its accesses."""
     key = kernels.key_of(call, _KEPT_AS)
     found = None if key is None else cache.load(kernels.name_of(call), key)
     if found is None or found.keys() != {"ptx", "cubin", "numbers"}:
@@ -245,7 +245,7 @@ def _kept(call: CompiledCall) -> Compiled | None:
 
 
 def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
-    """A compact tensor whose extents are multiples of these."""
+    """A compact tensor whose sizes are multiples of `divisors`."""
     import cutlass
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_compact_tensor
@@ -256,13 +256,14 @@ def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
 
 
 def parameters_of(op: Op, entry: str, tensors: list[str]) -> list[str]:
-    """Which of the launcher's tensors a kernel takes, by their names in the generated file."""
+    """The launcher's tensors that a kernel takes, by their names in the generated file."""
     names = list(inspect.signature(op._launch).parameters)[1:]
     module = inspect.unwrap(op._launch).__globals__
     kernels = [
         k
         for k in module
-        if f"{k}_" in entry  # whole: the types of its arguments follow, of which None would end a name that ends in N
+        if f"{k}_"
+        in entry  # with the "_": the types of its arguments follow, and the N of None would end a name that ends in N
         and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish", f"{op.spec.op}_rows_kernel"))
     ]
     if not kernels:  # `partials.begin`
@@ -273,12 +274,12 @@ def parameters_of(op: Op, entry: str, tensors: list[str]) -> list[str]:
 
 
 def _spills(compile_verbosely) -> int:
-    """The bytes that ptxas says it spills, stores and loads together. It prints them to stderr, wrapped to lines."""
+    """The spilled bytes, stores and loads together, from ptxas's report on stderr, which is wrapped to lines."""
     with contextlib.redirect_stderr(io.StringIO()) as log:
         compile_verbosely()
     found = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", " ".join(log.getvalue().split()))
     if not found:
-        raise RuntimeError(f"ptxas reported no spills, not even none: {log.getvalue()[:500]!r}")
+        raise RuntimeError(f"ptxas did not report spills: {log.getvalue()[:500]!r}")
     return sum(int(stores) + int(loads) for stores, loads in set(found))
 
 
@@ -293,21 +294,21 @@ def read_cubin(cubin: bytes) -> tuple[int, int, int]:
         elif section.name.startswith(".nv.shared.") and not section.name.startswith(".nv.shared.reserved."):
             shared += section["sh_size"]
     if not registers:
-        raise RuntimeError("the cubin does not say how many registers its kernel needs")
+        raise RuntimeError("the cubin has no register count for its kernel")
     return registers, stack, shared
 
 
-# Attributes of .nv.info (EIATTR_... in cuobjdump -elf): a stack's size counts what the function calls
+# Attributes of .nv.info (EIATTR_... in cuobjdump -elf): a stack's size includes called functions
 _REGCOUNT, _MIN_STACK_SIZE = 0x2F, 0x12
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, int]]:
-    """The (attribute, value) pairs of a cubin's .nv.info that hold a function's number and a value."""
+    """The (attribute, value) pairs of a cubin's .nv.info whose entries are a function's number and a value."""
     at = 0
     while at + 4 <= len(data):
         form, kind, size = struct.unpack_from("<BBH", data, at)
         at += 4
-        if form == 4:  # sized: `size` bytes follow; other forms hold their value in place of the size
+        if form == 4:  # sized: `size` bytes follow; other forms have their value in place of the size
             if size == 8:
                 yield kind, struct.unpack_from("<II", data, at)[1]
             at += size
@@ -318,7 +319,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class MemoryAccess:
-    """One load or store of global memory in PTX. `sources` is what its address may come from: places of the kernel's
+    """One load or store of global memory in PTX. `sources` are the possible origins of its address: positions of the kernel's
     parameters, or names of constant tables."""
 
     store: bool
@@ -340,15 +341,15 @@ def entries(ptx: str) -> Iterator[tuple[str, str]]:
 
 
 def memory_accesses(entry: str) -> list[MemoryAccess]:
-    """Every access of global (or unnamed) memory in a kernel itself, not in library functions that it calls.
+    """Every access of global (or generic) memory in a kernel itself, not in library functions that it calls.
 
-    A pointer is the first eight bytes of a tensor's parameter; address arithmetic is followed from there.
+    A pointer is the first eight bytes of a tensor's parameter. Address arithmetic is followed from there.
     """
     body = entry[entry.index("\n{") :]
     instructions = [m.groups() for line in body.splitlines() if (m := _INSTRUCTION.match(line))]
     sources: dict[str, frozenset[int | str]] = {}
     changed = True
-    while changed:  # until nothing moves: registers may be written in a later line than they are read
+    while changed:  # until nothing changes: a register may be written in a later line than it is read
         changed = False
         for name, text in instructions:
             target, found = _pointers(name, text, sources)
@@ -359,7 +360,7 @@ def memory_accesses(entry: str) -> list[MemoryAccess]:
 
 
 def _pointers(name: str, text: str, sources: dict[str, frozenset[int | str]]) -> tuple[str, frozenset[int | str]]:
-    """The 64-bit register that an instruction writes, and what it then may point to."""
+    """The 64-bit register that an instruction writes, and its possible origins."""
     words = name.split(".")
     if name.startswith("ld.param."):
         parameter = re.search(r"\[\w*_param_(\d+)(?:\+0)?\]", text)
@@ -386,8 +387,8 @@ def _access(name: str, text: str, sources: dict[str, frozenset[int | str]]) -> M
 
 
 def operands(found: list[tuple[str, list[str]]], names: list[str]) -> tuple[Operand, ...]:
-    """What a launcher's kernels read and write of each array. `found` are their texts and the arrays each takes, in its
-    order; `names` are all of them."""
+    """The loads and stores of each array by a launcher's kernels. `found` holds each kernel's text and its arrays, in order;
+    `names` are all arrays."""
     widths: dict[tuple[str, bool], list[int]] = {}
     for text, own in found:
         for access in memory_accesses(text):
@@ -407,7 +408,7 @@ def _widest_first(widths: Iterable[int]) -> tuple[int, ...]:
 
 
 def disassemble(cubin: bytes) -> str | None:
-    """A kernel's SASS, by the CUDA toolkit's tools; None where neither is on PATH."""
+    """A kernel's SASS, from the CUDA toolkit's tools; None where neither is on PATH."""
     for tool, option in (("cuobjdump", "-sass"), ("nvdisasm", "-c")):
         if path := shutil.which(tool):
             with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -1,4 +1,4 @@
-"""How long a GPU works on calls, from the profiler's trace: the time in which at least one kernel or copy runs.
+"""Measures how long a GPU works on calls, from the profiler's trace: the time in which at least one kernel or copy runs.
 
 A call's dispatch from Python takes 30 to 60 microseconds, which hides how long a short kernel takes. The profiler records
 each kernel's start and duration on the device's own clock.
@@ -17,13 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-MARK = "codegen bench "  # begins the names of the annotations around groups of calls
+MARK = "codegen bench "  # the names of the annotations around groups of calls begin with this
 
-Candidate = Callable[[int], Any]  # queues the call of this number, and returns what it will give
+Candidate = Callable[[int], Any]  # queues the call of this number, and returns its future result
 
 
 def measure(candidates: Mapping[str, Candidate], groups: int, calls: int) -> dict[str, tuple[float, ...]]:
-    """Microseconds a call, one number a group, of candidates that take turns."""
+    """Microseconds per call, one number per group, for candidates that take turns."""
     names = list(candidates)
     for name in names:  # compiled, and warm
         jax.block_until_ready(candidates[name](0))
@@ -45,7 +45,7 @@ def measure(candidates: Mapping[str, Candidate], groups: int, calls: int) -> dic
 
 @functools.cache
 def is_available() -> bool:
-    """Whether the profiler sees a GPU's kernels: without CUPTI, or the right to use it, it sees none."""
+    """Whether the profiler sees a GPU's kernels: without CUPTI, or permission to use it, it sees none."""
     if jax.default_backend() != "gpu":
         return False
     one = jax.jit(lambda words: words ^ 1)
@@ -57,7 +57,7 @@ def is_available() -> bool:
 
 
 def traced(run: Callable[[], None]) -> dict[str, Any]:
-    """The profiler's trace of a function, in Chrome's format."""
+    """The profiler's trace of a function, in Chrome's trace format."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             run()
@@ -66,8 +66,8 @@ def traced(run: Callable[[], None]) -> dict[str, Any]:
 
 
 def busy_times(trace: Mapping[str, Any]) -> dict[str, float]:
-    """For each annotation that begins with `MARK`, by the rest of its name: the microseconds of it in which a GPU ran a
-    kernel or a copy."""
+    """The microseconds in which a GPU ran a kernel or a copy, for each annotation that begins with `MARK`, by the rest of its
+    name."""
     events = trace["traceEvents"]
     named = {
         (e["name"], e["pid"], e.get("tid")): e["args"]["name"]
@@ -87,7 +87,7 @@ def busy_times(trace: Mapping[str, Any]) -> dict[str, float]:
 
 
 def covered(intervals: Iterable[tuple[float, float]], start: float, end: float) -> float:
-    """How much of the time from `start` to `end` sorted intervals cover, where they overlap once."""
+    """The part of the time from `start` to `end` that sorted intervals cover; overlaps count once."""
     total, reached = 0.0, start
     for first, last in intervals:
         first, last = max(first, reached), min(last, end)

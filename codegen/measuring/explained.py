@@ -1,4 +1,4 @@
-"""What `codegen explain --interpret` adds: one call of each kernel, run by the interpreter and counted."""
+"""The part of `codegen explain --interpret`: runs one call of each kernel in the interpreter, and counts its accesses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from codegen.runtime.compiled import interpreted
 from codegen.runtime.ops.op import Op
 from codegen.spec.spec import Spec
 
-MOST = 1 << 18  # elements of an output that take the interpreter no more than a moment
-LARGEST = 1 << 24  # elements of an array that it has room for
+MOST = 1 << 18  # elements of an output that the interpreter computes quickly
+LARGEST = 1 << 24  # elements of an array that fit the interpreter's memory
 
 
 def check_size(spec: Spec, shape: Shape) -> None:
@@ -28,7 +28,7 @@ def check_size(spec: Spec, shape: Shape) -> None:
 
 
 def small(spec: Spec, shape: Shape) -> dict[str, int]:
-    """The shape with its longest free axes halved until the interpreter is quick."""
+    """The shape with its longest free axes halved until the interpreter runs it quickly."""
     made = dict(shape)
     while max(elements(a.axes, made) for a in spec.arrays) > MOST:
         free = {axis: extent for axis, extent in made.items() if axis not in spec.extents and extent > 1}
@@ -39,7 +39,7 @@ def small(spec: Spec, shape: Shape) -> dict[str, int]:
 
 
 def interpreted_calls(op: Op, shape: Shape) -> list[dict[str, Any]]:
-    """For each choice of dtypes that the architecture has: the kernel's report and the fewest bytes each array takes."""
+    """For each binding of dtypes that the architecture supports: the kernel's report, and the least bytes of each array."""
     arch = interpreted.architecture()
     return [_call(op, b, shape) for b in bindings(op.spec) if not lacks(op, b, arch)]
 
@@ -47,7 +47,9 @@ def interpreted_calls(op: Op, shape: Shape) -> list[dict[str, Any]]:
 def _call(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:
     with wide_types(binding):
         op(**make_inputs(op.spec, binding, shape, 0), **static_arguments(op.spec, binding), implementation="interpret")
-    report = max(interpreted.last_reports(), key=lambda r: r.instructions)  # of several kernels, the one that does most
+    report = max(
+        interpreted.last_reports(), key=lambda r: r.instructions
+    )  # of several kernels, the one with the most instructions
     made = report.as_dict()
     count = max(1, max(elements(a.axes, shape) for a in op.spec.outputs))
     arrays = {}

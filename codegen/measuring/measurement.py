@@ -1,4 +1,4 @@
-"""What was measured of one op at one shape: a record that stands by itself."""
+"""The measurement of one op at one shape."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Measurement:
-    """Microseconds a call of each candidate (`ours`, `xla`, `copy`), one a group, for one op at one shape. `kind` is the
-    kind of its kernel, or "" where it is not known."""
+    """Microseconds per call of each candidate (`ours`, `xla`, `copy`), one number per group, for one op at one shape. `kind` is
+    the kind of its kernel, or "" where it is not known."""
 
     op: str
     shape: tuple[tuple[str, int], ...]
@@ -28,12 +28,12 @@ class Measurement:
 
     @property
     def over_xla(self) -> float:
-        """How many times as fast as XLA."""
+        """XLA's time over ours."""
         return self.us("xla") / self.us("ours")
 
     @property
     def of_copy(self) -> float:
-        """The part of the copy's bandwidth."""
+        """Our bandwidth over the copy's."""
         return self.us("copy") / self.us("ours")
 
     @property

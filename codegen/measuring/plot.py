@@ -1,4 +1,4 @@
-"""The charts of a benchmark: each op's speed over XLA and how near it is to the limit, and an op's bandwidth against size."""
+"""The charts of a benchmark: each op's speed over XLA and its part of the limit, and an op's bandwidth against size."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ with extras.needed("bench"):
 OURS, XLA, COPY, INK, PALE = "#1a7f37", "#7f93b2", "#9aa1ab", "#1f2328", "#d8dee4"
 MANY = 26  # rows of one column: more go into two, so that a chart fits a screen
 ROW, HEAD, DPI = 0.185, 0.95, 110  # inches, inches, dots an inch
-SIZES = 4  # an op measured at so many sizes, each at least twice the one before, has a curve
+SIZES = 4  # an op measured at this number of sizes, each at least twice the one before, has a curve
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of the chart. `of_limit` is the part of the limit's speed, a copy's or a product's; None where there is none."""
+    """A row of the chart. `of_limit` is the speed over the limit's, a copy's or a product's; None where there is no limit."""
 
     group: str
     label: str
@@ -37,7 +37,7 @@ class Bar:
 
 
 def bars(measured: Iterable[Measurement]) -> list[Bar]:
-    """A bar for each measurement that did not fail; a label says the shape where an op has several."""
+    """A bar for each measurement that did not fail. Its label has the shape where an op has several."""
     rows = [m for m in measured if not m.error]
     found = []
     for m in rows:
@@ -48,8 +48,8 @@ def bars(measured: Iterable[Measurement]) -> list[Bar]:
 
 
 def arranged(rows: Iterable[Bar]) -> list[list[Bar]]:
-    """The chart's columns: one, or two of about the same height. Groups are in the order of their names; the bars of each
-    are sorted by their speed over XLA."""
+    """The chart's columns: one, or two of about the same height. Groups are sorted by name, and the bars in each by their
+    speed over XLA."""
     groups: dict[str, list[Bar]] = {}
     for bar in sorted(rows, key=lambda bar: (bar.group, -bar.over_xla)):
         groups.setdefault(bar.group, []).append(bar)
@@ -62,7 +62,7 @@ def arranged(rows: Iterable[Bar]) -> list[list[Bar]]:
 
 
 def chart(rows: Sequence[Bar], title: str, path: Path) -> None:
-    """Write the chart: for each group of ops, bars of the speed over XLA beside dots of the part of the limit."""
+    """Write the chart: for each group of ops, bars of the speed over XLA, next to dots of the part of the limit."""
     columns = arranged(rows)
     lines = [_lines(column) for column in columns]
     height = HEAD + ROW * max([len(column) for column in lines], default=1)
@@ -81,7 +81,7 @@ def chart(rows: Sequence[Bar], title: str, path: Path) -> None:
 
 
 def _lines(column: Sequence[Bar]) -> list[Bar | str]:
-    """The rows of a column from above: a group's name, then its bars."""
+    """The rows of a column from top to bottom: a group's name, then its bars."""
     found: list[Bar | str] = []
     for group, members in itertools.groupby(column, key=lambda bar: bar.group):
         found += [group, *members]
@@ -135,7 +135,7 @@ def curves(measured: Iterable[Measurement]) -> dict[str, list[Measurement]]:
 
 
 def _doublings(sizes: Iterable[int]) -> int:
-    """How many times a size is at least twice the last one counted, in sizes that increase."""
+    """The number of sizes that are at least twice the last counted one, in increasing order."""
     count, last = -1, 0.0
     for size in sizes:
         if size >= 2 * last:
@@ -144,7 +144,7 @@ def _doublings(sizes: Iterable[int]) -> int:
 
 
 def bandwidth(rows: Sequence[Measurement], where: Mapping[str, str], path: Path) -> None:
-    """Write one op's bandwidth against the bytes of a call, with XLA's and a copy's."""
+    """Write the chart of one op's bandwidth against the bytes of a call, with XLA's and a copy's."""
     figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
     for name, label, color in (("copy", "device copy", COPY), ("xla", "XLA", XLA), ("ours", "cutefuse", OURS)):
         axes.plot(
@@ -167,9 +167,11 @@ def _machine(where: Mapping[str, str]) -> str:
 
 
 def write_charts(measured: Sequence[Measurement], where: Mapping[str, str], out: Path, name: str) -> list[Path]:
-    """Write NAME.png, and NAME-OP.png for each op with a curve; returns what was written."""
+    """Write NAME.png, and NAME-OP.png for each op with a curve; returns the files."""
     paths = [out / f"{name}.png"]
-    chart(bars(measured), f"{_machine(where)}. The limit is a copy of as many bytes on the same GPU.", paths[0])
+    chart(
+        bars(measured), f"{_machine(where)}. The limit is a copy of the same number of bytes on the same GPU.", paths[0]
+    )
     for op, rows in curves(measured).items():
         paths.append(out / f"{name}-{op}.png")
         bandwidth(rows, where, paths[-1])

@@ -16,7 +16,7 @@ with extras.needed("bench"):
 
 
 def as_json(measured: Sequence[Measurement], where: Mapping[str, str]) -> dict[str, Any]:
-    """Everything, the times of each group too."""
+    """All results, with the times of each group."""
     rows: list[dict[str, Any]] = []
     for m in measured:
         row: dict[str, Any] = {"op": m.op, "shape": dict(m.shape), "types": dict(m.types), "bytes": m.bytes}
@@ -32,7 +32,7 @@ def as_json(measured: Sequence[Measurement], where: Mapping[str, str]) -> dict[s
 
 
 def from_json(results: Mapping[str, Any]) -> tuple[list[Measurement], dict[str, str]]:
-    """What `as_json` made: the measurements and the machine."""
+    """Reads the output of `as_json`: the measurements and the machine."""
     measured = [
         Measurement(
             row["op"],
@@ -67,7 +67,7 @@ def speed_text(tb_s: float) -> str:
 
 
 def as_table(measured: Sequence[Measurement]) -> Table:
-    """What a person reads in 80 columns, where calls are folded; the page has the other speeds too."""
+    """The table for a terminal of 80 columns, where calls are wrapped. The page has the other speeds too."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("call", overflow="fold")
     places = [HEADINGS.index(name) for name in HEADINGS[3:8]] + [-2, -1]
@@ -87,7 +87,7 @@ def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name:
     clock = {
         "device": "Times are what the GPU worked on a call, by its own clock; Python takes longer to dispatch a short one: "
         f"{where['empty call']} for a call with nothing to do.",
-        "host": f"Times are Python's. A call with nothing to do took {where['empty call']}: times near that say little of a kernel.",
+        "host": f"Times are Python's. A call with nothing to do took {where['empty call']}: times near that say little about a kernel.",
     }[where.get("clock", "host")]
     rows = [HEADINGS, tuple("---" if i < 3 else "---:" for i in range(len(HEADINGS))), *map(cells, measured)]
     return "\n".join(
@@ -97,7 +97,7 @@ def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name:
             f"{facts}.",
             "",
             f"Measured with `{command}`: the median of groups of calls queued back to back, the candidates in turns.",
-            "XLA compiles the spec's reference; the copy moves as many bytes, half read and half written. Bytes and TB/s",
+            "XLA compiles the spec's reference; the copy moves the same number of bytes, half read and half written. Bytes and TB/s",
             "count each input read once and each output written once.",
             "",
             clock,
@@ -111,7 +111,7 @@ def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name:
 
 
 def write(measured: Sequence[Measurement], where: Mapping[str, str], out: Path, name: str, command: str) -> list[Path]:
-    """The results as JSON, a page and charts; returns what was written."""
+    """Write the results as JSON, a page and charts; returns the files."""
     from codegen.measuring.plot import write_charts
 
     out.mkdir(parents=True, exist_ok=True)

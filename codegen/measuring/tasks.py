@@ -1,4 +1,4 @@
-"""The kernels of a package of ops, compiled many at once; what came out of them, for scripts and for people."""
+"""Compiles many kernels of a package of ops at once, and prints the outcomes as JSON or as a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ with extras.needed("build"):
 
 @dataclass(frozen=True)
 class Task:
-    """One kernel of a package of ops, to compile anywhere."""
+    """One kernel of a package of ops, to compile in any process."""
 
     op: str  # or NAME_backward, ...
     variant: Variant
@@ -33,7 +33,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task: a kernel, or the compiler's message."""
+    """The result of a task: a kernel, or the compiler's message."""
 
     task: Task
     compiled: Compiled | None
@@ -41,12 +41,12 @@ class Outcome:
 
 
 def load_package(folder: Path) -> Any:
-    """The package of generated ops in a folder, imported from where it lies."""
+    """The package of generated ops in a folder, imported from that folder."""
     folder = folder.resolve()
     root, name = folder.parent, folder.name
     while (root / "__init__.py").exists():
         root, name = root.parent, f"{root.name}.{name}"
-    if sys.path[:1] != [str(root)]:  # others of this name may be found elsewhere
+    if sys.path[:1] != [str(root)]:  # another package of this name may be elsewhere on the path
         sys.path.insert(0, str(root))
     package = importlib.import_module(name)
     if str(folder) not in package.__path__:
@@ -55,11 +55,11 @@ def load_package(folder: Path) -> Any:
 
 
 def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcome]:
-    """Compile in this many processes, but for what the cache on disk has; outcomes come as they are ready."""
+    """Compile in `jobs` processes what the cache on disk lacks; yields outcomes as they are ready."""
     missing = []
     for task in tasks:
         kernel = None
-        with contextlib.suppress(Exception):  # what is wrong with a task is said when it is compiled
+        with contextlib.suppress(Exception):  # an error of a task is reported when it is compiled
             kernel = kept_kernel(_kernel(folder, task), task.variant, task.arch)
         if kernel is None:
             missing.append(task)
@@ -69,7 +69,7 @@ def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcom
         yield from (_run(folder, task) for task in missing)
         return
     # Spawned, not forked: the compiler has threads of its own
-    ends = signal.signal, (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for the parent to answer
+    ends = signal.signal, (signal.SIGINT, signal.SIG_DFL)  # the parent handles Ctrl-C
     with ProcessPoolExecutor(min(jobs, len(missing)), get_context("spawn"), *ends) as pool:
         futures = [pool.submit(_run, folder, task) for task in missing]
         try:
@@ -82,7 +82,9 @@ def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcom
 def _run(folder: Path, task: Task) -> Outcome:
     try:
         return Outcome(task, compile_kernel(_kernel(folder, task), task.variant, task.arch))
-    except Exception as error:  # the compiler's own kinds of failure are many; the run goes on, and says which failed
+    except (
+        Exception
+    ) as error:  # the compiler raises many kinds of exceptions; the run continues and reports which kernels failed
         return Outcome(task, None, f"{type(error).__name__}: {error}")
 
 
@@ -92,8 +94,8 @@ def _kernel(folder: Path, task: Task) -> Op:
 
 
 def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
-    """Of each op of a package its kernels; `NAME_backward` and `NAME_forward`, where there are such, are one alone. Raises
-    KeyError for other names."""
+    """All kernels of each named op of a package. `NAME_backward` and `NAME_forward`, where they exist, name a single kernel.
+    Raises KeyError for other names."""
     found: list[Op] = []
     for name in names:
         if name in package.__all__:
@@ -107,12 +109,12 @@ def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
 
 
 def is_of_gradients(kernel: Op) -> bool:
-    """Whether a kernel runs only where gradients are asked for."""
+    """Whether a kernel runs only where gradients are requested."""
     return kernel not in getattr(kernel, "origin", kernel).own_kernels
 
 
 def as_row(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as a script reads it."""
+    """The entry of an outcome in --json."""
     task, made = outcome.task, outcome.compiled
     row: dict[str, Any] = {
         "op": task.op,
@@ -136,7 +138,7 @@ def as_row(outcome: Outcome) -> dict[str, Any]:
 
 
 def as_table(outcomes: Iterable[Outcome]) -> Table:
-    """Outcomes as a person reads them, a kernel a row; in 80 columns its name and types are folded, and nothing is lost."""
+    """The table of outcomes, one row per kernel. In 80 columns its name and types are wrapped, and nothing is lost."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("kernel", overflow="fold")
     table.add_column("arch", no_wrap=True)

@@ -187,7 +187,7 @@ def gradient(op: Op, report: dict[str, Any]) -> str:
     lines += [formulas(op, "\n".join(made["chain"])), "", f"Its kernel is of the kind {made['why']}."]
     if made.get("frozen") and made["frozen"]["kernel"]:
         names = ", ".join(f"`{n}`" for n in made["frozen"]["without"])
-        lines += ["", f"Where no gradient of {names} is asked for, a kernel without it runs."]
+        lines += ["", f"Where no gradient of {names} is requested, a kernel without it runs."]
     return "\n".join(lines)
 
 

@@ -174,7 +174,7 @@ def test_what_an_architecture_lacks_is_not_interpreted(packages, monkeypatch, ca
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")
     words = ("explain", "double", "--interpret", "--package", "of_float8", "--specs", "specs_of_of_float8")
     code, out, _ = run(monkeypatch, capsys, *words)
-    assert code == 0 and "interpreted: nothing, for the architecture that CUTE_DSL_ARCH names has no kernel" in out
+    assert code == 0 and "interpreted: nothing, since the architecture in CUTE_DSL_ARCH has no kernel" in out
 
 
 def test_the_architectures_are_those_of_the_compiler():

@@ -129,7 +129,7 @@ def test_explain_shows_what_the_interpreter_counts(monkeypatch, capsys):
     )
     text = explained(monkeypatch, capsys, *words)
     assert "interpreted: ... = 64, N = 1024" in text
-    assert "sectors a request" in text
+    assert "sectors per request" in text
     assert "idle lanes" in text
 
 

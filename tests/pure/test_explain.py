@@ -136,11 +136,11 @@ def test_ragged_words_name_who_stays_wide():
     words = explain(library("bias_relu"), {"...": 1, "N": 1})["ragged"]
     assert words.endswith("x and y keep wide accesses; bias goes element by element")
     words = explain(library("gelu"), {"...": 1, "N": 1})["ragged"]
-    assert "only" not in words and "the last ones are taken one by one" in words
+    assert "only" not in words and "the last ones are handled one by one" in words
     words = explain(made("y = x + 1.0", "x: float64[N]", "y: float64[N]", "schedule: {vector_bytes: 8}"), {"N": 5})[
         "ragged"
     ]
-    assert "one element a thread" in words
+    assert "one element per thread" in words
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_statistics_stand_in_their_stages():
 def test_access_of_rows():
     rows = {a["value"]: a for a in explain(softmax(), {"...": 4, "N": 16})["accesses"]}
     assert {v: a["mode"] for v, a in rows.items()} == {"x": "flat", "b": "flat", "c": "row", "y": "flat", "z": "row"}
-    assert rows["x"]["how"] == "whole vectors, of its row" and rows["c"]["how"] == "one value a row"
+    assert rows["x"]["how"] == "whole vectors, of its row" and rows["c"]["how"] == "one value per row"
     assert rows["b"]["how"] == "whole vectors, the same for every row"
     assert "aligned" in rows["x"]["ragged"] and "aligned" not in rows["b"]["ragged"]
 
@@ -386,7 +386,7 @@ def test_explain_prints_what_rows_do(monkeypatch, capsys, tmp_path):
     drawing = tmp_path / "total.svg"
     assert run(monkeypatch, "explain", "total", "--specs", tmp_path, "--svg", drawing) == 0
     text = capsys.readouterr().out
-    assert "sum along N" in text and "row_sum = sum(x, axis=N)" in text and "threads a row" in text
+    assert "sum along N" in text and "row_sum = sum(x, axis=N)" in text and "threads per row" in text
     assert "sum(x, axis=N)" in drawing.read_text()
 
 
@@ -439,7 +439,7 @@ def test_what_multiplies_is_printed(monkeypatch, capsys):
     assert "one kernel: tiles of 128 x 256, 64 along K" in text
     assert "XLA's matmul, then the epilogue: WGMMA multiplies" in text
     run(monkeypatch, "explain", "dense_relu", "--shape", "...=16,K=14336,N=4096")
-    assert "2 blocks of a cluster share out K" in " ".join(capsys.readouterr().out.split())
+    assert "2 blocks of a cluster share K" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_does_not_contract_has_no_main_loop():

@@ -1,16 +1,17 @@
-"""Which operations of a chain must not become part of a fused multiply-add.
+"""Finds the operations of a chain that must not become part of a fused multiply-add.
 
-A compiler may round `a * b + c` once instead of twice, and whether it does depends on what else uses the product. A value
-that is computed in two places (two passes over a row, two kernels) may then differ in its last bit. Where such a value meets
-a statistic of itself, the last bit decides: `z == max(z)` finds no element, and `z - max(z)` of a single element is not 0.
+A compiler may round `a * b + c` once instead of twice, and whether it does depends on the other uses of the product. A value
+that is computed in two places (two passes over a row, two kernels) may then differ in its last bit. Where such a value is
+used with a statistic of itself, the last bit decides: `z == max(z)` finds no element, and `z - max(z)` of a single element is
+not 0.
 
-So a value that is reduced, and also used together with the result, is *pinned*: each product and sum that it is made of is
-rounded by itself, in kernels and in jnp. The argument of a maximum or minimum is always pinned: the result may be stored and
+So a value that is reduced, and also used together with the result, is *pinned*: each product and sum in it is rounded
+separately, in kernels and in jnp. The argument of a maximum or minimum is always pinned, because the result may be stored and
 compared elsewhere.
 
-Where a second kernel computes a pinned value again, its chain marks the value: `_pinned(value)`. A function may be
-approximate in one kernel and precise in another, because `math: auto` looks at the types of the outputs that it reaches. The
-mark of such a function names the types that decide in both: `_pinned(sigmoid(x), T)`.
+Where a second kernel recomputes a pinned value, its chain marks the value: `_pinned(value)`. A function may be approximate in
+one kernel and precise in another, because `math: auto` depends on the types of the outputs that it reaches. The mark of such a
+function names the types that decide in both: `_pinned(sigmoid(x), T)`.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from codegen.graph.nodes import Node, Statement, topological
 from codegen.graph.ops import OPS, PINNED, REDUCTIONS
 
 SUMS = frozenset({"add", "sub"})
-# Functions that multiply or divide what they take before they add anything to it; others may begin with a sum
+# Functions that multiply or divide their argument before any addition; others may begin with a sum
 FACTORS_FIRST = frozenset({"div", "reciprocal", "sqrt", "rsqrt", "exp", "exp2"})
 DEFINITE = frozenset(
     "input param const index size float add sub mul neg abs maximum minimum floor ceil round sign where".split()
 ) | {PINNED}
-THROUGH = frozenset({"neg", "where", PINNED})  # compilers contract through these
+THROUGH = frozenset({"neg", "where", PINNED})  # compilers form multiply-adds through these
 
 
 @dataclass(frozen=True)
 class Rounding:
     """How a chain's float operations are rounded: sets of nodes, by identity."""
 
-    products: frozenset[int] = field(default=frozenset())  # never contracted with a sum that takes them
-    sums: frozenset[int] = field(default=frozenset())  # never contracted with the product that an argument may end in
-    functions: frozenset[int] = field(default=frozenset())  # whose last operation no sum may be contracted with
+    products: frozenset[int] = field(default=frozenset())  # never fused with a sum that takes them
+    sums: frozenset[int] = field(default=frozenset())  # never fused with a product that ends an argument
+    functions: frozenset[int] = field(default=frozenset())  # whose last operation is never fused with a sum
 
 
 def rounding(nodes: Sequence[Node]) -> Rounding:
-    """The rounding of a chain. `nodes` are all that it has, arguments before their users."""
+    """The rounding of a chain. `nodes` are all its nodes, arguments before their users."""
     roots = [value for value, _ in meetings(nodes)]
     roots += [n.args[0] for n in nodes if n.op == PINNED and is_computed(n.args[0])]
     if not roots:
@@ -55,7 +56,7 @@ def rounding(nodes: Sequence[Node]) -> Rounding:
         inside = any(id(u) in pinned and is_function(u) and u.op not in FACTORS_FIRST for u in takers)
         if node.op == "mul" and (added or inside):
             products.add(id(node))
-        elif is_function(node):  # which may end in a product
+        elif is_function(node):  # it may end in a product
             sums |= {id(user) for user in added}
             if added or inside:
                 functions.add(id(node))
@@ -63,7 +64,7 @@ def rounding(nodes: Sequence[Node]) -> Rounding:
 
 
 def meetings(nodes: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
-    """The computed values that meet a statistic of themselves, each with that reduction."""
+    """The computed values that are used with a statistic of themselves, each with that reduction."""
     users = users_of(nodes)
     for reduction in nodes:
         if reduction.op not in REDUCTIONS or reduction.args[0].kind != "float":
@@ -81,7 +82,7 @@ def meetings(nodes: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
 
 
 def _with(reduction: Node, nodes: Sequence[Node], users: dict[int, list[Node]]) -> set[int]:
-    """The nodes that use a reduction's result, and what else those are made of, by identity."""
+    """The nodes that use a reduction's result, and the other values that these are made of, by identity."""
     found = {id(reduction)}
     for node in nodes:
         if any(id(a) in found for a in node.args):
@@ -96,9 +97,9 @@ def _with(reduction: Node, nodes: Sequence[Node], users: dict[int, list[Node]]) 
 def marks(
     values: Iterable[Node], first: Mapping[int, frozenset[str]], again: Mapping[int, frozenset[str]]
 ) -> dict[int, tuple[str, ...]]:
-    """The pinned values that a second kernel computes again, by identity, each with the types that decide whether it may be
-    approximate, where the kernels would decide differently. `first` and `again` have the types of the outputs that a node
-    reaches in either kernel."""
+    """The pinned values that a second kernel recomputes, by identity, each with the types that decide whether it may be
+    approximate, where the two kernels would decide differently. `first` and `again` hold the types of the outputs that a node
+    reaches in the first and in the second kernel."""
     found: dict[int, tuple[str, ...]] = {}
     for value in values:
         found.setdefault(id(value), ())
@@ -112,8 +113,8 @@ def marks(
 def reached_types(
     statements: Iterable[Statement], types: Mapping[str, str], leaves: Collection[int] = ()
 ) -> dict[int, frozenset[str]]:
-    """The types of the outputs that each node reaches, by identity; not through `leaves`, which an array holds. `types` are
-    those of all outputs."""
+    """The types of the outputs that each node reaches, by identity; not through `leaves`, which are read from arrays. `types` are
+    the types of all outputs."""
     found: dict[int, frozenset[str]] = {}
     for statement in statements:
         if statement.name in types:
@@ -123,7 +124,7 @@ def reached_types(
 
 
 def pin_types(node: Node) -> tuple[str, ...]:
-    """The types that the mark of a pinned value names."""
+    """The types in the mark of a pinned value."""
     assert node.op == PINNED
     return node.attr if isinstance(node.attr, tuple) else ()
 
@@ -149,7 +150,7 @@ def made_of(value: Node) -> list[Node]:
 
 
 def takers_of(node: Node, users: dict[int, list[Node]]) -> Iterator[Node]:
-    """The operations that take a value, as it is or by way of a sign or a selection."""
+    """The operations that take a value, directly or through a sign or a selection."""
     for user in users[id(node)]:
         if user.op in THROUGH:
             yield from takers_of(user, users)
@@ -158,13 +159,13 @@ def takers_of(node: Node, users: dict[int, list[Node]]) -> Iterator[Node]:
 
 
 def is_computed(node: Node) -> bool:
-    """Whether a value is the result of float arithmetic, and not of an input, a constant or a conversion."""
+    """Whether a value is the result of float arithmetic, and not an input, a constant or a conversion."""
     return node.kind == "float" and bool(node.args) and node.op not in ("float", "take", "contract")
 
 
 def is_definite(value: Node) -> bool:
-    """Whether a pinned value has the same bits in any kernel and in jnp: no operation of it may be approximate, and none
-    depends on the order of a sum."""
+    """Whether a pinned value has the same bits in every kernel and in jnp: none of its operations may be approximate or depend on
+    the order of a sum."""
     return all(
         n.op in DEFINITE or (n.op in OPS and OPS[n.op].rule in ("compare", "logic")) for n in topological([value])
     )

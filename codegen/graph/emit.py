@@ -1,7 +1,7 @@
-"""Typed statements to lines of Python: the chain on CuTe vectors, and the same chain in jnp.
+"""Prints typed statements as lines of Python: the chain on CuTe vectors, and the same chain in jnp.
 
-A value used once stands inside the expression that uses it; shared values, and expressions that would grow too long
-for a line, get a name. Chain names are kept, so the code reads like the spec.
+A value used once is written inside the expression that uses it. Shared values, and expressions too long for a line, get a
+name. Chain names are kept, so the code reads like the spec.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from codegen.graph.contraction import Rounding
 from codegen.graph.nodes import ROWS, Node, Statement, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS
 
-WIDTH = 96  # of an expression
+WIDTH = 96  # the most characters of an expression
 
-# How tightly Python's operators bind; a name, a literal or a call binds tightest.
+# The precedence of Python's operators; a name, a literal or a call has the highest.
 ATOM = 10
 BINDING = {"or": 2, "not": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, "pow": 9} | dict.fromkeys(
     ("lt", "le", "gt", "ge", "eq", "ne"), 1
 )
-SEPARATE = {"add": "device.add", "sub": "device.subtract", "mul": "device.multiply"}  # rounded by themselves
-# Where text is Python's own operators: some that a kernel calls as functions, and `~`, which binds as a sign does
+SEPARATE = {"add": "device.add", "sub": "device.subtract", "mul": "device.multiply"}  # rounded separately
+# Operations written as Python operators in jnp: some that a kernel calls as functions, and `~`, with a sign's precedence
 PLAIN = {**BINDING, "div": BINDING["mul"], "not": BINDING["neg"]}
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How values are written where the chain is emitted.
+    """How values are written in the emitted chain.
 
-    `leaves` names what the chain reads, by (op, attr, index name); `floating` and `integer` are the compute types;
+    `leaves` names the values that the chain reads, by (op, attr, index name). `floating` and `integer` are the compute types.
     `approx` is the text of the approximation flag.
     """
 
@@ -39,17 +39,19 @@ class Dialect:
     leaves: Mapping[tuple, str]
     floating: str
     integer: str
-    types: Mapping[str, str]  # dtype or type variable -> how this dialect writes it
+    types: Mapping[str, str]  # dtype or type variable -> its text in this dialect
     approx: str = "False"
     exact: bool = False
     fast: bool = False
     like: str = ""  # a vector of the compute type, for constants that need one
-    order: tuple[str, ...] = ()  # jnp: the axes of every operand that is no scalar
-    columns: tuple[str, ...] = ()  # the axes that a vector runs along, where others make a row
-    approx_of: Mapping[int, str] = field(default_factory=dict)  # of single nodes, by identity
-    written: Mapping[int, str] = field(default_factory=dict)  # how single nodes are written, by identity
-    given: Mapping[int, str] = field(default_factory=dict)  # nodes that are there already, by identity
-    widths: Mapping[int, int] = field(default_factory=dict)  # cute: the columns that a reduction within a row is over
+    order: tuple[str, ...] = ()  # jnp: the axes of every operand that is not a scalar
+    columns: tuple[str, ...] = ()  # the axes along a vector, where other axes make a row
+    approx_of: Mapping[int, str] = field(default_factory=dict)  # the flag of single nodes, by identity
+    written: Mapping[int, str] = field(default_factory=dict)  # the text of single nodes, by identity
+    given: Mapping[int, str] = field(default_factory=dict)  # the names of nodes that are computed already, by identity
+    widths: Mapping[int, int] = field(
+        default_factory=dict
+    )  # cute: the number of columns that a reduction within a row reduces
     rounding: Rounding = field(default_factory=Rounding)
 
 
@@ -72,10 +74,10 @@ def emit_values(
     dialect: Dialect,
     values: Sequence[Node],
 ) -> tuple[list[str], list[str]]:
-    """The lines that some values need, and the values' texts. What the dialect has as a leaf is not computed."""
+    """The lines that compute some values, and the values' texts. Leaves of the dialect are not computed."""
     emitter = _Emitter(statements, names, dialect, values)
     lines, results = emitter.lines(), [emitter.result(value) for value in values]
-    # A second name of what is there already, which nothing here asks for
+    # A second name of a value that is computed already, which nothing here uses
     idle = emitter.aliases - set(re.findall(r"\w+", " ".join([*(t.partition(" = ")[2] for t in lines), *results])))
     return [line for line in lines if line.partition(" = ")[0] not in idle], results
 
@@ -94,13 +96,13 @@ class _Emitter:
         self.own = {id(s.value): names[(s.name, s.part)] for s in reversed(self.statements)}
         self.taken = {*names.values(), *dialect.leaves.values(), *dialect.given.values()}
         self.text: dict[int, str] = {}
-        self.binding: dict[int, int] = {}  # how tightly the text of a node binds
+        self.binding: dict[int, int] = {}  # the precedence of a node's text
         self.out: list[str] = []
         self.aliases: set[str] = set()
         self.count = 0
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
-        """What a node is written with."""
+        """The nodes whose texts are part of a node's text."""
         return self.rounded(node) or node.args
 
     def rounded(self, node: Node) -> tuple[Node, ...]:
@@ -118,7 +120,7 @@ class _Emitter:
         return leaf_key(node) in self.dialect.leaves or id(node) in self.dialect.given
 
     def is_met(self, node: Node) -> bool:
-        """Whether nothing that is still to be written lies behind a node."""
+        """Whether everything behind a node is written already."""
         return id(node) in self.text or self.is_leaf(node)
 
     def lines(self) -> list[str]:
@@ -150,7 +152,7 @@ class _Emitter:
     def visit(self, node: Node, name: str | None) -> None:
         text, binding = self.expression(node)
         leaf = node.is_const or self.is_leaf(node)
-        later = self.own.get(id(node))  # the name of a statement still to come
+        later = self.own.get(id(node))  # the name of a later statement
         if not leaf and name is None and (later or self.uses[id(node)] > 1 or len(text) > WIDTH):
             fresh = later or self.fresh()
             self.out.append(f"{fresh} = {text}")
@@ -189,11 +191,11 @@ class _Emitter:
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = op.jnp
             if node.op == "where" and all(a.is_const for a in node.args[1:]) and node.kind != "bool":
-                # Python's numbers have no type of their own: x64 would widen them
+                # Python's numbers are weakly typed: x64 would widen them
                 args[1] = self.typed_constant(node.args[1], node.kind)
             elif node.kind != "bool" and not op.infix and all(a.is_const for a in node.args):
                 args[0] = self.typed_constant(node.args[0], node.args[0].kind)
-            if node.op == "rem":  # jax.lax's wants one type
+            if node.op == "rem":  # jax.lax.rem needs equal types
                 args = [
                     self.typed_constant(a, node.kind) if a.is_const else t for a, t in zip(node.args, args, strict=True)
                 ]
@@ -216,8 +218,8 @@ class _Emitter:
         return (f"device.settled({text})", ATOM) if id(node) in dialect.rounding.functions else (text, binding)
 
     def reduction(self, node: Node) -> str:
-        """A reduction in jnp, where the axes lost stay, of length 1, and sums and products of integers keep their type, which
-        jnp widens. A kernel has it as a leaf, but for one within a row."""
+        """A reduction in jnp, where the reduced axes stay with size 1, and sums and products of integers keep their type, which
+        jnp would widen. In a kernel it is a leaf, except a reduction within a row."""
         if self.dialect.name == "cute":
             return f'reduce.over_group({self.text[id(node.args[0])]}, "{node.op}", {self.dialect.widths[id(node)]})'
         axes = axis_numbers(lost_axes(node), self.dialect.order)
@@ -235,12 +237,12 @@ class _Emitter:
         return bool(self.dialect.columns) and [self.dialect.columns[-1] in a.dims for a in node.args] == [True, False]
 
     def argument(self, node: Node, binding: int, place: int) -> str:
-        """An argument's text, as `parenthesised` beside an operator; as it is in a call."""
+        """An argument's text: `parenthesised` next to an operator, unchanged in a call."""
         text = self.text[id(node)]
         return text if binding == ATOM else parenthesised(text, self.binding[id(node)], binding, place)
 
     def constant_output(self, node: Node) -> str:
-        """What an output is everywhere: jnp's is broadcast to its shape later."""
+        """The text of a constant output, which jnp broadcasts to its shape later."""
         if self.dialect.name == "jnp":
             return self.typed_constant(node, node.kind)
         return self.constant_vector(node)
@@ -277,13 +279,13 @@ class _Emitter:
 
 
 def parenthesised(text: str, own: int, binding: int, place: int) -> str:
-    """An operand, in parentheses where the operator around it binds tighter."""
+    """An operand, in parentheses where the operator around it has a higher precedence."""
     loose = own < binding or (own == binding and (place > 0 or binding in (BINDING["lt"], BINDING["pow"])))
     return f"({text})" if loose else text
 
 
 def axis_numbers(axes: tuple[str, ...], order: tuple[str, ...]) -> str:
-    """Axes as jnp takes them: named ones from the end, since `...` is any number of leading ones, `row_axes`."""
+    """Axes as jnp takes them: named axes are numbered from the end, since `...` is any number of leading axes, `row_axes`."""
     if axes == order:
         return "None"
     numbers = [str(order.index(axis) - len(order)) for axis in axes if axis != ROWS]

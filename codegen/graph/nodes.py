@@ -1,8 +1,8 @@
 """The typed expression graph: dtypes, named axes, nodes, and how they print.
 
-A node knows its operation, its arguments, its kind (float, int or bool) and the named axes it varies along. Nodes are
-interned by the `Graph` that makes them, so equal expressions are the same object and a shared subexpression is stored
-once. Nothing here knows of YAML, of text positions, or of any backend.
+A node has an operation, arguments, a kind (float, int or bool) and the named axes along which it varies. The `Graph` that
+makes nodes interns them, so equal expressions are the same object and a shared subexpression is stored once. Nothing here
+depends on YAML, on text positions, or on a backend.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from codegen.errors import Mistake
 
-ROWS = "..."  # the one logical axis that stands for any number of leading axes
+ROWS = "..."  # one logical axis for any number of leading axes
 
 
 @dataclass(frozen=True)
 class DType:
-    """An array element type: its name in JAX, in CuTe DSL, its kind, its size in bytes, and where it exists."""
+    """An array element type: its name in JAX and in CuTe DSL, its kind, its size in bytes, and the architectures that have it."""
 
     name: str
     cutlass: str
@@ -60,7 +60,7 @@ DTYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operation. `attr` holds what is not an argument: a name, a constant, a dtype, an axis."""
+    """One operation. `attr` is its parameter that is not a node: a name, a constant, a dtype, an axis."""
 
     op: str
     args: tuple[Node, ...]
@@ -73,12 +73,12 @@ class Node:
         return self.op == "const"
 
 
-WIDE = "wide "  # before a type: the same, but float32 where that is float16, which does not hold what float32 does
-COMPUTE = "float"  # in a type's place: what a call computes floats in, float64 where an input is that, else float32
+WIDE = "wide "  # a prefix of a type: float32 instead of float16, whose range is too small; other types are unchanged
+COMPUTE = "float"  # instead of a type: the type in which a call computes floats, float64 where an input is float64, else float32
 
 
 def dtypes_of(name: str, variables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """What a dtype, a type variable or either with `WIDE` before it may be, and `COMPUTE`."""
+    """The possible dtypes of a dtype's name, of a type variable, of either after `WIDE`, or of `COMPUTE`."""
     if name == COMPUTE:
         return ("float32", "float64")
     own = name.removeprefix(WIDE)
@@ -87,7 +87,7 @@ def dtypes_of(name: str, variables: Mapping[str, tuple[str, ...]]) -> tuple[str,
 
 
 def dtype_of(name: str, variables: Mapping[str, str]) -> str:
-    """What it is, where these are bound; of `COMPUTE`, where all inputs are there."""
+    """Its dtype in a binding of the type variables; for `COMPUTE`, with all inputs present."""
     if name == COMPUTE:
         return "float64" if "float64" in variables.values() else "float32"
     own = name.removeprefix(WIDE)
@@ -101,7 +101,7 @@ def widened(dtype: str) -> str:
 
 @dataclass(frozen=True)
 class Leaf:
-    """The attribute of an `input` node: which input, and which part of its group axis (None: it has none)."""
+    """The attribute of an `input` node: the input's name, and the part of its axis with parts (None without parts)."""
 
     name: str
     part: int | None = None
@@ -112,7 +112,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a composite function, which its result stands for: what its arguments are, by their names."""
+    """A call of a composite function, whose result is a node: its arguments by name."""
 
     name: str
     arguments: dict[str, Node | tuple[str, ...]]  # a value, or axes
@@ -124,7 +124,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Statement:
-    """A checked line of the chain: the name (and part, for an output's parts) it assigns, and its value."""
+    """A checked line of the chain: the name (and the part of an output) that it assigns, and its value."""
 
     name: str
     part: int | None
@@ -132,13 +132,13 @@ class Statement:
 
     @property
     def target(self) -> str:
-        """What it assigns, as the chain writes it."""
+        """The assigned name, as in the chain."""
         return part_text(self.name, self.part)
 
 
 class Graph:
-    """Makes nodes, each distinct one once. `axes` is the spec's order of axes, which dims always follow; `calls` knows
-    which nodes are results of composite functions, by identity."""
+    """Makes nodes, each distinct node once. `axes` is the spec's order of axes, which dims always follow. `calls` maps nodes that
+    are results of composite functions, by identity, to their calls."""
 
     def __init__(self, axes: Iterable[str]):
         self.axes = tuple(axes)
@@ -177,8 +177,8 @@ def topological(
     leaf: Callable[[Node], bool] = lambda node: False,
     arguments: Callable[[Node], tuple[Node, ...]] = lambda node: node.args,
 ) -> Iterator[Node]:
-    """Every node the roots reach, arguments before their users, each once; no recursion, so depth is no limit. What lies
-    behind a `leaf` is not reached; `arguments` are what a node is taken to be made of."""
+    """Every node that the roots reach, each once, arguments before their users. It does not recurse, so any depth works. Nodes
+    behind a `leaf` are not reached. `arguments` gives the arguments of a node."""
     seen: set[int] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
     while stack:
@@ -193,7 +193,7 @@ def topological(
 
 
 def reaching(statements: Iterable[Statement], names: Iterable[str]) -> dict[int, set[str]]:
-    """Which of the named values each node is part of, by the node's identity."""
+    """The named values that each node is part of, by the node's identity."""
     wanted = set(names)
     found: dict[int, set[str]] = {}
     for statement in statements:
@@ -218,7 +218,7 @@ def dims_text(dims: tuple[str, ...]) -> str:
 
 
 def print_statements(statements: Iterable[Statement]) -> str:
-    """The graph as text, one operation a line: the debugging tool and the golden format.
+    """The graph as text, one operation per line, for debugging and golden files.
 
     %0 = input x : float[..., N]
     """
@@ -247,6 +247,6 @@ def _attr_text(attr: object) -> str:
 
 
 def lost_axes(reduction: Node) -> tuple[str, ...]:
-    """The axes that a reduction loses, in the spec's order."""
+    """The axes that a reduction reduces, in the spec's order."""
     assert isinstance(reduction.attr, tuple)
     return reduction.attr

@@ -1,7 +1,7 @@
-"""Sums of exponentials that need not wait for the row's maximum (Milakov and Gimelshein, "Online normalizer calculation for
-softmax", arXiv:1805.02867): where the maximum that a thread has seen rises, what it has summed is rescaled.
+"""Finds sums of exponentials that need not wait for the row's maximum (Milakov and Gimelshein, "Online normalizer calculation
+for softmax", arXiv:1805.02867): where the maximum that a thread has seen rises, its partial sum is rescaled.
 
-    sum(exp(scale * (u - max(u)))), where only finite maxima may count: max(u), or where(isfinite(max(u)), max(u), 0)
+    sum(exp(scale * (u - max(u)))), also with where(isfinite(max(u)), max(u), 0) instead of max(u)
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from codegen.graph.nodes import Node
 
 @dataclass(frozen=True)
 class Rescaled:
-    """How a sum of exponentials follows a maximum: the exponential, the factor of the difference, which is positive, and
-    whether 0 stands for a maximum that is not finite."""
+    """How a sum of exponentials follows a maximum: the exponential, the positive factor of the difference, and whether 0 replaces
+    a maximum that is not finite."""
 
     maximum: Node
     power: str  # exp or exp2
@@ -24,7 +24,7 @@ class Rescaled:
 
 
 def rescaled(node: Node) -> Rescaled | None:
-    """How this reduction follows a maximum along the same axes; None where it does not."""
+    """How a reduction follows a maximum along the same axes; None where it does not."""
     if node.op not in ("sum", "mean") or node.args[0].op not in ("exp", "exp2"):
         return None
     exponent, scale = _unscaled(node.args[0].args[0])
@@ -38,7 +38,7 @@ def rescaled(node: Node) -> Rescaled | None:
 
 
 def _unscaled(node: Node) -> tuple[Node, float]:
-    """What constants multiply and divide here, and their product."""
+    """The value that constants multiply and divide, and the product of these constants."""
     scale = 1.0
     while node.op in ("mul", "div"):
         left, right = node.args
@@ -63,8 +63,8 @@ def _finite_or_zero(node: Node) -> bool:
 
 
 def follows(stage: Sequence[Node], before: Sequence[Node], carried: Sequence[Node]) -> bool:
-    """Whether one pass folds both: all of a stage follow maxima of the one before, and what it `carried` on is among what
-    they sum."""
+    """Whether one pass computes two stages: all reductions of a stage follow maxima of the stage before, and sum all values that
+    this one `carried`."""
     ways = [rescaled(node) for node in stage]
     known = all(way is not None and any(way.maximum is node for node in before) for way in ways)
     return known and all(any(value is node.args[0] for node in stage) for value in carried)

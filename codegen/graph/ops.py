@@ -1,17 +1,17 @@
-"""The table of primitive operations: one row each, with everything known about it.
+"""The table of primitive operations: one row for each, with everything known about it.
 
-`cute` and `jnp` are how the operation is written in a kernel and in the jnp form; `{0}`, `{1}`, ... are its arguments.
-`{exact}` in a CuTe text is `True` under `math: precise`: the library's float32 function, 2 to 5 ulp, gives way to its
-float64 one. `{approx}` is where a cheaper approximation may be asked for: `False` under `math: precise`, `True` under
-`math: fast`, and under `math: auto` the kernel's own flag, set for outputs narrower than float32 and for some terms of sums
-(`Context.approximations`). Only approximations within 2**-16 of relative error (gelu, dgelu: 2**-15) take part in `auto`,
-whatever the chain does with them afterwards; `cute_fast` is what `math: fast` may use besides.
+`cute` and `jnp` are the operation's text in a kernel and in the jnp form; `{0}`, `{1}`, ... are its arguments. `{exact}` in a
+CuTe text is `True` under `math: precise`: the library's float64 function replaces the float32 one, of 2 to 5 ulp. `{approx}`
+enables a cheaper approximation: it is `False` under `math: precise`, `True` under `math: fast`, and under `math: auto` the
+kernel's own flag, set for outputs narrower than float32 and for some terms of sums (`Context.approximations`). `auto` uses
+only approximations with a relative error within 2**-16 (gelu, dgelu: 2**-15), whatever the chain does with them afterwards.
+`cute_fast` is an additional approximation for `math: fast`.
 
-`grad` holds one formula an argument, in the language of the chain: `a`, `b`, `c` are the arguments, `y` the result, `g`
-its cotangent; "0" says that the derivative is zero everywhere it exists. Ties and kinks follow jax.vjp of `jnp`.
+`grad` has one formula for each argument, in the language of the chain: `a`, `b`, `c` are the arguments, `y` the result, `g`
+its cotangent; "0" means that the derivative is zero everywhere it exists. Ties and kinks follow jax.vjp of `jnp`.
 `domain` is where the operation is finite and smooth, for derivative tests.
 
-What an operation takes and gives (`rule`):
+`rule` gives the kinds of an operation's arguments and of its result:
   arith    numbers, brought to one kind; the result has it       float    numbers brought to float; a float
   compare  numbers of one kind, or bools for == and !=; a bool   predicate  a float; a bool
   logic    bools; a bool                                         select   a bool, then two values of one kind
@@ -33,7 +33,7 @@ class Operation:
     grad: tuple[str, ...]
     domain: str = "any"  # any, positive, nonnegative, nonzero, unit (open -1..1), small (|x| <= 4)
     cute_fast: str = ""
-    infix: bool = False  # cute and jnp are operator expressions: scalars may stand beside vectors, parentheses needed
+    infix: bool = False  # cute and jnp are operator expressions: they may mix scalars and vectors, and need parentheses
 
 
 def _unary(name: str, grad: str, domain: str = "any", jnp: str = "", cute: str = "", fast: str = "") -> Operation:
@@ -48,7 +48,7 @@ def _operator(name: str, sign: str, rule: str, grad: tuple[str, ...]) -> Operati
 
 _TWO_OVER_SQRT_PI = "1.1283791670955126"
 _LN2, _LOG2E = "0.6931471805599453", "1.4426950408889634"
-PINNED = "_pinned"  # derived chains alone write it
+PINNED = "_pinned"  # only in derived chains
 _FAST = "cute.math.{}({{0}}, fastmath=True)"
 
 OPS: dict[str, Operation] = {
@@ -127,7 +127,7 @@ OPS: dict[str, Operation] = {
     )
 }  # fmt: skip
 
-# What costs many times an addition: values that need one are better kept than computed again.
+# Operations that cost many additions: it is cheaper to hold their results than to recompute them.
 COSTLY = frozenset(
     name for name, op in OPS.items() if op.rule == "float" and ("math" in op.cute or "device" in op.cute)
 )
@@ -136,13 +136,13 @@ COSTLY = frozenset(
 BINARY = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div", "BitAnd": "and", "BitOr": "or"}
 COMPARE = {"Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge", "Eq": "eq", "NotEq": "ne"}
 
-# Rows that formulas reach only through operators, not by calling their name.
+# Operations that formulas write only as operators, not as calls.
 OPERATORS = {"add", "sub", "mul", "div", "neg", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
 
-# Reductions: what they take, the identity that masked lanes hold, the jnp function, the derivative, in terms of the
-# argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements are
-# replaced by their roots, so that the product of all is in range wherever that of the others is; what has no root that can
-# be divided by (0, infinity, NaN) is counted beside.
+# Reductions: the kinds of their arguments, the identity for masked lanes, the jnp function, and the derivative, in terms of
+# the argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements
+# are replaced by their roots, so that the product of all is in range wherever the product of the others is. Elements whose
+# root cannot be a divisor (0, infinity, NaN) are counted separately.
 REDUCTIONS = {
     "sum": ("arith", 0, "jnp.sum", "g"),
     "mean": ("float", 0, "jnp.mean", "g / size(axis)"),

@@ -1,6 +1,7 @@
-"""Between which bounds a chain's values lie, NaN apart: what lets a kernel divide and exponentiate in fewer instructions.
+"""Bounds of a chain's values, NaN aside, which let a kernel divide and exponentiate in fewer instructions.
 
-Signs are exact, since rounding keeps them; other bounds are those of exact arithmetic, which what uses them must allow for.
+Signs are exact, since rounding keeps them. Other bounds are bounds in exact arithmetic: code that uses them must allow for
+rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NORMAL = 2.0**100  # a divisor between 1/NORMAL and NORMAL has a reciprocal that
 
 
 def ranges(nodes: Iterable[Node]) -> dict[int, Range]:
-    """The bounds of each node, by identity; arguments come before what they are arguments of."""
+    """The bounds of each node, by identity. `nodes` has arguments before their users."""
     found: dict[int, Range] = {}
     for node in nodes:
         found[id(node)] = _range(node, [found.get(id(a), ANY) for a in node.args])
@@ -26,7 +27,7 @@ def ranges(nodes: Iterable[Node]) -> dict[int, Range]:
 
 
 def is_normal(bounds: Range) -> bool:
-    """Whether all within bounds, or their negatives, can be divided by without scaling them first."""
+    """Whether all values within bounds, or their negatives, can be divisors without scaling."""
     low, high = bounds if bounds[0] > 0 else (-bounds[1], -bounds[0])
     return low >= 1 / NORMAL and high <= NORMAL
 
@@ -80,7 +81,7 @@ def _sum(a: Range) -> Range:
 
 
 def _rising(function: Callable[[float], float]) -> Callable[[Range], Range]:
-    """Of a function that rises."""
+    """The bounds of an increasing function."""
 
     def at(x: float) -> float:
         try:

@@ -11,8 +11,7 @@ from codegen.checking.testing import Case, Types, check_case, check_op
 from codegen.checking.verify import as_row, verify
 from codegen.graph.nodes import Leaf
 from codegen.pipeline import read_op
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_jnp_op, make_op
+from tests.making import make_jnp_op, make_op, spec_text
 
 RIVALS = {  # a row of x: where its largest element is certain, to a float32 of x * 3 + 1
     (1.0, 2.0, 3.0): "certain",

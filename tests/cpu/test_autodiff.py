@@ -19,7 +19,7 @@ from codegen.graph.nodes import COMPUTE
 from codegen.graph.ops import OPS, REDUCTIONS
 from codegen.language.formula import functions
 from codegen.language.prelude import prelude
-from tests.cpu.test_reductions import spec_text
+from tests.making import spec_text
 from tests.turns import some
 
 POINTS = {

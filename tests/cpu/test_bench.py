@@ -21,8 +21,7 @@ from codegen.measuring.bench import make_inputs, measure, sets_of, typical
 from codegen.measuring.measurement import Measurement
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import platform
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_jnp_op
+from tests.making import make_jnp_op, spec_text
 
 WHERE = {"gpu": "NVIDIA Test 80GB", "driver": "1.2", "jax": "0.11", "date": "2026-11-21", "empty call": "5 us"}
 

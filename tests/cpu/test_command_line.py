@@ -15,8 +15,7 @@ from codegen.cli.outputs import put
 from codegen.pipeline import read_op
 from codegen.plan.planner import overrides
 from codegen.targets import ARCHITECTURES
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_op
+from tests.making import make_op, spec_text
 
 ROOT = Path(__file__).parent.parent.parent
 

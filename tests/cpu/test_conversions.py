@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from codegen.autodiff.backward import Derived
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_op
+from tests.making import make_op, spec_text
 
 FLOATS = np.array([-1.0, 1, -0.3, 0.1, 2, -4, 0, np.nan], np.float32)
 INTEGERS = np.array([-(2**31), -70000, -449, -448, -3, 0, 1, 17, 300, 448, 465, 57344, 10**6, 2**31 - 1], np.int32)

@@ -22,9 +22,8 @@ from codegen.errors import Mistake
 from codegen.pipeline import read_op
 from codegen.runtime.compiled import interpreted, kernels
 from codegen.runtime.ops.export import export, read_params, read_wanted
-from tests.cpu.test_reductions import spec_text
 from tests.gpu import run_exported
-from tests.making import make_op
+from tests.making import make_op, spec_text
 
 ROOT = Path(__file__).parent.parent.parent
 CUDA = 190  # EM_CUDA

@@ -12,9 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import generated
 from codegen.autodiff.backward import Derived
 from codegen.language import sizes
-from tests.cpu.test_reductions import spec_text
-from tests.cpu.test_sharding import collectives, kernels, make_mesh, normal  # noqa: F401
-from tests.making import make_op
+from tests.making import make_op, spec_text
+from tests.meshes import collectives, make_mesh, normal
 
 X, W, B = normal(6, 8), normal(8), normal(8, seed=1)
 COS = normal(6, 4)

@@ -9,8 +9,7 @@ from codegen.checking.errorbound import _FUNCTIONS
 from codegen.checking.expected import error_bounds
 from codegen.checking.intervals import distance, reach
 from codegen.checking.testing import Case, Types, check_case
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_jnp_op, make_op
+from tests.making import make_jnp_op, make_op, spec_text
 
 ONE = [
     "sin",

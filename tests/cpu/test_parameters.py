@@ -9,8 +9,7 @@ import pytest
 
 import generated
 from codegen.autodiff.backward import Derived
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_op
+from tests.making import make_op, spec_text
 
 X = np.array([[-3.0, -0.5, 0.0, 0.5], [1.0, 2.5, 3.0, 7.0]], np.float32)
 

@@ -12,7 +12,7 @@ from making import make_op
 import generated
 from codegen.runtime.call import arguments
 from codegen.runtime.xla import products
-from tests.cpu.test_reductions import spec_text
+from tests.making import spec_text
 
 OP = generated.scaled_matmul_int8
 

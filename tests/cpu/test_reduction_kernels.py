@@ -10,8 +10,7 @@ from codegen.checking.expected import error_bounds
 from codegen.plan.launches import Extents
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import interpreted
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_op
+from tests.making import make_op, spec_text
 
 TYPES = ("{T: [float32]}", "{T: [bfloat16]}")  # in turns
 OVER = "over = (0, 1, 2)[: x.ndim - 1]; "

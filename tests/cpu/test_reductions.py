@@ -12,19 +12,7 @@ from codegen.checking.errorbound import Analysis, depth
 from codegen.language.formula import INSTEAD
 from codegen.pipeline import read_op
 from codegen.runtime.call import arguments
-from tests.making import make_jnp_op
-
-
-def spec_text(inputs: str, outputs: str, chain: str, reference: str = "", more: str = "", types: str = "") -> str:
-    """A spec on one axis a comma; statements parted by semicolons."""
-    arrays = [pair.split(":", 1)[0].strip() for pair in outputs.split(";")]
-    lines = ["op: made", "summary: Made here."]
-    lines += [f"types: {types}"] if types else []
-    lines += ["inputs:", *(f"  {i.strip()}" for i in inputs.split(";"))]
-    lines += ["outputs:", *(f"  {o.strip()}" for o in outputs.split(";"))]
-    lines += ["chain: |", *(f"  {c.strip()}" for c in chain.split(";"))]
-    expected = reference.split(";") if reference else [f"{name} = 0" for name in arrays]
-    return "\n".join([*lines, "reference: |", *(f"  {line.strip()}" for line in expected), more])
+from tests.making import make_jnp_op, spec_text
 
 
 def made(*args: str, **more: str):

@@ -11,8 +11,7 @@ import generated
 from codegen.checking.rounding import UNIT, rounded_apart
 from codegen.checking.testing import Case, Disagreement, Types, check_case, check_gradient_case
 from codegen.interpret import approximations
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_op
+from tests.making import make_op, spec_text
 
 X = np.linspace(0.5, 3, 40)
 

@@ -13,8 +13,7 @@ from codegen.checking.testing import check_case
 from codegen.measuring.compile import compile_call
 from codegen.plan.launches import RowLaunch
 from codegen.runtime.call.arguments import Types
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_op
+from tests.making import make_op, spec_text
 from tests.turns import some
 
 OPS = (

@@ -7,8 +7,7 @@ import pytest
 
 from codegen.autodiff.backward import Derived
 from codegen.checking.testing import check_gradient, check_op
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_op
+from tests.making import make_op, spec_text
 from tests.turns import FEWER
 
 SPEC = """

@@ -10,8 +10,7 @@ from codegen.checking import testing
 from codegen.plan.tiles import Tile
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.compiled import interpreted
-from tests.cpu.test_reductions import spec_text
-from tests.making import make_op
+from tests.making import make_op, spec_text
 
 # Name: inputs, outputs, chain, reference
 OPS: dict[str, tuple[str, str, str, str]] = {

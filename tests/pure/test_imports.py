@@ -225,3 +225,13 @@ def test_what_others_import_of_the_program_is_there():
         if f"{base}.{alias.name}" not in MODULES and alias.name not in names.get(base, set())
     ]  # fmt: skip
     assert missing == []
+
+
+def test_no_test_imports_another():
+    """What several need is in a module whose name says what it holds."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = {*(node.module or "").split("."), *(alias.name for alias in node.names)}
+                modules = {name for name in names if name.startswith("test_")}
+                assert not modules, f"{path} imports {modules}"

@@ -1,0 +1,3 @@
+"""What tests of this folder share."""
+
+from tests.meshes import kernels as kernels

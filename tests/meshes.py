@@ -1,0 +1,145 @@
+"""Sharded arrays in tests: a mesh of eight devices that the CPU stands for, and a stand-in for kernels, which no CPU runs."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import generated
+from codegen.graph.emit import leaf_key
+from codegen.graph.nodes import topological
+from codegen.plan.tiles import Tile
+from codegen.runtime.call import arguments, views
+from codegen.runtime.ops import gemm_op
+from codegen.runtime.ops import op as op_module
+from codegen.runtime.ops.op import Op
+from codegen.runtime.sharding import shards
+from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values
+
+P = PartitionSpec
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+
+
+def make_mesh(kind=AUTO) -> Mesh:
+    devices = np.array(jax.devices("cpu")[:8]).reshape(4, 2)
+    return Mesh(devices, ("a", "b"), axis_types=(kind, kind))
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed + sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def put(mesh: Mesh, value, spec: PartitionSpec):
+    return jax.device_put(value, NamedSharding(mesh, spec))
+
+
+def collectives(compiled) -> dict[str, int]:
+    names = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
+    return dict(Counter(re.findall(rf" ({names})(?:-start)?\(", compiled.as_text())))
+
+
+def tupled(value) -> tuple:
+    return tuple(value) if isinstance(value, tuple) else (value,)
+
+
+def assert_close(got, expected) -> None:
+    for g, e in zip(tupled(got), tupled(expected), strict=True):
+        assert g.shape == e.shape and g.dtype == e.dtype
+        np.testing.assert_allclose(np.asarray(g, np.float64), np.asarray(e, np.float64), rtol=2e-5, atol=2e-5)
+
+
+seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
+
+
+def stand_in(op: Op, key, donated, *operands, firsts=None):
+    """What a kernel returns, in jnp: the outputs, then what is folded over rows, not divided: an output, or a value of the
+    chain."""
+    seen.append([x.shape for x in operands])
+    if op.plan.kind == "gemm":
+        return tiles_stand_in(op, key, operands, firsts or {})
+    outputs = op.jnp_form(key, *operands)
+    axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
+    values = {id(s.value): s.name for s in op.statements if s.part is None}
+    by_name = dict(zip([a.name for a in op.spec.outputs], outputs, strict=True))
+    parts = []
+    known: dict = {}
+    for statistic in op.plan.columns:
+        name = values.get(id(statistic.node))
+        if name not in by_name and not known:
+            arrays, params = op.arrays(key, operands), op.parameters(key, operands)
+            roots = [s.value for s in op.statements]
+            known = shards.known_in_jnp(
+                op.planned, roots, arrays, params, key.types, op.compute(key), shards.Split(axes)
+            )
+        part = by_name[name] if name in by_name else known[id(statistic.node)]
+        part = part.astype("int32" if statistic.kind == "bool" else "float32")
+        count = np.prod(axes.shape(statistic.node.attr)) if statistic.op == "mean" else 1
+        part = (part * count).astype(part.dtype).reshape(1, *([-1] if part.ndim else []))
+        parts.append(spread(op.plan, statistic, part, axes) if statistic.over == "column" else part)
+    return (*outputs, *parts)
+
+
+def tiles_stand_in(op, key, operands, firsts):
+    """What a contraction's kernel returns, in jnp: the outputs of every element, then one part of each fold."""
+    tile, epilogue = op.plan.tile, op.epilogue
+    own, values = op.epilogue_call(replace(key, implementation="xla"), operands)
+    arrays, params = epilogue.arrays(own, values), epilogue.parameters(own, values)
+    axes = arguments.bind_axes(epilogue.spec, arrays)
+    chain = op.plan.epilogue
+    places = [n for n in topological(s.value for s in tile.statements) if n.op == "index"]
+    known = {}
+    for node in places:
+        shape = views.with_every_axis(chain.plan.order, (str(node.attr),), axes)
+        known[id(node)] = jnp.arange(axes.extents[node.attr]).reshape(shape) + firsts.get(node.attr, 0)
+    stores = [a for a in chain.plan.stores if a.array in tile.outputs]
+    outputs = evaluate_outputs(chain, stores, arrays, params, axes, key.types, known, "float32")
+    made = {s.name: s.value for s in tile.statements}
+    leaves = leaf_values(chain, {leaf_key(n) for n in topological(made.values())}, arrays, params, axes, "float32")
+    folded = evaluate([made[f.value] for f in tile.folds], leaves, known, "float32", "int32", dict(key.types.variables))
+    extents = [int(np.prod(axes.shape(names))) for names in (tile.batch, tile.rows, (tile.column,))]
+    parts = []
+    for fold, value in zip(tile.folds, folded, strict=True):
+        value = jnp.broadcast_to(value, axes.shape((*tile.batch, *tile.rows, tile.column))).reshape(extents)
+        if fold.rescaled is not None:
+            place, power, scale, finite = fold.rescaled
+            top = jnp.where(finite & ~jnp.isfinite(parts[place]), 0, parts[place])
+            value = getattr(jnp, power)((value - top) * scale)
+        parts.append(getattr(jnp, fold.op)(value, axis=2 if fold.along else 1, keepdims=True))
+    return (*(outputs[a] for a in tile.outputs), *parts)
+
+
+def spread(plan, statistic, part, axes):
+    """A statistic of columns as a kernel leaves it, which folds no columns: here all of it lies with the first of those."""
+    extents = [views.group_extents(plan, axes)[i] for i in plan.spread]
+    lost = [i not in statistic.keeps for i in plan.spread]
+    nothing = {"max": -jnp.inf, "min": jnp.inf, "prod": 1}.get(statistic.op, 0)
+    own = part.reshape([1 if gone else n for n, gone in zip(extents, lost, strict=True)])
+    rest = [(0, n - 1 if gone else 0, 0) for n, gone in zip(extents, lost, strict=True)]
+    return jax.lax.pad(own, np.asarray(nothing, part.dtype), rest).reshape(1, -1) if any(lost) else part
+
+
+def forget() -> None:
+    """Every op, and every one generated with it, makes the functions behind its calls again."""
+    for op in (getattr(generated, name) for name in generated.__all__):
+        for made in (op, *op.kernels, getattr(op._backward, "keeping", None)):
+            if made is not None:
+                made._functions.cache_clear()
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Every op takes the kernel's path, as on CUDA; yields the shapes that kernels ran on."""
+    forget()
+    monkeypatch.setattr(Op, "_run_cute", stand_in)
+    for module in (op_module, gemm_op):
+        monkeypatch.setattr(module, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
+    launch = Tile.launch
+    monkeypatch.setattr(Tile, "launch", lambda *args, **kwargs: replace(launch(*args, **kwargs), why=""))
+    seen.clear()
+    yield seen
+    forget()

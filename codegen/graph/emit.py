@@ -106,8 +106,8 @@ class _Emitter:
         return self.rounded(node) or node.args
 
     def rounded(self, node: Node) -> tuple[Node, ...]:
-        """What is rounded, where a node is that as an integer, in a kernel: a value, or the two of a quotient by what is one value
-        for a vector."""
+        """The arguments of a rounding to an integer in a kernel: the rounded value, or dividend and divisor of a quotient whose
+        divisor is one value for a vector. Empty for other nodes."""
         if self.dialect.name != "cute" or node.op != "cast" or node.kind != "int":
             return ()
         (value,) = node.args

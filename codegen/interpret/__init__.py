@@ -1,7 +1,7 @@
-"""Runs a compiled kernel's PTX on the CPU, checked: what a kernel really does, with no GPU.
+"""Runs a compiled kernel's PTX on the CPU, without a GPU, and checks what it does.
 
-`ptx` parses the compiler's text. `lanes` says what a batch of threads offers to all others. `memory/` checks every access
-to memory, and knows what barriers order. `decode/` has the instructions, `decode/instructions` the table of them all;
+`ptx` parses the compiler's text. `lanes` is the interface of a batch of threads to the other modules. `memory/` checks every
+memory access and tracks which accesses barriers order. `decode/` has the instructions, `decode/instructions` their table.
 `arithmetic` computes as PTX defines it. `machine` steps all threads together. `host` gets launches from the compiled
-launcher, `report` sums up, and `approximations` says what PTX leaves open.
+launcher, `report` counts, and `approximations` has the error bounds of results that PTX does not define exactly.
 """

@@ -1,10 +1,10 @@
-"""The functions that PTX gives only an error bound: their bounds, and what differences between two machines those allow.
+"""The functions for which PTX gives only an error bound: their bounds, and the differences between two machines that they allow.
 
-A GPU's result of such a function lies anywhere within its bound; ours is the nearest number to the exact one. So a
-GPU's outputs and ours may differ, by how much the kernel makes of it. `compare` measures that on the kernel, by
-stochastic arithmetic: it runs it again a few times with noise, each approximate result off by up to its bound and each
-rounding of what is computed from one off by up to a unit in the last place, at random. A GPU's output further away than
-MARGIN times the furthest of those runs (and a unit in the last place) is an error of one of the two machines.
+A GPU's result of such a function may be anywhere within its bound; ours is the number nearest to the exact result. So a GPU's
+outputs and ours may differ, by an amount that depends on the kernel. `compare` measures this amount by stochastic
+arithmetic: it runs the kernel a few more times with random noise, up to the bound in each approximate result and up to a unit
+in the last place in each rounding of a value computed from one. If a GPU's output differs by more than MARGIN times the largest
+difference of these runs (and a unit in the last place), one of the two machines is wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Bound:
     ulps: float = 0.0
 
 
-# As the PTX manual states them (ISA 9.0, section 9.7.3); behind the last bound there is none
+# From the PTX manual (ISA 9.0, section 9.7.3); beyond the last `below` there is no bound
 BOUNDS: dict[str, tuple[Bound, ...]] = {
     "div.approx.f32": (Bound(2.0**-126, ulps=inf), Bound(2.0**126 * (1 + 2**-52), ulps=2), Bound(absolute=0)),
     "div.full.f32": (Bound(ulps=2),),
@@ -44,14 +44,14 @@ BOUNDS: dict[str, tuple[Bound, ...]] = {
     "sin.approx.f32": (Bound(2 * pi, absolute=2**-20.5), Bound(100 * pi, absolute=2**-14.7), Bound(absolute=2)),
     "cos.approx.f32": (Bound(2 * pi, absolute=2**-20.5), Bound(100 * pi, absolute=2**-14.7), Bound(absolute=2)),
     "lg2.approx.f32": (Bound(0.5, relative=2**-22), Bound(2, absolute=2**-22), Bound(relative=2**-22)),
-    # from the correctly rounded result, which is half a unit from the exact one
+    # from the correctly rounded result, which is within half a unit of the exact one
     "ex2.approx.f32": (Bound(ulps=2.5),),
     "tanh.approx.f32": (Bound(relative=2**-11),),
 }
 
 
 def bounds_of(op: str) -> tuple[Bound, ...] | None:
-    """Those of an opcode, None for one whose result PTX fixes."""
+    """The bounds of an opcode; None where PTX defines its result exactly."""
     return BOUNDS.get(".".join(word for word in op.split(".") if word != "ftz"))
 
 
@@ -78,7 +78,7 @@ ROUNDED = ("add", "sub", "mul", "fma", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg
 
 
 def reached(program: Program) -> set[int]:
-    """Instructions, by id, whose operands come from approximate results, be it by way of others; memory is not followed."""
+    """The instructions, by id, whose operands depend on approximate results, directly or not; memory is not followed."""
     found: set[int] = set()
     tainted: set[Operand] = set()
     before = -1
@@ -97,7 +97,7 @@ def reached(program: Program) -> set[int]:
 
 
 class Noise:
-    """A kernel's instructions with errors as another machine might make them."""
+    """A kernel's instructions with random errors that another machine might make."""
 
     def __init__(self, seed: int, program: Program):
         self.random = np.random.default_rng(seed)
@@ -126,7 +126,7 @@ _seed: int | None = None
 
 @contextlib.contextmanager
 def noise(seed: int) -> Iterator[None]:
-    """Kernels interpreted inside have noise in them."""
+    """A context in which interpreted kernels have noise."""
     global _seed
     _seed = seed
     try:
@@ -136,7 +136,7 @@ def noise(seed: int) -> Iterator[None]:
 
 
 def noise_of(program: Program) -> Noise | None:
-    """What a launch of a kernel is to have now."""
+    """The noise for a launch of a kernel now, if any."""
     return None if _seed is None else Noise(_seed, program)
 
 
@@ -145,8 +145,8 @@ def noise_of(program: Program) -> Noise | None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many elements of two machines' outputs are the same, how many differ, how many of these by more than the
-    bounds allow, and the worst difference as a share of what is allowed (0 where none differ)."""
+    """The number of elements of two machines' outputs that are the same, that differ, and that differ by more than the bounds
+    allow; and the largest difference over the allowed one (0 where none differ)."""
 
     equal: int
     differing: int
@@ -157,8 +157,8 @@ class Agreement:
 def compare(
     run: Callable[[], Sequence[Number]], theirs: Sequence[Number], approximate: Callable[[], bool]
 ) -> Agreement:
-    """A GPU's outputs against those of `run`, which interprets the same call; whether that has just run any kernel with
-    approximate instructions, `approximate` says. With none, only equal bits agree (NaN equals NaN)."""
+    """Compare a GPU's outputs with the outputs of `run`, which interprets the same call. `approximate` says whether that just ran
+    a kernel with approximate instructions. If not, only equal bits agree (NaN equals NaN)."""
     ours = list(run())
     same = [same_bits(a, b) for a, b in zip(ours, theirs, strict=True)]
     equal, differing = sum(int(s.sum()) for s in same), sum(int((~s).sum()) for s in same)
@@ -181,7 +181,7 @@ def _share(gap: Number, room: Number) -> Number:
 
 
 def same_bits(a: Number, b: Number) -> Number:
-    """NaN equals NaN, be its bits what they may."""
+    """Which elements have the same bits. NaN equals NaN, whatever its bits."""
     a, b = np.asarray(a), np.asarray(b)
     bits = f"u{a.dtype.itemsize}"
     x, y = _numbers(a), _numbers(b)
@@ -198,7 +198,7 @@ def distance(a: Number, b: Number) -> Number:
 
 
 def unit(a: Number) -> Number:
-    """A unit in the last place of each element: 1 of an integer, nothing of a bool."""
+    """A unit in the last place of each element: 1 for an integer, 0 for a bool."""
     a = np.ascontiguousarray(a)
     if a.dtype == np.bool_:
         return np.zeros(a.shape)

@@ -1,9 +1,9 @@
-"""Arithmetic as PTX defines it, on NumPy arrays: every result that PTX fixes is exact to the bit.
+"""Arithmetic as PTX defines it, on NumPy arrays: every result that PTX defines exactly is exact to the bit.
 
-NumPy's own float32 and float64 operations round to nearest even and keep denormals. What NumPy lacks (fused
-multiply-add, other roundings, narrow formats) is made from error-free sums in float64 and rounding to odd, which a
-second rounding cannot spoil. Results that are NaN are the canonical NaN of the type. Functions that PTX gives only an
-error bound are computed in float64 and rounded.
+NumPy's float32 and float64 operations round to nearest even and keep denormals. Operations that NumPy lacks (fused
+multiply-add, other roundings, narrow formats) use error-free sums in float64 and rounding to odd, after which a second
+rounding is exact. NaN results are the canonical NaN of the type. Functions for which PTX gives only an error bound are
+computed in float64 and rounded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAN32, NAN64, NAN16, NAN_BF16 = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF, 0x7FFF, 0x7FFF
 
 
 def canonical(x: Array) -> Array:
-    """NaNs as NVIDIA's arithmetic makes them."""
+    """Replaces NaNs by the canonical NaN of NVIDIA's arithmetic."""
     bad = np.isnan(x)
     if bad.any():
         bits = {2: (np.uint16, NAN16), 4: (np.uint32, NAN32), 8: (np.uint64, NAN64)}[x.dtype.itemsize]
@@ -36,7 +36,7 @@ def canonical(x: Array) -> Array:
 
 
 def flush(x: Array) -> Array:
-    """Denormals as zeros of their sign (.ftz)."""
+    """Replaces denormals by zeros of their sign (.ftz)."""
     small = np.abs(x) < np.finfo(x.dtype).smallest_normal
     return np.where(small, np.copysign(np.zeros_like(x), x), x) if small.any() else x
 
@@ -111,7 +111,7 @@ def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
 
 
 def _round_sum(a: Array, b: Array, mode: str) -> Array:
-    """a + b of float64, exact but for one rounding to float32. A sum that cancels is +0, rounded down -0."""
+    """a + b of float64 with one rounding, to float32. A sum that cancels is +0, or -0 where it rounds down."""
     total, error = two_sum(a, b)
     if mode == "rm":
         zero = (total == 0) & (error == 0) & (np.signbit(a) | np.signbit(b))
@@ -120,7 +120,7 @@ def _round_sum(a: Array, b: Array, mode: str) -> Array:
 
 
 def fma_odd(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c of formats so narrow that the product is exact in float64: the sum rounded to odd."""
+    """a * b + c of formats so narrow that the product is exact in float64, rounded to odd."""
     return to_odd(*two_sum(a * b, c))
 
 
@@ -165,7 +165,7 @@ def to_bf16(x: Array) -> Array:
 
 
 def wide_to_bf16(x: Array) -> Array:
-    """float64 to bfloat16's bits with one rounding, by way of a float32 rounded to odd."""
+    """float64 to bfloat16's bits with one rounding, through a float32 rounded to odd."""
     near = x.astype(np.float32)
     error = np.where(np.isfinite(near), x - near.astype(np.float64), 0)
     inexact = error != 0
@@ -204,8 +204,8 @@ def from_float8(bits: Array, kind: str) -> Array:
 
 
 def to_integer(x: Array, dtype: type, mode: str) -> Array:
-    """A float to an integer in a rounding mode, saturating. NaN is 0, but for 64-bit sources or results the smallest
-    integer of that width with only its top bit set."""
+    """A float to an integer in a rounding mode, saturating. NaN becomes 0, or, for 64-bit sources or results, the integer with
+    only its top bit set."""
     wide = x.astype(np.float64)
     rounded = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode](wide)
     info = np.iinfo(dtype)
@@ -227,7 +227,7 @@ def round_integral(x: Array, mode: str) -> Array:
 
 
 def divide(a: Array, b: Array) -> Array:
-    """Integer division toward zero; by zero all bits are set."""
+    """Integer division toward zero; division by zero sets all bits."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     if a.dtype.kind == "u":
         quotient = a // safe
@@ -238,7 +238,7 @@ def divide(a: Array, b: Array) -> Array:
 
 
 def remainder(a: Array, b: Array) -> Array:
-    """What division toward zero leaves: its sign is a's; by zero it is a."""
+    """The remainder of division toward zero: its sign is a's; for a zero divisor it is a."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     return np.where(b == 0, a, a - divide(a, safe) * safe)
 
@@ -273,12 +273,12 @@ def permute(a: Array, b: Array, selector: Array) -> Array:
 
 
 def smaller(a: Array, b: Array, nan: bool) -> Array:
-    """min: the number where one is NaN, unless NaN wins; -0 below +0."""
+    """min: where one argument is NaN, the other one, or NaN where `nan`; -0 is below +0."""
     return _extreme(a, b, nan, np.minimum, np.signbit)
 
 
 def larger(a: Array, b: Array, nan: bool) -> Array:
-    """max, likewise."""
+    """max, with the same rules as `smaller`."""
     return _extreme(a, b, nan, np.maximum, lambda x: ~np.signbit(x))
 
 

@@ -1,8 +1,8 @@
-"""Launches from the compiled launcher itself: the object that XLA would call runs here, with CUDA's entry points ours.
+"""Gets launches from the compiled launcher itself: runs the object that XLA would call, with our versions of CUDA's functions.
 
-CuTe DSL compiles a launcher to a host object that loads its cubin and launches its kernels through a handful of CUDA
-runtime functions. llvmlite links that object in this process with functions of ours in their place; what it asks
-`cudaLaunchKernelEx` for is the launch, parameters included.
+CuTe DSL compiles a launcher to a host object that loads its cubin and launches its kernels through a few CUDA runtime
+functions. llvmlite links that object in this process with our functions instead. The arguments of `cudaLaunchKernelEx` are
+the launch and its parameters.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from codegen.interpret.ptx import Program
 
 _PREFIX = "_mlir_cutlass_call_"  # symbols of packed entry points: every argument by pointer
 _ENTRY = "cutlass_jit_wrapper"
-_RELOCATABLE = 1  # e_type of an object file that is still to be linked
-_WITHOUT_BYTES = (0, 8)  # sh_type of sections that take no room in the file: none, and zeroed memory
+_RELOCATABLE = 1  # e_type of an unlinked object file
+_WITHOUT_BYTES = (0, 8)  # sh_type of sections without bytes in the file: none, and zeroed memory
 _lock = threading.RLock()
 
 
 def llvm_binding() -> Any:
-    """The library that links launchers, loaded when the first one is. Raises `MissingExtra`."""
+    """The library that links launchers, loaded lazily. Raises `MissingExtra`."""
     with extras.needed("interpret"):
         import llvmlite.binding
 
@@ -52,7 +52,7 @@ _CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
 
 
 class _Runtime:
-    """CUDA's functions, as a launcher sees them. One for the process: symbols are the process's."""
+    """Our versions of CUDA's functions, one instance for the process, since symbols are per process."""
 
     def __init__(self) -> None:
         self.kernels: list[str] = []
@@ -145,7 +145,7 @@ class Launcher:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.get_function_address(name))(packed)
 
     def load(self) -> None:
-        """What loading the module on a device does: kernels get their handles."""
+        """Does what loading the module on a device would do: kernels get their handles."""
         error, device, library = ctypes.c_int32(0), ctypes.c_int32(0), ctypes.c_void_p()
         one = ctypes.pointer(library)
         with self.using():
@@ -163,7 +163,7 @@ class Launcher:
             yield
 
     def launches(self, buffers: Sequence[tuple[int, tuple[int, ...]]]) -> list[LaunchConfig]:
-        """What the launcher launches for buffers given by address and shape."""
+        """The launches for buffers, given by address and shape."""
         stream, result = ctypes.c_void_p(0), ctypes.c_int32(0)
         held, arguments = [], []
         for address, shape in buffers:
@@ -180,8 +180,8 @@ class Launcher:
 
 
 def is_launcher(module: bytes) -> bool:
-    """Whether bytes are a whole object file (ELF, 64 bits, little-endian, relocatable) with a launcher in it. Running an op
-    asks for this, so it needs no library."""
+    """Whether bytes are a complete object file (ELF, 64 bits, little-endian, relocatable) with a launcher. Running an op calls
+    this, so it needs no library."""
     try:
         magic, kind = struct.unpack_from("<6s10xH", module)
         (start,), (size, count) = struct.unpack_from("<Q", module, 40), struct.unpack_from("<HH", module, 58)

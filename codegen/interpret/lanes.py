@@ -16,7 +16,7 @@ WARPGROUP = 128  # threads
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """A launch as the compiled launcher asks for it."""
+    """A launch, as the compiled launcher requests it."""
 
     kernel: str
     grid: Dim
@@ -63,7 +63,7 @@ def inside(m: Lanes, lanes: np.ndarray) -> np.ndarray:
 
 
 def ballot(m: Lanes, lanes: np.ndarray, holds: np.ndarray | None = None) -> np.ndarray:
-    """For each of the lanes, the bits of those of them in its warp (for which a predicate holds)."""
+    """For each of the lanes, a mask of these lanes in its warp (for which a predicate holds)."""
     place = inside(m, lanes)
     bits = np.zeros(m.lanes, np.uint32)
     mine = np.uint32(1) << place.astype(np.uint32)
@@ -72,7 +72,7 @@ def ballot(m: Lanes, lanes: np.ndarray, holds: np.ndarray | None = None) -> np.n
 
 
 def absent(m: Lanes, lanes: np.ndarray, named: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """For each of the lanes, the bits of its warp's lanes that are named, exist and are not there."""
+    """For each of the lanes, a mask of its warp's lanes that are named, exist and are not there."""
     left = np.minimum(m.per_block - (lanes - inside(m, lanes)) % m.per_block, 32)
     return named & ((np.int64(1) << left) - 1).astype(np.uint32) & ~there
 

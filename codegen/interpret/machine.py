@@ -1,9 +1,9 @@
 """A SIMT machine: all threads of a batch of blocks step together as NumPy lanes.
 
-Each lane is at a basic block; the lowest one any lane is at runs next, for the lanes that are there, so diverged lanes
-meet again as early as they can. A barrier holds lanes back until all that it takes are at it; so does an instruction of
-several lanes, as `shfl.sync`, until all of its mask are. Blocks come cluster after
-cluster, in the order of their ranks, and the blocks of a cluster are always in one batch.
+Each lane is at a basic block. The lowest of these blocks runs next, for the lanes that are there, so diverged lanes converge
+as early as possible. A barrier holds lanes until all its participants have arrived. So does an instruction of several lanes,
+such as `shfl.sync`, until all lanes of its mask have. Blocks are ordered by cluster, then by rank, and the blocks of a cluster
+are always in one batch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ from codegen.interpret.report import Report
 
 LANES = 1 << 17  # that step together
 STEPS = 200_000  # basic blocks of one batch: more is an endless loop
-MBARRIERS = 64  # of a block that are told apart, at most, and not more than it has instructions that make one
-SHARED = 8 << 20  # bytes of shared memory in one batch: each is remembered in about thirty
+MBARRIERS = (
+    64  # per block that are distinguished, at most, and not more than the kernel has instructions that initialise one
+)
+SHARED = 8 << 20  # bytes of shared memory in one batch: tracking one takes about thirty
 
 
 class InterpretError(Exception):
@@ -51,13 +53,13 @@ class InterpretError(Exception):
 
 @dataclass(frozen=True)
 class Decoded:
-    """A basic block, ready to run: instructions with their guards, and what ends it."""
+    """A basic block, ready to run: instructions with their guards, and its last one."""
 
     body: tuple[tuple[Execute, Instruction], ...]
     end: Instruction | None
     barrier: Barrier | None  # where that is one
-    meeting: Instruction | None  # its first, where lanes of a warp wait for each other
-    goes_on: bool  # to the next one, which nobody reaches in another way
+    meeting: Instruction | None  # its first instruction, if lanes of a warp wait for each other there
+    goes_on: bool  # to the next block, which has no other predecessor
 
 
 class Kernel:
@@ -82,7 +84,7 @@ class Kernel:
         self.local = _layout(program, "local")
 
     def control(self, instruction: Instruction) -> Barrier | None:
-        """The barrier that an instruction of control flow is. Raises `PtxError` for one that is not known."""
+        """The barrier of an instruction of control flow, if it is one. Raises `PtxError` for an unknown instruction."""
         if instruction.words[0] in ("bra", "ret", "exit", "trap"):
             return None
         try:
@@ -95,7 +97,7 @@ class Kernel:
 
 
 def _layout(program: Program, space: str) -> int:
-    """Offsets of a space's variables; its size."""
+    """Assigns offsets to a space's variables; returns its size."""
     size = 0
     for variable in sorted(program.variables.values(), key=lambda v: v.size == 0):  # dynamic shared memory comes last
         if variable.space == space:
@@ -126,7 +128,7 @@ class Machine:
         self.clusters: Dim = (x, y, z)
 
     def check_launch(self) -> None:
-        """What a launch on a GPU would refuse."""
+        """Raises `InterpretError` for a launch that a GPU would refuse."""
         grid, asked, cluster = self.launch.grid, self.launch.cluster, self.cluster
         for bad, why in (
             (0 in grid, f"has a grid of {grid}: no blocks"),
@@ -138,7 +140,7 @@ class Machine:
                 raise InterpretError(f"{self.launch.kernel}: the kernel {why}")
 
     def run(self) -> Report:
-        """Run every block, a batch after another; then check that every output was written."""
+        """Run every block, batch by batch, then check that every output was written."""
         grid, block = self.launch.grid, self.launch.block
         threads, blocks = block[0] * block[1] * block[2], grid[0] * grid[1] * grid[2]
         self.report.start(blocks, threads)
@@ -187,13 +189,13 @@ class Machine:
         raise self.error(stuck, here_now, f"still running after {STEPS} basic blocks: an endless loop")
 
     def go_on(self, here: int) -> None:
-        """No lane is free to: let some through a barrier."""
+        """No lane can run: let some pass a barrier."""
         if here < WAIT and not ((self.at >= WAIT) & (self.at < DONE)).any():
             raise Fault(int(np.argmin(self.at)), "a wait for a phase of an mbarrier that nothing brings to its end")
         self.barriers.release(self)
 
     def aside(self, lanes: np.ndarray) -> None:
-        """From the end of this basic block on, lanes wait until a phase of an mbarrier is over."""
+        """After this basic block, these lanes wait until a phase of an mbarrier completes."""
         self.idle[lanes] = True
 
     def wake(self) -> None:
@@ -201,7 +203,7 @@ class Machine:
         self.idle[:] = False
 
     def step(self, here: int, select: np.ndarray | None) -> None:
-        """Run a basic block for the lanes that are at it, and those that nothing but it leads to."""
+        """Run a basic block for the lanes that are at it, and the following blocks that have no other predecessor."""
         while True:
             block = self.kernel.blocks[here]
             if block.meeting is not None and select is not None:
@@ -217,7 +219,7 @@ class Machine:
         self.checked(block.end, self.leave, here, block)
 
     def body(self, block: Decoded, select: np.ndarray | None) -> None:
-        """A basic block's instructions but for what ends it."""
+        """Run a basic block's instructions, except its last one."""
         self.select = select
         count = self.lanes if select is None else len(select)
         self.report.issue(len(block.body) + (block.end is not None), count, self.warps(select))
@@ -234,7 +236,7 @@ class Machine:
                 raise self.error(fault.lane, instruction, fault.message) from None
 
     def checked(self, instruction: Instruction | None, action, *arguments) -> None:
-        """An action whose faults get their thread's place; with no instruction given, that is the thread's own."""
+        """Run an action; a fault gets its thread's place, and the instruction, by default the one that the thread is at."""
         try:
             action(*arguments)
         except Fault as fault:
@@ -243,7 +245,7 @@ class Machine:
             raise self.error(fault.lane, instruction, fault.message) from None
 
     def instruction_at(self, lane: int) -> Instruction | None:
-        """What a lane waits at that cannot go on; None where it has exited."""
+        """The instruction at which a lane waits; None where it has exited."""
         if self.at[lane] == DONE:
             return None
         block = self.kernel.blocks[int(self.at[lane]) % ASIDE]
@@ -275,7 +277,7 @@ class Machine:
         return ~value if negated else value
 
     def leave(self, here: int, block: Decoded) -> None:
-        """Where the lanes go next."""
+        """Set the next basic block of the lanes."""
         end, lanes = block.end, self.active()
         word = end.words[0] if end is not None else ""
         after = np.int32(here + 1 if here + 1 < len(self.kernel.blocks) else DONE)
@@ -308,7 +310,7 @@ class Machine:
             self.exits(lanes)
 
     def exits(self, lanes: np.ndarray) -> None:
-        """Blocks all of whose threads have exited now: nobody may need their shared memory any more."""
+        """Handle blocks whose threads have all exited: no other block may still need their shared memory."""
         rows = np.unique(self.block_of[lanes])
         rows = rows[(self.at.reshape(-1, self.per_block)[rows] == DONE).all(axis=1)]
         self.shared.gone[rows] = True
@@ -325,14 +327,14 @@ class Machine:
     # Registers and operands
 
     def width(self) -> int:
-        """How many lanes are active."""
+        """The number of active lanes."""
         return self.lanes if self.select is None else len(self.select)
 
     def active(self) -> np.ndarray:
         return np.arange(self.lanes) if self.select is None else self.select
 
     def read(self, operand: Operand, kind: str) -> np.ndarray:
-        """An operand's bits seen as a type."""
+        """An operand's bits, reinterpreted as a type."""
         dtype = PTX_TYPES[kind]
         if isinstance(operand, Reg):
             if operand.name in self.kernel.accumulators:
@@ -459,7 +461,7 @@ class Machine:
         return _coordinate(index, shape, axis_of)
 
     def block_place(self, block, axis: int):
-        """A coordinate in the grid of blocks counted cluster after cluster."""
+        """A coordinate in the grid of a block, which is numbered by cluster, then by rank."""
         start = _coordinate(block // self.cluster_size, self.clusters, axis) * self.cluster[axis]
         return start + _coordinate(block % self.cluster_size, self.cluster, axis)
 

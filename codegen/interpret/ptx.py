@@ -1,4 +1,4 @@
-"""PTX text to a program: parameters, registers, memory it declares, and instructions in basic blocks."""
+"""Parses PTX text to a program: parameters, registers, declared memory, and instructions in basic blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPECIAL = re.compile(
 
 
 class PtxError(Exception):
-    """PTX that the interpreter does not know: names the instruction or directive, and the kernel."""
+    """PTX that the interpreter does not support. The message names the instruction or directive, and the kernel."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Reg:
 
 @dataclass(frozen=True)
 class Imm:
-    """A literal: integers as they are, floats by their bits (`kind` "f32" or "f64")."""
+    """A literal: an integer, or a float's bits (`kind` "f32" or "f64")."""
 
     value: int
     kind: str = "int"
@@ -39,7 +39,7 @@ class Special:
 
 @dataclass(frozen=True)
 class Address:
-    """[base + offset]; base is a register or a symbol."""
+    """[base + offset]; the base is a register or a symbol."""
 
     base: Reg | str
     offset: int
@@ -59,7 +59,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Box:
-    """[base, {coordinates}]: of a tensor that a tensor map describes."""
+    """[base, {coordinates}]: a box of the tensor that a tensor map describes."""
 
     base: Address
     coordinates: Vector
@@ -74,7 +74,7 @@ class Instruction:
     operands: tuple[Operand, ...]
     guard: tuple[str, bool] | None  # predicate register, and whether it is negated
     text: str
-    place: str  # "file:line" of the source, where the PTX says it
+    place: str  # "file:line" of the source, where the PTX has it
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -98,13 +98,13 @@ class Program:
     """An entry function. Blocks are runs of instructions; `labels` maps a label to its block."""
 
     name: str
-    params: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (place in order, size)
+    params: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (position, size)
     registers: dict[str, str] = field(default_factory=lambda: {"CC.CF": "pred"})  # name or prefix -> class
     variables: dict[str, Variable] = field(default_factory=dict)
     blocks: list[list[Instruction]] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     threads: tuple[int, int, int] | None = None
-    cluster: tuple[int, int, int] | None = None  # the size of clusters that it is compiled for
+    cluster: tuple[int, int, int] | None = None  # the cluster size for which it is compiled
 
     def register_class(self, name: str) -> str:
         """ "pred", "b16", "b32" or "b64"."""
@@ -121,11 +121,11 @@ _TERMINATORS = ("bra", "ret", "exit", "bar", "barrier", "trap", "brx")
 
 
 def ends_block(words: tuple[str, ...]) -> bool:
-    """Whether lanes may part after an instruction, or wait for others at it."""
+    """Whether lanes may diverge after an instruction, or wait for others at it."""
     return words[0] in _TERMINATORS or words[:2] == ("wgmma", "fence")
 
 
-# Instructions of a warp's lanes together. Those of shfl, vote, redux and elect have a mask of lanes as their last operand
+# Instructions that a warp's lanes execute together. The last operand of shfl, vote, redux and elect is a mask of lanes
 MASKED, WHOLE = ("shfl", "vote", "redux", "elect"), ("ldmatrix", "stmatrix", "mma")
 
 
@@ -144,11 +144,11 @@ def parse(text: str) -> dict[str, Program]:
 
 
 class _Scope:
-    """What names mean between two braces: inline assembly may reuse them, and a call stands for its function's body."""
+    """The names between two braces: inline assembly may reuse names, and a call is replaced by its function's body."""
 
     def __init__(self, tag: str, outer: _Scope | None = None):
         self.tag, self.outer = tag, outer
-        self.names: dict[str, str] = {}  # to names that are the program's only ones; "%r<" for all of %r<32>
+        self.names: dict[str, str] = {}  # to names that are unique in the program; "%r<" for all of %r<32>
 
     def declare(self, name: str) -> str:
         self.names[name] = self.tag + name
@@ -246,7 +246,7 @@ class _Parser:
         return Variable(name, space, size, int(align or width), data)
 
     def body(self, program: Program, body: str, scope: _Scope, calls: tuple[str, ...], place: str = "") -> None:
-        """Add a function's instructions: an entry's, or, for the functions in `calls`, what a call stands for."""
+        """Add a function's instructions: an entry's, or a called function's, which `calls` ends with."""
         for line, inner in self.statements(program, body, scope):
             while match := re.match(r"([\w$]+):\s*", line):
                 self.label(program, inner.find(match[1]))
@@ -275,7 +275,7 @@ class _Parser:
         program.labels[name] = len(program.blocks) - 1
 
     def statements(self, program: Program, body: str, scope: _Scope) -> list[tuple[str, _Scope]]:
-        """A body's statements with their scopes, in which all names are declared: labels are used before they stand."""
+        """A body's statements with their scopes. It declares all names first, because labels are used before they are defined."""
         found: list[tuple[str, _Scope]] = []
         for text in _statements(body):
             if text == "{":
@@ -304,7 +304,7 @@ class _Parser:
                 program.variables[found.name] = found
 
     def directive(self, program: Program, line: str, place: str) -> str:
-        """The place in the source that instructions are at from here on."""
+        """The place in the source of the instructions that follow."""
         words = line.split()
         if words[0] == ".loc":
             return f"{self.files.get(words[1], words[1])}:{words[2]}"
@@ -313,7 +313,7 @@ class _Parser:
         raise PtxError(f"{program.name}: unknown directive {words[0]!r}")
 
     def call(self, program: Program, instruction: Instruction, calls: tuple[str, ...]) -> None:
-        """The called function's body in place of the call. Its parameters are the caller's variables."""
+        """Replace a call by the called function's body. Its parameters become the caller's variables."""
         lists = [o.items if isinstance(o, Vector) else o for o in instruction.operands]
         results = lists.pop(0) if isinstance(lists[0], tuple) else ()
         name = lists[0].name if isinstance(lists[0], Symbol) else None
@@ -388,7 +388,7 @@ _RETURN = "after the call"  # the label that a function's body returns to
 
 
 def _statements(body: str) -> list[str]:
-    """What semicolons end, .loc lines, labels, and single braces (but for those of vectors)."""
+    """The statements of a body: text up to a semicolon, .loc lines, labels, and single braces (except braces of vectors)."""
     found: list[str] = []
     left = ""
     for line in body.splitlines():
@@ -423,7 +423,7 @@ def _parameters(name: str, text: str) -> dict[str, int]:
 
 
 def _extents(directive: str, text: str) -> tuple[int, int, int] | None:
-    """Such as .reqntid 64, 1, 1."""
+    """The three numbers of a directive such as .reqntid 64, 1, 1."""
     match = re.search(rf"\.{directive}\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", text)
     if not match:
         return None
@@ -432,7 +432,7 @@ def _extents(directive: str, text: str) -> tuple[int, int, int] | None:
 
 
 def _split(text: str) -> list[str]:
-    """Operands between commas outside brackets; `p|q` destinations stay one."""
+    """Operands between commas outside brackets; a destination `p|q` stays one operand."""
     words, depth, start = [], 0, 0
     for i, char in enumerate(text):
         depth += (char in "{[(") - (char in "}])")

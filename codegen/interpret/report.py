@@ -1,4 +1,4 @@
-"""What a launch did: bytes and sectors an operand, instructions, divergence."""
+"""Counts of a launch: bytes and sectors of each operand, instructions, divergence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from codegen.interpret.memory.arrays import Array
 
 @dataclass
 class Traffic:
-    """An operand's memory traffic. `touched` counts each byte once; a warp's request takes at least its bytes over 32
+    """An operand's memory traffic. `touched` counts each byte once. A warp's request takes at least its bytes divided by 32
     sectors."""
 
     name: str
@@ -28,7 +28,7 @@ class Traffic:
 
     @property
     def coalescing(self) -> float:
-        """The fewest sectors that hold the bytes asked for, over the sectors touched: 1 where accesses coalesce."""
+        """The fewest sectors that contain the requested bytes, over the touched sectors: 1 where accesses coalesce."""
         return min(1.0, (self.loaded + self.stored) / 32 / self.sectors) if self.sectors else 1.0
 
 
@@ -40,8 +40,8 @@ class Report:
     blocks: int = 0
     threads: int = 0
     instructions: int = 0  # executed by threads
-    slots: int = 0  # 32 times what warps issued
-    approximate: int = 0  # instructions in the kernel's text whose results PTX only bounds
+    slots: int = 0  # 32 times the instructions that warps issued
+    approximate: int = 0  # instructions in the kernel's text whose results PTX defines only within a bound
     operands: dict[str, Traffic] = field(default_factory=dict)
 
     def start(self, blocks: int, threads: int) -> None:
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def divergence(self) -> float:
-        """The share of issued lanes that did nothing."""
+        """The fraction of issued lanes that were idle."""
         return 1 - self.instructions / self.slots if self.slots else 0.0
 
     def as_dict(self) -> dict:

@@ -1,4 +1,4 @@
-"""Memory instructions: loads, stores, atomics, and addresses between spaces. `memory` checks what they do."""
+"""Memory instructions: loads, stores, atomics, and addresses between spaces. `memory/` checks them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from codegen.interpret.memory.spaces import WINDOWS
 from codegen.interpret.ptx import Address, Imm, Symbol, Vector
 
 SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "const")
-# How an access is ordered or cached says nothing here: lanes step together, and memory is one
+# Order and cache hints of an access have no effect here: lanes step together, and there is one memory
 HINTS = (
     "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys",
     "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt",
@@ -21,14 +21,14 @@ HINTS = (
 
 
 def memory_of(words) -> tuple[str, list[str]]:
-    """The space, and the words that are neither it nor a hint."""
+    """The space, and the words that are neither a space nor a hint."""
     space = next((w for w in words if w in SPACES), "generic")
     rest = [w for w in words if w != space and w not in HINTS and not w.startswith(("L1::", "L2::"))]
     return "shared" if space == "shared::cta" else space, rest
 
 
 def vector_of(words) -> tuple[str, int, str]:
-    """The space, how many words, and their type."""
+    """The space, the number of words, and their type."""
     space, rest = memory_of(words)
     count = 1
     if rest and rest[0] in ("v2", "v4", "v8"):
@@ -45,7 +45,7 @@ def load(words, operands) -> Execute:
     targets = target.items if isinstance(target, Vector) else (target,)
     assert isinstance(address, Address) and len(targets) == count
     signed = kind.startswith("s")
-    # What goes to no register is not read: the compiler may ask for whole vectors at an array's end
+    # Words without a register are not read: the compiler may load whole vectors at an array's end
     used = max((i + 1 for i, item in enumerate(targets) if item is not None), default=0)
 
     def run(m: Machine) -> None:
@@ -90,7 +90,7 @@ def atomic(words, operands, result: bool) -> Execute:
 
 
 def address(words, operands) -> Execute:
-    """cvta: between a space's addresses and generic ones, which are the same but for a window's place."""
+    """cvta: between a space's addresses and generic ones, which differ by the start of the space's window."""
     back = words[:1] == ("to",)
     space, kind = words[1:] if back else words
     target, a = operands
@@ -111,7 +111,7 @@ def address(words, operands) -> Execute:
 
 
 def map_address(words, operands) -> Execute:
-    """mapa: from a block's own shared memory to the same place in another's of its cluster."""
+    """mapa: from an address in a block's shared memory to the same place in that of another block of its cluster."""
     only(words, ("shared::cluster", "u32"))
     target, a, rank = operands
     if isinstance(a, Symbol):
@@ -120,14 +120,14 @@ def map_address(words, operands) -> Execute:
 
 
 def rank_of(words, operands) -> Execute:
-    """getctarank: of the block whose shared memory an address lies in."""
+    """getctarank: the rank of the block whose shared memory an address is in."""
     only(words, ("shared::cluster", "u32"))
     target, a = operands
     return lambda m: m.write(target, m.spaces.rank_of(m.read(a, "u32").astype(np.int64)))
 
 
 def fence(words, operands) -> Execute:
-    """Lanes step together, so memory is in order; only a relaxed arrival at a cluster's barrier asks for a fence."""
+    """A fence. Lanes step together, so memory is in order; only a relaxed arrival at a cluster's barrier needs a fence."""
     flags = set(words)
     allowed = ("acq_rel", "acquire", "release", "sc", "cta", "cluster", "gpu", "gl", "sys")
     if words[:1] == ("proxy",):

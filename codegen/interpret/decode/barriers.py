@@ -8,7 +8,7 @@ from codegen.interpret.ptx import Imm, Instruction
 
 
 def decode(instruction: Instruction) -> Barrier:
-    """Raises `Unknown` for a barrier that is not known."""
+    """The barrier of an instruction. Raises `Unknown` for an unknown one."""
     first, *words = instruction.words
     operands = instruction.operands
     if first == "wgmma":

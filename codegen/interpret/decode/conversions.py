@@ -90,7 +90,7 @@ def integer_to_float(x, to: str, mode: str):
     if to == "f64":
         return x.astype(np.float64)
     if to == "bf16":
-        half = x.dtype.type(x.dtype.itemsize * 4)  # of 64 bits, which float64 has not, two halves
+        half = x.dtype.type(x.dtype.itemsize * 4)  # 64 bits, which float64 cannot hold, as two halves
         high, low = x >> half << half, x & ((x.dtype.type(1) << half) - x.dtype.type(1))
         return ar.wide_to_bf16(ar.to_odd(*ar.two_sum(high.astype(np.float64), low.astype(np.float64))))
     if to == "f32" and x.dtype.itemsize < 8:

@@ -1,7 +1,7 @@
-"""What the decoders share: types by PTX's names, the modifiers an instruction may have, and how one is refused.
+"""Shared by the decoders: types by PTX's names, the allowed modifiers of an instruction, and the error for others.
 
-A decoder takes the words behind an opcode's first and its operands, and gives a function of the machine. Values are
-arrays over the active lanes, or of length one where all lanes agree.
+A decoder takes the words after an opcode's first, and the operands, and returns a function of the machine. Values are arrays
+over the active lanes, or of length one where all lanes agree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTEGRAL = ("rni", "rzi", "rmi", "rpi")
 
 
 class Machine(Lanes, Protocol):
-    """What an instruction works on: the lanes and all the memory that they reach."""
+    """The state that an instruction works on: the lanes and their memory."""
 
     memory: Global
     shared: Shared

@@ -65,7 +65,7 @@ def float_arithmetic(scalar: Callable[..., np.ndarray], words, operands: tuple[O
 
 
 def in_halves(kind: str, exact: Callable[..., np.ndarray], operands: tuple[Operand, ...]) -> Execute:
-    """An instruction on f16 or bf16, or on pairs of them: `exact` works on float64, and what it gives is rounded once."""
+    """An instruction on f16 or bf16, or on pairs of them: `exact` works on float64, and its result is rounded once."""
     narrow = kind.removesuffix("x2")
     target, *sources = operands
 

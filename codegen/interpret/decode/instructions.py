@@ -1,4 +1,4 @@
-"""The table of instructions: an opcode's first word to its decoder. An unknown one is named at once."""
+"""The table of instructions: from an opcode's first word to its decoder. An unknown one is an error at decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codegen.interpret.ptx import Instruction, Operand, Program, PtxError, Reg, 
 
 
 def decode(instruction: Instruction, kernel: str) -> Execute:
-    """The floating.function that runs an instruction. Raises `PtxError` for one that is not known."""
+    """The function that runs an instruction. Raises `PtxError` for an unknown one."""
     words = instruction.words
     make = TABLE.get(words[0])
     try:
@@ -33,9 +33,9 @@ FLOATS = {"f16", "bf16", "f32", "f64"}
 
 
 def refuse_converted_stores(program: Program) -> None:
-    """Raises `PtxError` for a store of a part of a register that an instruction wrote as a float. PTX's registers have no
-    types, and the part is its low bits, as the interpreter would store; ptxas 13.0 converts the number to an integer of the
-    part's size instead, and stores that. A `mov.b32` between keeps it from that."""
+    """Raises `PtxError` for a store of a part of a register that an instruction wrote as a float. PTX's registers have no types,
+    and the interpreter would store the low bits. But ptxas 13.0 converts the number to an integer of the part's size, and
+    stores that. A `mov.b32` between the two instructions prevents this."""
     instructions = [i for block in program.blocks for i in block if i.operands]
     floats = {name: i for i in instructions if _written_as(i) in FLOATS for name in _registers(i.operands[0])}
     for i in instructions:
@@ -60,7 +60,7 @@ def _size(kind: str) -> int:
 
 
 def _written_as(instruction: Instruction) -> str:
-    """The type of what an instruction writes to a register, or "" where that is none."""
+    """The type of the result that an instruction writes to a register, or "" without a result."""
     words = instruction.words
     if words[0] in ("st", "red", "setp", "mma", "wgmma"):
         return ""

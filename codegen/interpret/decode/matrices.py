@@ -1,12 +1,12 @@
 """Instructions that a whole warp executes on matrices: ldmatrix, stmatrix and mma.sync, for all warps at once.
 
-Fragments lie as the PTX ISA has them. Seen as 32-bit words, those of every type lie alike: lane l, g = l//4 and q = l%4,
-holds of a (16, 8 words) the words (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4), of b (8 columns, 8 words of K) the
-words (g, q), (g, q + 4), and of c and d the elements (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1).
+Fragments have the layout of the PTX ISA. As 32-bit words, the layout is the same for every type. Lane l, with g = l//4 and
+q = l%4, holds these words of a (16 rows, 8 words): (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); these words of b (8
+columns, 8 words of K): (g, q), (g, q + 4); and these elements of c and d: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1).
 
-What mma sums in float32, PTX leaves open but for that products are exact. Here d = c, then d = d + a_k * b_k for
-k = 0, 1, 2, ..., each rounded to nearest: NVIDIA's GPUs sum several products at once, and differ in last bits. Of tf32
-operands the 13 lowest bits do not count. Integers wrap around.
+PTX does not define how mma sums in float32, except that products are exact. Here d = c, then d = d + a_k * b_k for
+k = 0, 1, 2, ..., each rounded to nearest. NVIDIA's GPUs sum several products at once, and differ in the last bits. The 13
+lowest bits of tf32 operands are ignored. Integers wrap around.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from codegen.interpret.decode.decoding import Execute, Machine, Unknown
 from codegen.interpret.memory.arrays import Fault
 from codegen.interpret.ptx import Address, Operand, Vector
 
-BITS = {"tf32": 32, "bf16": 16, "f16": 16, "s8": 8, "e4m3": 8, "e5m2": 8}  # of the operands' types
+BITS = {"tf32": 32, "bf16": 16, "f16": 16, "s8": 8, "e4m3": 8, "e5m2": 8}  # bits of the operands' types
 G, Q = np.arange(32) // 4, np.arange(32) % 4
-ROW = np.stack([G, G + 8, G, G + 8])  # of a fragment's words, by word and lane
+ROW = np.stack([G, G + 8, G, G + 8])  # the rows of a fragment's words, by word and lane
 WORD = np.stack([Q, Q, Q + 4, Q + 4])
-COLUMN = np.stack([2 * Q, 2 * Q + 1, 2 * Q, 2 * Q + 1])  # of the elements of c and d; their rows:
+COLUMN = np.stack([2 * Q, 2 * Q + 1, 2 * Q, 2 * Q + 1])  # the columns of the elements of c and d; their rows:
 ELEMENT_ROW = np.stack([G, G, G + 8, G + 8])
 
 
 def whole_warps(m: Machine, name: str) -> np.ndarray:
-    """The active lanes by warps: (warps, 32). A fault where one is not whole."""
+    """The active lanes by warps: (warps, 32). Raises `Fault` for an incomplete warp."""
     lanes = m.active()
     warps = lanes // m.per_block * (-(-m.per_block // 32)) + lanes % m.per_block // 32
     _, first, counts = np.unique(warps, return_index=True, return_counts=True)
@@ -38,7 +38,7 @@ def whole_warps(m: Machine, name: str) -> np.ndarray:
 
 
 def load_matrices(words, operands) -> Execute:
-    """ldmatrix: lanes 8i .. 8i + 7 give the rows' addresses of the i-th 8 x 8 matrix of 16-bit elements."""
+    """ldmatrix: lanes 8i .. 8i + 7 give the row addresses of the i-th 8 x 8 matrix of 16-bit elements."""
     count, transposed = _eights(words)
     target, address = operands
     if not isinstance(target, Vector) or len(target.items) != count or not isinstance(address, Address):
@@ -60,7 +60,7 @@ def load_matrices(words, operands) -> Execute:
 
 
 def store_matrices(words, operands) -> Execute:
-    """stmatrix: what ldmatrix loads so, stored; each row by the lane that gives its address."""
+    """stmatrix: the reverse of ldmatrix; the lane that gives a row's address stores the row."""
     count, transposed = _eights(words)
     address, source = operands
     if not isinstance(source, Vector) or len(source.items) != count or not isinstance(address, Address):
@@ -80,7 +80,7 @@ def store_matrices(words, operands) -> Execute:
 
 
 def _eights(words) -> tuple[int, bool]:
-    """How many matrices of 8 x 8, and whether transposed."""
+    """The number of 8 x 8 matrices, and whether they are transposed."""
     sync, aligned, shape, number, *rest = words
     count = {"x1": 1, "x2": 2, "x4": 4}.get(number)
     transposed = rest[:1] == ["trans"]
@@ -92,7 +92,7 @@ def _eights(words) -> tuple[int, bool]:
 
 
 def _rows(m: Machine, address: Address, lanes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the rows of matrices lie in shared memory, and the lanes that give their addresses."""
+    """The places of matrices' rows in shared memory, and the lanes that give their addresses."""
     where = m.spaces.place(address).reshape(lanes.shape)[:, : 8 * count].reshape(-1)
     who = lanes[:, : 8 * count].reshape(-1)
     return *m.spaces.shared_place("shared", where, who), who
@@ -147,7 +147,7 @@ def gathered(m: Machine, items: tuple[Operand | None, ...], shape: tuple[int, in
 
 
 def elements(kind: str, words: np.ndarray) -> np.ndarray:
-    """Words as the numbers they hold, the lowest bits first: float32, or int32."""
+    """The numbers in words, from the lowest bits: float32, or int32."""
     if kind == "tf32":
         return (words & np.uint32(0xFFFFE000)).view(np.float32)
     if kind == "bf16":

@@ -1,4 +1,4 @@
-"""Instructions on mbarriers: to make one, to arrive, to wait for a phase; and st.async, which brings bytes for one."""
+"""Instructions on mbarriers: initialise, arrive, wait for a phase; and st.async, which delivers bytes for one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def decode(words, operands) -> Execute:
 
 
 def store_async(words, operands) -> Execute:
-    """st.async: to the shared memory of a block of the cluster, whose mbarrier counts the bytes."""
+    """st.async: a store to the shared memory of a block of the cluster, whose mbarrier counts the bytes."""
     *rest, kind = words
     count = int(rest.pop()[1:]) if rest[-1] in ("v2", "v4") else 1
     if only(tuple(rest), ("weak", "shared::cluster", "mbarrier::complete_tx::bytes")) < {"shared::cluster"}:
@@ -48,7 +48,7 @@ def store_async(words, operands) -> Execute:
 
 
 def _places(m: Machine, address: Address, space: str = "shared") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each active lane, and the block and offset that it means."""
+    """The active lanes, and the block and offset of each one's address."""
     lanes = m.active()
     row, offset = m.spaces.shared_place(space, m.spaces.place(address), lanes)
     return lanes, row, np.broadcast_to(offset, lanes.shape)

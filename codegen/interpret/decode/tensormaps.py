@@ -1,8 +1,8 @@
-"""cp.async.bulk.tensor: boxes of a tensor brought to shared memory by the tensor memory accelerator (TMA).
+"""cp.async.bulk.tensor: the tensor memory accelerator (TMA) copies boxes of a tensor to shared memory.
 
-A tensor map says what the tensor is, how large its boxes are and how shared memory holds them. Its 128 bytes are
-NVIDIA's own; what is read of them here is what CuTe DSL's launchers write, and a map with anything else in it is refused.
-What of a box lies outside of the tensor is zeros, and counts among the bytes that come.
+A tensor map describes the tensor, the size of its boxes and their layout in shared memory. NVIDIA does not document its 128
+bytes. The fields read here are those that CuTe DSL's launchers write; any other content is an error. Elements of a box outside
+the tensor are zeros, and count among the delivered bytes.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.memory.arrays import Fault
 from codegen.interpret.ptx import Address, Box, Operand
 
-CHUNK, LINE = 16, 128  # bytes that stay together in shared memory, and those that its banks hold side by side
+CHUNK, LINE = 16, 128  # bytes that stay together in shared memory, and bytes across all of its banks
 SWIZZLES = {0: 0, 2: 64, 3: 128}
 SIZES = {0: 1, 1: 2, 2: 4, 4: 8, 6: 2, 10: 2}  # bytes of an element: 8, 16, 32, 64 bits, float16, bfloat16
-PLAIN = 0x40002  # of a map's second word, all but the rank, the element's type, the swizzle, and
+PLAIN = 0x40002  # a map's second word without the rank, the element's type, the swizzle, and
 LARGE = 1 << 21  # whether the tensor has 128 kB, which changes no result
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Extents and strides in the order of memory, the first of which is that of neighbouring elements."""
+    """Sizes and strides in memory order: the first axis is contiguous."""
 
     address: int
     size: int  # bytes of an element
     extents: tuple[int, ...]
-    strides: tuple[int, ...]  # in bytes, of all axes but the first
+    strides: tuple[int, ...]  # in bytes, of all axes except the first
     box: tuple[int, ...]
-    swizzle: int  # bytes of a row whose chunks change places, 0 where none do
+    swizzle: int  # bytes of a row whose chunks are permuted, 0 without a swizzle
 
 
 @functools.lru_cache(maxsize=256)
 def read(data: bytes) -> TensorMap:
-    """A map's meaning. Raises `ValueError` where it says what is not known here."""
+    """The content of a map. Raises `ValueError` for unknown content."""
     address, kind, *lower = struct.unpack("<QIIIIII", data[:32])
     rank, element, swizzle = (kind >> 4 & 7) + 1, kind >> 7 & 15, kind >> 13 & 3
     strides, above = lower[:4], lower[4]
@@ -48,7 +48,7 @@ def read(data: bytes) -> TensorMap:
     steps, box = int.from_bytes(data[52:55], "little"), data[55:60]
     known = 7 << 4 | 15 << 7 | 3 << 13 | LARGE
     if kind & ~known != PLAIN or element not in SIZES or swizzle not in SWIZZLES or above or steps or rank > 5:
-        raise ValueError(f"a tensor map that is not known here: {data[:64].hex()}")
+        raise ValueError(f"an unknown tensor map: {data[:64].hex()}")
     return TensorMap(
         address, SIZES[element], tuple(e + 1 for e in extents[:rank]), tuple(16 * s for s in strides[: rank - 1]),
         tuple(b + 1 for b in box[:rank]), SWIZZLES[swizzle],
@@ -56,13 +56,13 @@ def read(data: bytes) -> TensorMap:
 
 
 def swizzled(offset: np.ndarray, width: int) -> np.ndarray:
-    """Where shared memory holds chunks that would lie at these offsets, in rows of so many bytes: each changes places with
-    another of its row, by the number of its 128 bytes."""
+    """The offsets in shared memory of chunks with these offsets before the swizzle, in rows of `width` bytes: a chunk swaps places
+    with another chunk of its row, by the number of its 128-byte line."""
     return offset ^ (offset // LINE % (width // CHUNK) * CHUNK)
 
 
 def copy_box(words, operands) -> Execute:
-    """cp.async.bulk.tensor of a box from global to shared memory, of one block or of several in its cluster."""
+    """cp.async.bulk.tensor: a box from global memory to the shared memory of one block, or of several in its cluster."""
     tensor, rank, *rest = words
     hint, multicast = "L2::cache_hint" in rest, "multicast::cluster" in rest
     allowed = ("shared::cluster", "shared::cta", "global", "tile", "mbarrier::complete_tx::bytes")

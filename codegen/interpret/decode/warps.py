@@ -14,7 +14,7 @@ from codegen.interpret.ptx import Operand, Vector
 
 
 def members(m: Machine, lanes: np.ndarray, mask: Operand) -> np.ndarray:
-    """The mask of a warp's lanes, which must all be there, and whoever executes must be in it."""
+    """The mask of a warp's lanes. All of them must be active, and each active lane must be in its mask."""
     named = np.broadcast_to(m.read(mask, "u32"), lanes.shape)
     missing = absent(m, lanes, named, ballot(m, lanes))
     if missing.any():
@@ -57,7 +57,7 @@ def shuffle(words, operands) -> Execute:
 
 
 def sources(m: Machine, lanes: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """The lane of the batch that a lane of the warp is, which must be active."""
+    """The lane of the batch for a lane of the warp, which must be active."""
     wanted = lanes - inside(m, lanes) + source
     active = np.zeros(m.lanes + 32, bool)
     active[lanes] = True
@@ -94,7 +94,7 @@ def active_mask(words, operands) -> Execute:
 
 
 def elect(words, operands) -> Execute:
-    """The leader is the lowest lane of the mask; PTX leaves the choice open, but not that it is the same each time."""
+    """The leader is the lowest lane of the mask. PTX does not define the choice, but it must be the same each time."""
     only(words, ("sync",))
     target, mask = operands
     if not isinstance(target, Vector):
@@ -113,7 +113,7 @@ def elect(words, operands) -> Execute:
 
 
 def reduce(words, operands) -> Execute:
-    """redux.sync: one value from those of a mask's lanes."""
+    """redux.sync: one value from the values of a mask's lanes."""
     sync, operation, *flags, kind = words
     target, a, mask = operands
     integers: dict[str, Callable] = {"add": np.add, "min": np.minimum, "max": np.maximum}

@@ -1,17 +1,16 @@
-"""wgmma: a warpgroup multiplies two tiles in shared memory, and goes on before it is done.
+"""wgmma: a warpgroup multiplies two tiles in shared memory, asynchronously.
 
-From wgmma.mma_async until the wait for its group nobody may write what it reads, or touch its accumulators: none but other
-products of its shape, and movs, which compilers make for the assembler to see that two registers are one. Where anything
-else has touched accumulators, a fence stands before the product.
+From wgmma.mma_async until the wait for its group, nothing may write the bytes that it reads, or access its accumulators. The
+exceptions are other products of its shape, and movs, by which compilers tell the assembler that two registers are the same.
+After any other access of accumulators, a fence must come before the product.
 
-Accumulators lie as the PTX ISA has them: of a warpgroup's 64 rows each warp has 16, and lane l of it, g = l//4 and
-q = l%4, has of every 8 columns the elements (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1). Tiles lie as TMA brings
-them: in rows of 128 or 64 bytes, along K or along the other axis, their chunks of 16 bytes permuted
-(`tensormaps.swizzled`).
+Accumulators have the layout of the PTX ISA: each warp has 16 of a warpgroup's 64 rows. Its lane l, with g = l//4 and
+q = l%4, has these elements of every 8 columns: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1). Tiles have TMA's layout:
+rows of 128 or 64 bytes, along K or along the other axis, with permuted chunks of 16 bytes (`tensormaps.swizzled`).
 
-PTX leaves open how products are summed. Here those of one instruction are summed in float64 and then added to the
-accumulator, rounded to nearest, once. NVIDIA's GPUs differ in last bits, and for float8 in more than those: they keep
-fewer bits of its sums than float32 has.
+PTX does not define how products are summed. Here the products of one instruction are summed in float64 and then added to the
+accumulator with one rounding to nearest. NVIDIA's GPUs differ in the last bits, and for float8 in more: they keep fewer bits
+of its sums than float32 has.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from codegen.interpret.ptx import Imm, Operand, Reg, Vector
 DEPTH = 32  # bytes of K that one instruction multiplies
 THREAD = np.arange(WARPGROUP)
 FLOAT8 = ("e4m3", "e5m2")
-ROW_BYTES = {1 << 16: 128, 2 << 16: 64}  # a descriptor's upper bits, which say no more than how long permuted rows are
+ROW_BYTES = {1 << 16: 128, 2 << 16: 64}  # a descriptor's upper bits, which only give the length of permuted rows
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 
@@ -76,7 +75,7 @@ def multiply(words, operands) -> Execute:
         left, right = (uniform(m, o, groups) for o in (a, b))
         keeps = uniform(m, adds, groups, "pred")
         held, read = np.zeros((len(groups), 64, columns), total), []
-        with m.products.unchecked():  # it may add to what those before it make
+        with m.products.unchecked():  # it may add to the results of earlier products
             if keeps.any():
                 for k, item in enumerate(d.items):
                     held[:, row[k], column[k]] = matrices.registers(m, item, kind, groups)
@@ -99,7 +98,7 @@ def multiply(words, operands) -> Execute:
 
 
 def whole_groups(m: Machine) -> np.ndarray:
-    """The active lanes by warpgroups: (warpgroups, 128). A fault where one is not whole."""
+    """The active lanes by warpgroups: (warpgroups, 128). Raises `Fault` for an incomplete warpgroup."""
     lanes = m.active()
     key = lanes // m.per_block * -(-m.per_block // WARPGROUP) + lanes % m.per_block // WARPGROUP
     _, first, counts = np.unique(key, return_index=True, return_counts=True)
@@ -112,7 +111,7 @@ def whole_groups(m: Machine) -> np.ndarray:
 
 
 def uniform(m: Machine, operand: Operand, groups: np.ndarray, kind: str = "u64") -> np.ndarray:
-    """What all lanes of each warpgroup agree about."""
+    """An operand that all lanes of a warpgroup share, by warpgroup. Raises `Fault` where they differ."""
     found = matrices.registers(m, operand, kind, groups)
     differs = (found != found[:, :1]).any(axis=1)
     if differs.any():
@@ -123,8 +122,8 @@ def uniform(m: Machine, operand: Operand, groups: np.ndarray, kind: str = "u64")
 def factor(
     m: Machine, descriptor: int, count: int, kind: str, transposed: int, lanes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A factor that a descriptor describes, as (count, K), and where its bytes lie: eight rows one behind the other, the next
-    eight a stride further. Rows lie along K, or where `transposed` along the other axis, and what does not fit into them a
+    """The factor of a descriptor, as (count, K), and the places of its bytes. Eight rows are contiguous, and the next eight are a
+    stride further. Rows are along K, or where `transposed` along the other axis. The part that does not fit into them is a
     leading stride further."""
     start, leading, stride = ((descriptor >> bit & 0x3FFF) * CHUNK for bit in (0, 16, 32))
     width = ROW_BYTES.get(descriptor >> 46)

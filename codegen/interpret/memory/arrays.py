@@ -1,8 +1,8 @@
 """Checked global memory: the arrays of a launch.
 
-Every access is checked for bounds, alignment and initialisation before it happens. Writers are remembered, so that two
-threads that write one place differently are found, and reads of what another thread wrote: no barrier of a launch
-orders those.
+Every access is checked for bounds, alignment and initialisation before it happens. The writer of each byte is recorded, which
+finds two threads that write different values to one place, and reads of another thread's writes: no barrier within a launch
+orders these.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-ALIGNMENT = 256  # of every array: what XLA gives its buffers
-GUARD = 64  # bytes behind an array that no access may reach
+ALIGNMENT = 256  # bytes, of every array: the alignment of XLA's buffers
+GUARD = 64  # bytes after an array that no access may reach
 
 
-SETTLED = -2  # the owner of what an earlier launch wrote
+SETTLED = -2  # the owner of bytes that an earlier launch wrote
 
 
 class Fault(Exception):
@@ -28,7 +28,7 @@ class Fault(Exception):
 
 @dataclass
 class Array:
-    """An operand in global memory: its bytes, which of them are initialised, and what touched them."""
+    """An operand in global memory: its bytes, which of them are initialised, and who accessed them."""
 
     name: str
     data: np.ndarray  # uint8, `size` bytes and a guard, at an aligned address
@@ -46,7 +46,7 @@ class Array:
         return self.data.ctypes.data
 
     def settle(self) -> None:
-        """The end of a launch: what it wrote is for all threads of the next to read."""
+        """The end of a launch: all threads of the next launch may read what it wrote."""
         if self.owner is not None:
             self.owner[self.owner >= 0] = SETTLED
 
@@ -76,7 +76,7 @@ class Global:
     def find(
         self, addresses: np.ndarray, width: int, lanes: np.ndarray, verb: str, alignment: int = 0
     ) -> list[tuple[Array, np.ndarray | None]]:
-        """The arrays that addresses lie in, each with which of them do (None: all)."""
+        """The arrays that contain addresses, each with the indices of its addresses (None: all)."""
         alignment = alignment or width
         first = self.owner_of(int(addresses[0]))
         if first is not None:
@@ -123,7 +123,7 @@ class Global:
     def load(
         self, addresses: np.ndarray, words: int, wordsize: int, lanes: np.ndarray, thread: np.ndarray, asked: int
     ) -> list[np.ndarray]:
-        """`words` consecutive words an address, as unsigned arrays, of an access that is `asked` words wide."""
+        """`words` consecutive words for each address, as unsigned arrays, of an access that is `asked` words wide."""
         width = words * wordsize
         results = None
         for array, where in self.find(addresses, width, lanes, "load", asked * wordsize):
@@ -166,7 +166,7 @@ class Global:
     def store(
         self, addresses: np.ndarray, values: list[np.ndarray], wordsize: int, lanes: np.ndarray, thread: np.ndarray
     ) -> None:
-        """Consecutive words an address."""
+        """Store consecutive words at each address."""
         width = len(values) * wordsize
         for array, where in self.find(addresses, width, lanes, "store"):
             pick = slice(None) if where is None else where
@@ -181,7 +181,7 @@ class Global:
                 view[index + k] = part
             _spread(array.owner, offset, width, writer)
             _spread(array.initialised, offset, width, True)
-            for k, part in enumerate(parts):  # within one instruction the last of two threads stands
+            for k, part in enumerate(parts):  # within one instruction the last of two threads wins
                 bad = view[index + k] != part
                 if bad.any():
                     place = int(np.flatnonzero(bad)[0])
@@ -212,7 +212,7 @@ class Global:
         return array.data[offset : offset + size]
 
     def unwritten(self) -> tuple[Array, int, int] | None:
-        """An output with elements that nothing wrote: the array, the first one, how many."""
+        """An output with unwritten elements: the array, the first of them, and their number."""
         for array in self.arrays:
             if array.writable and array.initialised is not None and not array.initialised.all():
                 missing = np.unique(np.flatnonzero(~array.initialised) // array.itemsize)
@@ -231,7 +231,7 @@ def _spread(target: np.ndarray, offset: np.ndarray, width: int, value) -> None:
 
 
 def count(array: Array, verb: str, addresses: np.ndarray, width: int, lanes: np.ndarray) -> None:
-    """A warp's request and the 32-byte sectors it touches."""
+    """Count a warp's request and the 32-byte sectors that it touches."""
     tally = array.requests[verb]
     tally[0] += len(addresses) * width
     warps = lanes >> 5

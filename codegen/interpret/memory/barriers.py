@@ -1,13 +1,13 @@
-"""Barriers of a warp, of a block or some of its warps, and of a cluster: who waits, and when they go on.
+"""Barriers of a warp, of a block or some of its warps, and of a cluster: which lanes wait, and when they continue.
 
-At an instruction of several lanes (shfl.sync, mma.sync, ...) those of its mask wait for each other, as they do on GPUs since
-Volta; that orders nothing either.
+At an instruction of several lanes (shfl.sync, mma.sync, ...), the lanes of its mask wait for each other, as on GPUs since
+Volta. This does not order memory.
 
-At wgmma.fence the warps of a warpgroup wait for each other too, for what follows is one instruction of them all: they may
-not part before that. It orders nothing.
+At wgmma.fence the warps of a warpgroup also wait for each other, because the next instruction is one of them all: they may not
+diverge before it. This does not order memory either.
 
-Stricter than PTX in one place: threads that have exited are not forgiven at a barrier of a block or a warp. Less strict in
-another: whether something orders a thread that only arrives behind the barrier's completion before is not looked at.
+One check is stricter than PTX: a thread that has exited is an error at a barrier of a block or a warp. One is less strict:
+whether a thread that only arrives is ordered after the barrier's previous completion is not checked.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from codegen.interpret.memory.ordering import Ordering
 from codegen.interpret.memory.products import Products
 from codegen.interpret.ptx import MASKED, Imm, Instruction, Operand
 
-# Places of lanes that have exited; WAIT + a block of instructions: at its barrier; ASIDE + one: until an mbarrier's phase
-# is over
+# Places of lanes that have exited; WAIT + a basic block: they wait at its barrier; ASIDE + a basic block: they wait until an
+# mbarrier's phase completes
 DONE, WAIT, ASIDE = 1 << 30, 1 << 29, 1 << 28
-# Instead of the number of a block's barrier; TOGETHER: at an instruction of several lanes, which begins a block of instructions
+# Instead of the number of a block's barrier; TOGETHER: at an instruction of several lanes, which begins a basic block
 AT_WARP, AT_CLUSTER, AT_WARPGROUP, TOGETHER = -1, -2, -3, -4
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """A decoded instruction. `waits` is false for an arrival alone."""
+    """A decoded barrier instruction. `waits` is false for an arrival without a wait."""
 
     level: str  # "warp", "warpgroup", "block" or "cluster"
     number: Operand = Imm(0)  # noqa: RUF009  # of a block's barrier
@@ -42,15 +42,15 @@ class Barrier:
 
 @dataclass
 class Arrived:
-    """Those that have come to a block's barrier and gone on."""
+    """The warps that arrived at a block's barrier without waiting."""
 
     takes: int
     count: int
-    known: np.ndarray  # what they knew of each warp's past by then, their own included
+    known: np.ndarray  # their joined vector clock at that time
 
 
 class Barriers:
-    """What the lanes of a batch wait for."""
+    """The barriers at which the lanes of a batch wait."""
 
     def __init__(self, ordering: Ordering, products: Products):
         self.ordering, self.products = ordering, products
@@ -60,7 +60,7 @@ class Barriers:
         self.arrived: dict[int, Arrived] = {}  # by 16 times the block, and the barrier's number
 
     def reach(self, m: Lanes, barrier: Barrier, lanes: np.ndarray) -> None:
-        """Lanes come to a barrier."""
+        """Lanes arrive at a barrier."""
         ordering = self.ordering
         if barrier.level == "cluster":
             ahead = ordering.arrived[lanes] > ordering.waited[lanes]
@@ -95,8 +95,8 @@ class Barriers:
         self.at[lanes], self.takes[lanes] = number, takes
 
     def meet(self, m: Lanes, here: int, instruction: Instruction) -> np.ndarray:
-        """The active lanes come to an instruction of several lanes. Returns those that may execute it, or skip it: all of
-        their mask are here. The others wait; so may have done some of those returned."""
+        """The active lanes arrive at an instruction of several lanes. Returns the lanes that may execute it, or skip it: all lanes
+        of their mask are here. The others wait. Some of the returned lanes may have waited."""
         came = m.active()
         waiting = np.flatnonzero(m.at == WAIT + here)
         waiting = waiting[self.at[waiting] == TOGETHER]
@@ -112,7 +112,7 @@ class Barriers:
         return lanes[~early]
 
     def arrive(self, m: Lanes, key: np.ndarray, takes: np.ndarray, lanes: np.ndarray) -> None:
-        """Whole warps come to a block's barrier and go on. Where all that it takes only do that, it begins anew."""
+        """Whole warps arrive at a block's barrier without waiting. Where all its participants only arrive, it starts again."""
         for barrier in np.unique(key):
             group, asked = lanes[key == barrier], int(takes[key == barrier].max())
             self.whole_warps(group)
@@ -131,7 +131,7 @@ class Barriers:
         self.ordering.tick(lanes)
 
     def release(self, m: Lanes) -> None:
-        """No lane can go on: let those whose barrier is complete."""
+        """No lane can run: release the lanes whose barrier is complete."""
         lanes = np.flatnonzero((m.at < DONE) & (m.at >= WAIT))
         at = self.at[lanes]
         free = np.concatenate(
@@ -147,7 +147,7 @@ class Barriers:
         m.at[free] -= WAIT - 1
 
     def blocks(self, lanes: np.ndarray) -> np.ndarray:
-        """Those whose block's barrier has as many threads as it takes."""
+        """The lanes whose block's barrier has all the threads that it takes."""
         if not len(lanes):
             return lanes
         ordering, row = self.ordering, self.ordering.row[lanes]
@@ -187,7 +187,7 @@ class Barriers:
         return [(int(self.ordering.warp[part[0]]), part) for part in np.split(lanes, starts[1:])]
 
     def in_warps(self, lanes: np.ndarray) -> np.ndarray:
-        """Those whose warp's barrier has all the lanes that its mask names."""
+        """The lanes whose warp's barrier has all the lanes of its mask."""
         ordering, free = self.ordering, []
         if not len(lanes):
             return lanes
@@ -202,13 +202,13 @@ class Barriers:
         return np.concatenate(free)
 
     def warpgroups(self, lanes: np.ndarray) -> np.ndarray:
-        """Those whose warpgroup is there as a whole."""
+        """The lanes whose whole warpgroup has arrived."""
         threads = self.ordering.threads
         key = self.ordering.row[lanes] * -(-threads // WARPGROUP) + lanes % threads // WARPGROUP
         return lanes[np.bincount(key, minlength=1)[key] == WARPGROUP]
 
     def clusters(self, lanes: np.ndarray, exited: np.ndarray) -> np.ndarray:
-        """Those whose cluster has arrived as a whole, but for threads that have exited."""
+        """The lanes whose whole cluster has arrived, except threads that have exited."""
         ordering = self.ordering
         size = ordering.threads * ordering.cluster
         arrived = np.where(exited, np.iinfo(np.int64).max, ordering.arrived).reshape(-1, size).min(axis=1)
@@ -217,8 +217,8 @@ class Barriers:
         return free
 
     def stuck(self, m: Lanes, lanes: np.ndarray) -> Fault:
-        """Why no lane can go on: for one at an instruction of several lanes, if nobody waits at an earlier one; else for the
-        first that waits at a block's barrier, at a warp's or a cluster's."""
+        """Why no lane can run: for a lane at an instruction of several lanes, if none waits at an earlier one; else for the first
+        lane that waits at a block's, a warp's or a cluster's barrier."""
         first = int(lanes[np.argmin(m.at[lanes])])
         if self.at[first] == TOGETHER:
             return self.alone(m, first)
@@ -250,7 +250,7 @@ class Barriers:
         return Fault(lane, f"divergent {kind}: {what} ({m.where(int(fellows[late][0]))})")
 
     def alone(self, m: Lanes, lane: int) -> Fault:
-        """What a lane waits for in vain at an instruction of several lanes."""
+        """The fault of a lane that waits forever at an instruction of several lanes."""
         here = np.flatnonzero((m.at == m.at[lane]) & (self.at[: m.lanes] == TOGETHER))
         there = ballot(m, here)[here == lane]
         instruction = m.instruction_at(lane)
@@ -268,5 +268,5 @@ class Barriers:
 
 
 def mask_of(instruction: Instruction) -> Operand:
-    """Which lanes of a warp take part in an instruction of several lanes."""
+    """The mask of the lanes that execute an instruction of several lanes."""
     return instruction.operands[-1] if instruction.words[0] in MASKED else Imm(0xFFFFFFFF)

@@ -1,9 +1,10 @@
-"""mbarriers: objects in shared memory, each phase of which is over once enough threads have arrived and all bytes that they
-expect have come; and st.async, which brings bytes to another block of the cluster.
+"""mbarriers: objects in shared memory. A phase completes once enough threads have arrived and all expected bytes have come.
+And st.async, which delivers bytes to another block of the cluster.
 
-Whoever waits for a phase knows afterwards what was sent for it, what the warps that arrived, or sent by st.async, had done
-before, and what these knew: lanes of a warp that part before one of them sends are not told apart. A thread that waits in
-vain steps aside until a phase is over; where nobody else can go on, that is a fault.
+A wait for a phase orders these before the waiting thread: the bytes sent for the phase, everything that the arriving warps,
+and the warps that sent by st.async, did before, and everything that was ordered before these. Lanes of a warp that diverge
+before one of them sends are not distinguished. A thread whose phase is not complete waits aside until a phase completes. It
+is a fault if no other thread can run.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ SIZE = 8
 
 @dataclass
 class Mbarrier:
-    """One object. `known` says of each warp of the cluster, and of what its blocks copy, until when that is known to those who
-    wait."""
+    """One mbarrier. `known` has, for each warp of the cluster and for its blocks' copies, the clock up to which a wait orders
+    them."""
 
     count: int  # arrivals that a phase takes
     maker: int  # the lane that initialised it
-    made: int  # how many cluster barriers that had arrived at by then
+    made: int  # the number of cluster barriers at which that lane had arrived by then
     known: np.ndarray
-    told: np.ndarray  # the same of the phase that is not yet over
-    number: int  # of those of its block
-    begun: int  # phases that others at its place have had
+    told: np.ndarray  # as `known`, for the current phase
+    number: int  # its number in its block
+    begun: int  # phases of earlier mbarriers at its place
     pending: int
-    due: int = 0  # bytes expected that have not come; less than 0 where they come first
-    phase: int = 0  # how many are over
-    waited: int = 0  # the last that one of its block's threads knows to be over
-    brought: int = 0  # the last for which bytes came
+    due: int = 0  # expected bytes that have not come; negative where they come first
+    phase: int = 0  # the number of completed phases
+    waited: int = 0  # the last phase that a thread of its block has waited for
+    brought: int = 0  # the last phase for which bytes came
     fenced: bool = False
-    sent: list[np.ndarray] = field(default_factory=list)  # where the bytes lie that came for this phase
+    sent: list[np.ndarray] = field(default_factory=list)  # the places of the bytes that came for this phase
 
 
 class Memory(Protocol):
-    """The shared memory that mbarriers lie in."""
+    """The shared memory that contains mbarriers."""
 
-    size: int  # of a block, in bytes
+    size: int  # bytes per block
     ordering: Ordering
     writer: np.ndarray
 
@@ -54,7 +55,7 @@ class Memory(Protocol):
 
 
 class Mbarriers:
-    """Those of a batch of blocks, by block and offset."""
+    """The mbarriers of a batch of blocks, by block and offset."""
 
     def __init__(self, shared: Memory):
         self.shared, self.ordering = shared, shared.ordering
@@ -73,17 +74,17 @@ class Mbarriers:
         self.found[row, offset] = Mbarrier(count, lane, made, nothing, nothing.copy(), number, begun, pending=count)
 
     def stamp(self, row: int, offset: int, lane: int) -> int:
-        """That of what a lane asks to be copied for the phase that is not over."""
+        """The stamp of a copy that a lane starts for the current phase."""
         barrier = self.of(row, offset, lane)
         return self.ordering.stamp_of_copy(row, barrier.number, barrier.begun + barrier.phase + 1)
 
     def fence(self, lanes: np.ndarray) -> None:
-        """fence.mbarrier_init: a cluster barrier that releases nothing else releases the lanes' initialisations."""
+        """fence.mbarrier_init: even a relaxed arrival at a cluster barrier then releases the lanes' initialisations."""
         for barrier in self.found.values():
             barrier.fenced |= bool((lanes == barrier.maker).any())
 
     def of(self, row: int, offset: int, lane: int) -> Mbarrier:
-        """The object at a place, which the lane may use."""
+        """The mbarrier at a place. Raises `Fault` where the lane may not use it."""
         barrier = self.found.get((row, offset))
         if barrier is None:
             raise Fault(lane, f"there is no mbarrier at byte {offset} of {self.shared.name(row, lane)}")
@@ -95,7 +96,7 @@ class Mbarriers:
         return barrier
 
     def arrive(self, row: int, offset: int, expected: int, lane: int, count: int = 1) -> bool:
-        """So many arrivals, which expect some bytes; whether the phase is over with them."""
+        """`count` arrivals, which expect some bytes; returns whether they complete the phase."""
         barrier = self.of(row, offset, lane)
         if barrier.pending < count:
             raise Fault(lane, f"more arrivals at an mbarrier than the {barrier.count} that its phase takes")
@@ -105,7 +106,7 @@ class Mbarriers:
         return self.step(row, barrier)
 
     def bring(self, row: int, offset: int, at: np.ndarray, lane: int) -> bool:
-        """The bytes at `at` have come, for which a lane asked; whether the phase is over with it."""
+        """The bytes at `at`, whose copy a lane started, have come; returns whether they complete the phase."""
         barrier = self.of(row, offset, lane)
         barrier.due -= at.size
         barrier.sent.append(at)
@@ -130,7 +131,7 @@ class Mbarriers:
         return True
 
     def over(self, row: int, offset: int, parity: int, lanes: np.ndarray) -> bool:
-        """Whether the phase of this parity is over; then the lanes of whole warps know what came before."""
+        """Whether the phase of this parity is complete; then everything before it is ordered before the lanes of whole warps."""
         barrier = self.of(row, offset, int(lanes[0]))
         if barrier.phase % 2 == parity:
             return False
@@ -139,7 +140,7 @@ class Mbarriers:
         return True
 
     def check_exit(self, rows: np.ndarray) -> None:
-        """Blocks exit: whatever bytes were sent to them, or signals by others, one of their threads has waited for."""
+        """Check that blocks which exit have waited for all bytes that were sent to them and for all arrivals of others."""
         for (row, offset), barrier in self.found.items():
             last = barrier.phase if self.ordering.cluster > 1 else min(barrier.phase, barrier.brought)
             if row in rows and (barrier.sent or last > barrier.waited):

@@ -1,8 +1,8 @@
-"""Memory on the chip: what each thread, or each block, has to itself, as rows of bytes.
+"""On-chip memory: the local memory of each thread and the shared memory of each block, as rows of bytes.
 
-Every access is checked for bounds, alignment and initialisation. In shared memory every byte also remembers who wrote
-it and who has read it since, so that an access that nothing orders after another's is a race; and a block must not exit
-while another block of its cluster may still reach into its memory.
+Every access is checked for bounds, alignment and initialisation. For every byte of shared memory, its writer and its readers
+since are recorded, so that an access which nothing orders after another thread's is found as a race. A block must not exit
+while another block of its cluster may still access its memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Rows:
         return self.what
 
     def bytes_of(self, row, offset, width: int, lanes, verb: str, alignment: int) -> np.ndarray:
-        """Where in the arrays each byte of each access is: (accesses, width)."""
+        """The index of each byte of each access: (accesses, width)."""
         for bad, say in (
             ((offset < 0) | (offset + width > self.size), "out of bounds of"),
             (offset % alignment != 0, "misaligned in"),
@@ -43,14 +43,14 @@ class Rows:
         return (row * self.size + offset)[:, None] + np.arange(width)
 
     def refuse(self, bad: np.ndarray, at: np.ndarray, lanes: np.ndarray, before: str, after: str) -> None:
-        """A fault for the first bad byte: "`before` byte N of shared memory `after`"."""
+        """Raises `Fault` for the first bad byte: "`before` byte N of shared memory `after`"."""
         if bad.any():
             k, place = divmod(int(np.flatnonzero(bad.T)[0]), len(bad))
             row, byte = divmod(int(at[place, k]), self.size)
             raise Fault(int(lanes[place]), f"{before} byte {byte} of {self.name(row, int(lanes[place]))}{after}")
 
     def load(self, row, offset, words: int, wordsize: int, lanes, asked: int) -> list[np.ndarray]:
-        """`words` consecutive words an access, of one that is `asked` words wide."""
+        """`words` consecutive words for each access, which is `asked` words wide."""
         at = self.bytes_of(row, offset, words * wordsize, lanes, "load", asked * wordsize)
         self.on_read(row, at, lanes)
         self.refuse(~self.initialised[at], at, lanes, "read of", ", which nothing has written")
@@ -58,7 +58,7 @@ class Rows:
         return [held[:, k] for k in range(words)]
 
     def store(self, row, offset, values: list[np.ndarray], wordsize: int, lanes) -> None:
-        """Consecutive words an access."""
+        """Store consecutive words for each access."""
         width = len(values) * wordsize
         at = self.bytes_of(row, offset, width, lanes, "store", width)
         words = [np.ascontiguousarray(np.broadcast_to(v, offset.shape)).view(np.uint8) for v in values]
@@ -73,13 +73,13 @@ class Rows:
 
 
 class Copy(NamedTuple):
-    """A cp.async under way."""
+    """A cp.async in flight."""
 
     row: np.ndarray
     at: np.ndarray
-    whole: np.ndarray  # the bytes it brings
+    whole: np.ndarray  # its bytes
     lanes: np.ndarray
-    group: np.ndarray  # of each lane's groups, the one it belongs to
+    group: np.ndarray  # the number of its group, for each lane
 
 
 class Shared(Rows):
@@ -91,16 +91,16 @@ class Shared(Rows):
         super().__init__(rows, size)
         self.ordering = ordering
         self.writer = np.full(rows * size, NONE, np.int64)  # stamps
-        self.reader = np.full(rows * size, NONE, np.int64)  # of the block's own threads, since the last write
-        self.reading = np.zeros(rows * size, np.uint32)  # their warps, where they are many
+        self.reader = np.full(rows * size, NONE, np.int64)  # the block's own threads, since the last write
+        self.reading = np.zeros(rows * size, np.uint32)  # their warps, where there are several
         self.visitor = np.full(rows * size, NONE, np.int64) if ordering.cluster > 1 else None  # other blocks' threads
         self.gone = np.zeros(rows, bool)  # blocks that have exited
         self.until = np.zeros(rows, np.int64)  # the cluster barrier that a block must wait for before it exits
         self.because: dict[int, tuple[int, Any]] = {}  # block -> a lane that needs it, and its instruction
         self.mbarriers = Mbarriers(self)
-        self.flying: np.ndarray | None = None  # bytes that an asynchronous copy may yet write
-        self.used: np.ndarray | None = None  # by how many wgmmas that may yet read them
-        self.plain = np.zeros(rows * size, bool)  # written by a thread, and no fence of its own for wgmma since
+        self.flying: np.ndarray | None = None  # bytes that an asynchronous copy may still write
+        self.used: np.ndarray | None = None  # the number of wgmmas that may still read each byte
+        self.plain = np.zeros(rows * size, bool)  # written by a thread that has not executed a fence for wgmma since
         self.copies: list[Copy] = []
         self.committed = np.zeros(ordering.arrived.shape, np.int64)  # groups of cp.async, by lane
 
@@ -112,7 +112,7 @@ class Shared(Rows):
     # Other blocks' memory
 
     def visit(self, row: np.ndarray, lanes: np.ndarray, instruction: Any) -> None:
-        """Lanes reach into other blocks' memory: those must be running now, and until a later cluster barrier."""
+        """Lanes access other blocks' memory: these blocks must be running now, and until a later cluster barrier."""
         ordering = self.ordering
         away = row != ordering.row[lanes]
         if not away.any():
@@ -127,7 +127,7 @@ class Shared(Rows):
                 self.because[int(block)] = int(needs[0]), instruction
 
     def reach(self, row: np.ndarray, lanes: np.ndarray) -> None:
-        """Lanes reach into blocks' memory: those run now."""
+        """Lanes access blocks' memory: these blocks must be running now."""
         ordering = self.ordering
         away = row != ordering.row[lanes]
         row, lanes = row[away], lanes[away]
@@ -155,7 +155,7 @@ class Shared(Rows):
         self.remember(self.reader, self.reading, at, lanes, stamp)
 
     def remember(self, seen: np.ndarray, warps: np.ndarray | None, at, lanes, stamp) -> None:
-        """Add reads to those that are not yet over for the readers."""
+        """Add reads to the recorded reads that are not ordered before the new readers."""
         lanes, stamp, old = lanes[:, None], np.broadcast_to(stamp[:, None], at.shape), seen[at]
         kept = self.ordering.unordered(old, lanes, None if warps is None else warps[at])
         new = np.where(kept, joined(old, stamp), stamp) if kept.any() else stamp
@@ -165,7 +165,7 @@ class Shared(Rows):
             np.bitwise_or.at(warps, at.reshape(-1), np.broadcast_to(bits, at.shape).reshape(-1))
         seen[at] = new
         last = seen[at]
-        clash = last != new  # others read it in this very instruction
+        clash = last != new  # others read it in the same instruction
         if clash.any():
             seen[at[clash]] = joined(last[clash], new[clash])
 
@@ -185,7 +185,7 @@ class Shared(Rows):
     def put(self, row, at: np.ndarray, whole: np.ndarray, lanes) -> None:
         self.before_write(at, lanes)
         super().put(row, at, whole, lanes)
-        differs = self.data[at] != whole  # within one instruction the last of two stands
+        differs = self.data[at] != whole  # within one instruction the last of two wins
         self.race(differs, at, lanes, "second write of", "wrote")
         self.writer[at] = self.ordering.stamp(lanes)[:, None]
         self.plain[at] = True
@@ -206,25 +206,25 @@ class Shared(Rows):
     # Asynchronous copies
 
     def copy(self, row, offset, whole: np.ndarray, lanes) -> None:
-        """cp.async: from now on its bytes may be written, and they are when the thread waits for them."""
+        """cp.async: its bytes may be written from now on. They are written when the thread waits for them."""
         at = self.bytes_of(row, offset, whole.shape[1], lanes, "cp.async", whole.shape[1])
         self.before_write(at, lanes)
         self.take_off(at)
         self.copies.append(Copy(row, at, whole, lanes, self.committed[lanes]))
 
     def deliver(self, row, offset, whole: np.ndarray, lanes, stamp: int) -> np.ndarray:
-        """A bulk copy: the bytes are written, but nobody may read them yet. Returns where they are: (accesses, width)."""
+        """A bulk copy: the bytes are written, but may not be read yet. Returns their indices: (accesses, width)."""
         at = self.bytes_of(row, offset, whole.shape[1], lanes, "cp.async.bulk", whole.shape[1])
         self.fenced(at, lanes, "copy to")
         self.put(row, at, whole, lanes)
         self.plain[at] = False
-        self.writer[at] = stamp  # nobody knows of it, the lane that asked neither, but by the wait for it
+        self.writer[at] = stamp  # only a wait orders it before a lane, even the lane that started it
         self.take_off(at)
         return at
 
     def send(self, row, offset, values: list[np.ndarray], wordsize: int, lanes, homes, places) -> np.ndarray:
-        """st.async, for the mbarriers at places of blocks: the bytes are written, but nobody may read them yet. Returns where
-        they are: (accesses, width)."""
+        """st.async, for the mbarriers at places of blocks: the bytes are written, but may not be read yet. Returns their indices:
+        (accesses, width)."""
         width = len(values) * wordsize
         at = self.bytes_of(row, offset, width, lanes, "st.async", width)
         self.store(row, offset, values, wordsize, lanes)
@@ -243,11 +243,11 @@ class Shared(Rows):
         self.flying[at] = False
 
     def commit(self, lanes: np.ndarray) -> None:
-        """The lanes' copies so far are a group."""
+        """The lanes' copies so far become a group."""
         self.committed[lanes] += 1
 
     def wait(self, lanes: np.ndarray, pending: int) -> None:
-        """The copies of all of the lanes' groups but the last `pending` land."""
+        """The copies of all of the lanes' groups complete, except those of the last `pending` groups."""
         active = np.zeros(self.committed.shape, bool)
         active[lanes] = True
         copies, self.copies = self.copies, []
@@ -269,10 +269,10 @@ class Shared(Rows):
                 ", which an asynchronous copy that is not waited for may still write",
             )
 
-    # What wgmma reads, and when it has
+    # Reads by wgmma
 
     def take_up(self, row: int, offset: np.ndarray, width: int, lanes: np.ndarray) -> np.ndarray:
-        """Where the bytes are that a wgmma reads, of which these are a lane of each warp: (accesses, width)."""
+        """The indices of the bytes that a wgmma reads, with one lane of each of its warps: (accesses, width)."""
         first = np.full(offset.shape, lanes[0])
         at = self.bytes_of(np.full(offset.shape, row), offset, width, first, "wgmma", width)
         self.landed(at, first, "wgmma of")
@@ -286,7 +286,7 @@ class Shared(Rows):
         return at
 
     def hold(self, at: np.ndarray) -> None:
-        """They are being read from now on."""
+        """A wgmma reads these bytes from now on."""
         if self.used is None:
             self.used = np.zeros(self.writer.shape, np.uint8)
         self.used[at] += 1
@@ -295,19 +295,19 @@ class Shared(Rows):
         self.refuse(self.plain[at], at, lanes, verb, ", which a thread wrote with no fence.proxy.async since")
 
     def fence(self, lanes: np.ndarray) -> None:
-        """fence.proxy.async: wgmma may read what the lanes have written."""
+        """fence.proxy.async: wgmma may read the bytes that the lanes have written."""
         fenced = np.zeros(self.ordering.agents, bool)
         fenced[lanes] = True
         at = np.flatnonzero(self.plain)
         self.plain[at] = ~fenced[self.writer[at] & LANE]
 
     def put_down(self, at: np.ndarray) -> None:
-        """It has read them."""
+        """The wgmma has read these bytes."""
         assert self.used is not None
         self.used[at] -= 1
 
     def seen_by(self, at: np.ndarray, lane: int, warps: int) -> None:
-        """Bytes that some warps, as bits, have read between them by now, a lane of theirs says."""
+        """Record that some warps, given as bits, have read these bytes; `lane` is one of their lanes."""
         stamp = self.ordering.stamp(np.array([lane]))[0]
         old = self.reader[at]
         before = old >= 0

@@ -1,14 +1,15 @@
-"""What happens before what in shared memory: which of the other threads' accesses are over for a thread.
+"""The happens-before order in shared memory: which accesses of other threads are ordered before a thread's.
 
-A block has one clock, which ticks at its barriers. An access is stamped with its lane, its block's clock and how many
-cluster barriers the lane had arrived at. What a warp knows is a clock for each warp of its cluster: that one's past until
-then is over. Barriers of warps join what they know; so does an mbarrier what those knew who arrived, for whoever waits.
-What is copied asynchronously is nobody's past: the mbarrier that counts the bytes has a clock of its own, its phases, which
-is known of by a wait for it, and what follows from that. A cluster barrier orders what came before a lane's arrival
-(unless it is relaxed and no fence stands before it) before what comes after another's wait.
+A block has one clock, which ticks at its barriers. An access is stamped with its lane, its block's clock and the number of
+cluster barriers at which the lane had arrived. Each warp has a vector clock: a clock for each warp of its cluster, up to which
+that warp's accesses happened before. A barrier of warps joins their vector clocks. An mbarrier joins the vector clocks of the
+warps that arrive, for the warps that wait. An asynchronous copy belongs to no warp: the mbarrier that counts its bytes has its
+own clock, its phases, which a wait for it adds to a vector clock. A cluster barrier orders accesses before a lane's arrival
+(unless the arrival is relaxed without a fence before it) before accesses after another lane's wait.
 
-Rounded to the safe side: a lane learns from a cluster barrier only by its own arrival and wait, and from a warp's, or a wait
-for an mbarrier, only where the whole warp takes part. A kernel that relies on more is called racy though it is not.
+The analysis is conservative: a lane is ordered by a cluster barrier only through its own arrival and wait, and by a warp
+barrier or a wait for an mbarrier only where the whole warp takes part. A kernel that relies on more is reported as a race
+although it has none.
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ from __future__ import annotations
 import numpy as np
 
 LANE, CLOCK = (1 << 20) - 1, (1 << 22) - 1
-MANY = LANE  # instead of a lane: more than one of them
+MANY = LANE  # instead of a lane: several lanes
 NEVER = 1 << 20  # more cluster barriers than there are
 NONE = -1  # a stamp where there was no access
 
 
 def joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The stamp of many lanes: no earlier than either."""
+    """The stamp of several lanes: no earlier than either."""
     clocks = np.maximum(a & (CLOCK << 20), b & (CLOCK << 20))
     return (np.maximum(a >> 42, b >> 42) << 42) | clocks | MANY
 
 
 class Ordering:
-    """The clocks of a batch of blocks, and of so many mbarriers in each."""
+    """The clocks of a batch of blocks, and of `mbarriers` mbarriers in each."""
 
     def __init__(self, blocks: int, threads: int, cluster: int, mbarriers: int = 0):
         self.threads, self.cluster, self.warps = threads, cluster, -(-threads // 32)
         lane = np.arange(blocks * threads)
-        self.agents, self.mbarriers = len(lane), mbarriers  # from here on, instead of lanes: those of each block
+        self.agents, self.mbarriers = (
+            len(lane),
+            mbarriers,
+        )  # numbers from here on mean a block's mbarriers instead of lanes
         self.row = np.append(lane // threads, np.repeat(np.arange(blocks), mbarriers))
         self.warp = np.append(lane % threads // 32, self.warps + np.tile(np.arange(mbarriers), blocks))
         self.clock = np.ones(blocks, np.int64)
@@ -53,13 +57,13 @@ class Ordering:
         self.clock[rows] += 1
 
     def part(self, row: int, warps: np.ndarray, told: np.ndarray | None = None) -> None:
-        """Some warps of a block meet; `told` is what others knew, who have gone on."""
+        """Some warps of a block meet; `told` is the joined vector clock of warps that only arrived."""
         known = self.told(row, warps)
         self.known[row, warps] = known if told is None else np.maximum(known, told)
         self.clock[row] += 1
 
     def told(self, row: int, warps: np.ndarray) -> np.ndarray:
-        """What some warps of a block know now between them, their own past included: [rank, warp or mbarrier]."""
+        """The joined vector clock of some warps of a block, up to now: [rank, warp or mbarrier]."""
         known = self.known[row, warps].max(axis=0)
         known[row % self.cluster, warps] = self.clock[row]
         return known
@@ -70,7 +74,7 @@ class Ordering:
         self.clock[np.unique(rows)] += 1
 
     def arrive(self, lanes: np.ndarray, release: bool) -> None:
-        """At a cluster barrier."""
+        """The lanes arrive at a cluster barrier."""
         if not release:
             for phase in np.unique(self.arrived[lanes]):
                 late = lanes[(self.arrived[lanes] == phase) & ~self.fenced[lanes]]
@@ -79,15 +83,15 @@ class Ordering:
         self.phased = True
 
     def fence(self, lanes: np.ndarray) -> None:
-        """What came before is released, though a cluster barrier's arrival may not."""
+        """A fence: earlier accesses are released even by a relaxed arrival at a cluster barrier."""
         self.fenced[lanes] = True
 
     def tick(self, lanes: np.ndarray) -> None:
-        """What the lanes do from now on is not part of what they have told so far."""
+        """Advance the clock: later accesses of the lanes are not part of the vector clocks that they have given so far."""
         self.clock[np.unique(self.row[lanes])] += 1
 
     def hear(self, lanes: np.ndarray, told: np.ndarray) -> None:
-        """Those of the lanes that are whole warps now know what they are told."""
+        """Join a vector clock to those of the lanes' warps, where the whole warp is among the lanes."""
         warps, counts = np.unique(self.row[lanes] * self.warps + self.warp[lanes], return_counts=True)
         for warp in warps[counts == np.minimum(32, self.threads - 32 * (warps % self.warps))]:
             row, own = divmod(int(warp), self.warps)
@@ -101,14 +105,14 @@ class Ordering:
         return lanes | (self.clock[self.row[lanes]] << 20) | (self.arrived[lanes] << 42)
 
     def stamp_of_copy(self, row: int, mbarrier: int, phase: int) -> int:
-        """The stamp of what is copied for a phase of an mbarrier of a block: no cluster barrier orders it."""
+        """The stamp of a copy for a phase of an mbarrier of a block: no cluster barrier orders it."""
         return (self.agents + row * self.mbarriers + mbarrier) | (phase << 20) | (NEVER << 42)
 
     def unordered(
         self, stamps: np.ndarray, lanes: np.ndarray, warps: np.ndarray | None = None, home: np.ndarray | None = None
     ) -> np.ndarray:
-        """Where the stamped access of another lane is not over for `lanes`. A stamp of many lanes of one block, `home` or
-        else the lane's own, has their warps as bits of `warps`; of many lanes of other blocks it has none."""
+        """Where the stamped access of another lane is not ordered before `lanes`. A stamp of several lanes of one block, `home` or
+        else the lane's own, has their warps as bits of `warps`; a stamp of several lanes of other blocks has none."""
         who = stamps & LANE
         other = (stamps >= 0) & (who != lanes)
         if self.cluster == 1:  # most often a barrier of all threads came since
@@ -139,10 +143,10 @@ class Ordering:
         return over
 
     def by_cluster(self, who, arrived, lanes, many) -> np.ndarray:
-        """Whether a cluster barrier lies between: `who` arrived at it after its access, and `lanes` waited for it."""
+        """Whether a cluster barrier is between: `who` arrived at it after its access, and `lanes` waited for it."""
         between = self.waited[lanes] - arrived
         for phase, late in self.relaxed.items():
             span = (phase >= arrived) & (phase < self.waited[lanes])
             between -= span & np.where(many, late.any(), late[who])
-        # An exit, which a cluster barrier waits for no longer, releases nothing
+        # An exited thread, for which a cluster barrier does not wait, releases nothing
         return (between > 0) & (many | (self.arrived[np.minimum(who, self.agents - 1)] > arrived))

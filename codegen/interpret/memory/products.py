@@ -1,4 +1,4 @@
-"""wgmma's products that are under way, and the registers that they may yet write."""
+"""wgmma's products in flight, and the registers that they may still write."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from codegen.interpret.ptx import Program, Reg, Vector
 
 @dataclass(eq=False)
 class Product:
-    """One under way."""
+    """A product in flight."""
 
     group: int
     lanes: np.ndarray
-    left: np.ndarray  # of its four warps, those that have not waited for it
-    at: tuple[np.ndarray, ...]  # the bytes it reads, of each factor
-    places: dict[str, int]  # of the accumulators that it writes, by all their names
+    left: np.ndarray  # its warps that have not waited for it
+    at: tuple[np.ndarray, ...]  # the bytes that it reads of each factor
+    places: dict[str, int]  # the numbers of the accumulators that it writes, by all their names
 
     def by_place(self) -> dict[int, list[str]]:
         """The names of each accumulator."""
@@ -33,7 +33,7 @@ class Product:
 
 
 class Products:
-    """Those of a batch of blocks, and the registers that they may write: `accumulators`, by name."""
+    """The products of a batch of blocks, and the registers that they may write: `accumulators`, by name."""
 
     def __init__(self, shared: Shared, accumulators: frozenset[str]):
         self.shared, self.accumulators = shared, accumulators
@@ -49,7 +49,7 @@ class Products:
     # Registers
 
     def access(self, name: str, lanes: np.ndarray, writes: bool) -> None:
-        """An accumulator is accessed."""
+        """Check an access of an accumulator."""
         if not self.checking:
             return
         for product in self.writing.get(name, ()):
@@ -64,7 +64,7 @@ class Products:
         self.touched[name][lanes] = True
 
     def of(self, product: Product, lanes: np.ndarray) -> np.ndarray:
-        """Which of some lanes have a product under way."""
+        """Which of some lanes belong to a product in flight."""
         place = lanes - product.lanes[0]
         return (place >= 0) & (place < WARPGROUP) & product.left[np.clip(place, 0, WARPGROUP - 1) // 32]
 
@@ -94,8 +94,8 @@ class Products:
             touched[lanes] = False
 
     def check_start(self, names: list[str], lanes: np.ndarray) -> None:
-        """A product of a warpgroup is to add to accumulators: nobody may have touched them since a fence but others of its
-        kind."""
+        """Check the accumulators of a new product of a warpgroup: since a fence, only products of its shape may have accessed
+        them."""
         others = [product for product in self.under_way if self.of(product, lanes).any()]
         copies = [product.by_place() for product in others]
         for place, name in enumerate(names):
@@ -125,7 +125,7 @@ class Products:
         self.committed[lanes] += 1
 
     def wait(self, lanes: np.ndarray, pending: int) -> None:
-        """All groups of the lanes' warps but the last `pending` are done."""
+        """All groups of the lanes' warps except the last `pending` complete."""
         there = np.zeros(self.committed.shape, bool)
         there[lanes] = True
         for product in self.under_way:
@@ -155,7 +155,7 @@ class Products:
 
 
 def accumulators(program: Program) -> frozenset[str]:
-    """The registers that a program's products write, and those that these are moved to or from."""
+    """The registers that a program's products write, and the registers that these are moved to or from."""
     instructions = [i for block in program.blocks for i in block]
     found = {
         item.name

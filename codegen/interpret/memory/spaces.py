@@ -1,4 +1,4 @@
-"""Where an instruction's addresses lie: which space, whose shared memory, which bytes; and its access there."""
+"""Finds the memory of an instruction's addresses (which space, whose shared memory, which bytes), and accesses it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from codegen.interpret.memory.arrays import Fault, Global
 from codegen.interpret.memory.onchip import Rows, Shared
 from codegen.interpret.ptx import Address, Operand, PtxError, Reg
 
-# Where spaces lie among generic addresses; global memory is where it is, far below
+# The windows of spaces among generic addresses; global memory is far below, at its own addresses
 WINDOWS = {"global": 0, "const": 0, "param": 0, "local": 1 << 61}
 WINDOWS |= {"shared": 1 << 62, "shared::cta": 1 << 62, "shared::cluster": 1 << 62}
 RANK = 24  # addresses of a cluster's shared memory: a block's rank and one above these bits, 0 for the block's own
-# Where a kernel's parameters are, each so many bits from the last: below local memory's window, above any array
+# The address of a kernel's parameters, and the bits between two of them: below local memory's window, above any array
 PARAMETERS, PARAMETER = 1 << 59, 20
 
 
@@ -51,14 +51,14 @@ class Spaces:
         return np.array([variable.offset], np.uint64)
 
     def parameter(self, address: int, lane: int) -> bytes:
-        """The parameter of the kernel that lies at an address."""
+        """The parameter of the kernel at an address."""
         place, inside = divmod(address - PARAMETERS, 1 << PARAMETER)
         if inside or not 0 <= place < len(self.m.launch.params):
             raise Fault(lane, f"no parameter of the kernel is at {address:#x}")
         return self.m.launch.params[place]
 
     def load(self, space: str, address: Address, count: int, size: int, asked: int) -> list[np.ndarray]:
-        """`count` words of the `asked` that one access takes."""
+        """`count` of the `asked` words of one access."""
         if space == "param" and address.base in self.m.params:
             assert isinstance(address.base, str)
             data = np.frombuffer(self.m.params[address.base], np.uint8)[address.offset : address.offset + count * size]
@@ -100,7 +100,7 @@ class Spaces:
             self.shared.visit(row, lanes, self.m.current)
 
     def windows(self, where: np.ndarray) -> list[tuple[str, np.ndarray, np.ndarray]]:
-        """Generic addresses by the spaces that they lie in: which of them, and where there."""
+        """Generic addresses by their spaces: the indices of these addresses, and the addresses in the space."""
         shared, local = where >= 3 << 60, (where >= 1 << 60) & (where < 3 << 60)
         found = []
         for space, chosen in (("global", ~shared & ~local), ("local", local), ("shared::cluster", shared)):
@@ -114,7 +114,7 @@ class Spaces:
         return self.local
 
     def shared_place(self, space: str, where: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The block whose shared memory addresses lie in, and the offsets there."""
+        """The blocks whose shared memory contains the addresses, and the offsets there."""
         row = self.m.block_of[lanes]
         rank, offset = self.split(where)
         mapped = (rank >= 0) & (rank < self.m.cluster_size)  # else it is out of everyone's bounds
@@ -134,8 +134,8 @@ class Spaces:
         return field - 1, where - (field << RANK)
 
     def map_shared(self, target: Operand, address: np.ndarray, rank: np.ndarray) -> None:
-        """mapa: the address in the cluster of what is there in the block of a rank; that of no block is a mistake only where
-        it is used, as compilers compute addresses ahead of the branch that needs them."""
+        """mapa: the cluster address of an address in the block of a rank. An invalid rank is an error only where the address is
+        used, since compilers compute addresses before the branch that needs them."""
         lanes = self.m.active()
         address, rank = (np.broadcast_to(v.astype(np.int64), lanes.shape) for v in (address, rank))
         bad = self.split(address)[0] >= 0
@@ -150,13 +150,14 @@ class Spaces:
         return np.where(rank < 0, own, rank).astype(np.uint32)
 
     def copy_async(self, target: Address, source: Address, size: int, given: Operand | None) -> None:
-        """cp.async of `size` bytes, of which only the first `given` are read (none if it is a predicate that holds) and
-        the rest are zeros."""
+        """cp.async of `size` bytes: only the first `given` are read (none if it is a true predicate), and the rest are zeros."""
         lanes, where = self.m.active(), self.place(source)
         row, offset = self.shared_place("shared", self.place(target), lanes)
         if given is None:
             read = np.full(lanes.shape, size)
-        elif isinstance(given, Reg) and self.m.program.register_class(given.name) == "pred":  # which ignores the source
+        elif (
+            isinstance(given, Reg) and self.m.program.register_class(given.name) == "pred"
+        ):  # a true predicate ignores the source
             read = np.broadcast_to(np.where(self.m.read(given, "pred"), 0, size), lanes.shape)
         else:
             read = np.broadcast_to(self.m.read(given, "u32"), lanes.shape)
@@ -175,7 +176,7 @@ class Spaces:
         self.shared.copy(row, offset, whole, lanes)
 
     def atomic(self, space: str, address: Address, op: str, combine, kind: str, values, target) -> None:
-        """One lane after another, in the order of threads: a legal order of many."""
+        """Lanes execute one after the other, in the order of threads, which is one of the legal orders."""
         where, lanes = self.place(address), self.m.active()
         size = np.dtype(PTX_TYPES[kind]).itemsize
         operands = [np.broadcast_to(self.m.read(v, kind), lanes.shape) for v in values]
@@ -193,7 +194,9 @@ class Spaces:
                 cell[0] = operands[1][i] if cell[0] == operands[0][i] else cell[0]
             else:
                 old, other = cell[0:1], operands[0][i : i + 1]
-                if op == "add" and kind == "f32" and space == "global":  # which flushes denormals; shared does not
+                if (
+                    op == "add" and kind == "f32" and space == "global"
+                ):  # this one flushes denormals; shared memory's does not
                     cell[0] = ar.flush(ar.flush(old) + ar.flush(other))[0]
                 else:
                     cell[0] = combine(old, other)[0]

@@ -54,7 +54,7 @@ def cross_entropy_row_sum(x, row_max, approx_terms):
 def cross_entropy_row(x_at_label, label, ignore_index, row_max, row_sum):
     """The row's own results, from its statistics."""
     picked = x_at_label
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     loss = device.where(label == ignore_index, 0.0, lse - picked)
     return lse, loss
 

@@ -73,7 +73,7 @@ def cross_entropy_grad_chain(x, label, index_n, ignore_index, weight, top, row_s
     """The chain, on one vector of each operand and the row's statistics."""
     at_label = index_n == label
     centred = x - top
-    log_total = cute.math.log(row_sum)
+    log_total = device.log(row_sum, False)
     ignored = label == ignore_index
     t0 = weight * (device.exp(centred - log_total, approx) - device.where(at_label, 1, 0).to(cutlass.Float32))
     dx = device.where(ignored, 0.0, t0)
@@ -83,7 +83,7 @@ def cross_entropy_grad_chain(x, label, index_n, ignore_index, weight, top, row_s
 def cross_entropy_grad_row(x_at_label, label, ignore_index, top, row_sum):
     """The row's own results, from its statistics."""
     picked = x_at_label
-    log_total = cute.math.log(row_sum)
+    log_total = device.log(row_sum, False)
     ignored = label == ignore_index
     loss = device.where(ignored, 0.0, log_total + (top - picked))
     return loss

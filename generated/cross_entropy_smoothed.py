@@ -50,7 +50,7 @@ def cross_entropy_smoothed_row_sum(x, row_max, approx_terms):
 
 def cross_entropy_smoothed_row(smoothing, row_max, picked, row_mean, row_sum):
     """The row's own results, from its statistics."""
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     loss = (1.0 - smoothing) * (lse - picked) + smoothing * (lse - row_mean)
     return loss
 
@@ -221,7 +221,7 @@ def cross_entropy_smoothed_forward_row_sum(x, row_max, approx_terms):
 
 def cross_entropy_smoothed_forward_row(smoothing, row_max, picked, row_mean, row_sum):
     """The row's own results, from its statistics."""
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     loss = (1.0 - smoothing) * (lse - picked) + smoothing * (lse - row_mean)
     return lse, loss
 

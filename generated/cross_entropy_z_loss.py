@@ -66,7 +66,7 @@ def cross_entropy_z_loss_row(x_at_label, label, ignore_index, z_weight, row_max,
     """The row's own results, from its statistics."""
     ignored = label == ignore_index
     picked = x_at_label
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     t0 = z_weight * (lse * lse)
     z_loss = device.where(ignored, 0.0, t0)
     loss = device.where(ignored, 0.0, lse - picked + t0)
@@ -260,7 +260,7 @@ def cross_entropy_z_loss_forward_row(x_at_label, label, ignore_index, z_weight, 
     """The row's own results, from its statistics."""
     ignored = label == ignore_index
     picked = x_at_label
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     t0 = z_weight * (lse * lse)
     z_loss = device.where(ignored, 0.0, t0)
     loss = device.where(ignored, 0.0, lse - picked + t0)

@@ -97,7 +97,7 @@ def dense_softcap_reference(x, w, cap):
 def dense_softcap_epilogue_chain(acc, cap, approx):
     """The chain, on one vector of each operand."""
     z = device.divide(acc, cap, approx)
-    y = cap * cute.math.tanh(z)
+    y = cap * device.tanh(z, approx)
     return y
 
 
@@ -171,7 +171,7 @@ def dense_softcap_epilogue_xla(acc, cap):
 def dense_softcap_forward_chain(acc, cap, approx):
     """The chain, on one vector of each operand."""
     z = device.divide(acc, cap, approx)
-    y = cap * cute.math.tanh(z)
+    y = cap * device.tanh(z, approx)
     acc_kept = acc
     return y, acc_kept
 
@@ -238,7 +238,7 @@ def dense_softcap_forward_launch(
 
 def dense_softcap_backward_chain(dy, acc, cap, approx):
     """The chain, on one vector of each operand."""
-    t0 = cute.math.tanh(device.divide(acc, cap, approx))
+    t0 = device.tanh(device.divide(acc, cap, approx), approx)
     dacc = device.divide(cap * dy * (1.0 - t0 * t0), cap, approx)
     return dacc
 

@@ -30,10 +30,10 @@ y = elu(x, alpha)
 }
 
 
-def elu_chain(x, alpha):
+def elu_chain(x, alpha, approx):
     """The chain, on one vector of each operand."""
     t0 = x > 0.0
-    y = device.where(t0, x, alpha * cute.math.expm1(device.where(t0, 0.0, x)))
+    y = device.where(t0, x, alpha * device.expm1(device.where(t0, 0.0, x), approx))
     return y
 
 
@@ -53,6 +53,7 @@ def elu_kernel(
     # This thread's vector: vec consecutive elements of the outputs in memory order.
     start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
+    approx = device.narrow(mY)
 
     rX = cute.make_rmem_tensor((vec,), mX.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -68,6 +69,7 @@ def elu_kernel(
         y = elu_chain(
             device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), alpha, cutlass.Float32),
+            approx,
         )
         rY.store(y.to(mY.element_type))
 
@@ -107,10 +109,10 @@ def elu_reference(x, alpha):
     return jax.nn.elu(x, alpha)
 
 
-def elu_backward_chain(dy, x, alpha):
+def elu_backward_chain(dy, x, alpha, approx):
     """The chain, on one vector of each operand."""
     t0 = x > 0.0
-    t1 = device.where(t0, 0.0, alpha * device.where(t0, 0.0, dy) * (cute.math.expm1(device.where(t0, 0.0, x)) + 1.0))
+    t1 = device.where(t0, 0.0, alpha * device.where(t0, 0.0, dy) * (device.expm1(device.where(t0, 0.0, x), approx) + 1.0))
     dx = device.where(t0, dy, 0.0) + t1
     return dx
 
@@ -132,6 +134,7 @@ def elu_backward_kernel(
     # This thread's vector: vec consecutive elements of the outputs in memory order.
     start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
+    approx = device.narrow(mDx)
 
     rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
     rX = cute.make_rmem_tensor((vec,), mX.element_type)
@@ -152,6 +155,7 @@ def elu_backward_kernel(
             device.cast(rDy.load(), cutlass.Float32),
             device.cast(rX.load(), cutlass.Float32),
             cute.full((vec,), alpha, cutlass.Float32),
+            approx,
         )
         rDx.store(dx.to(mDx.element_type))
 

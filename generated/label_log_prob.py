@@ -57,7 +57,7 @@ def label_log_prob_row_sum2(z, row_max, approx_terms):
 
 def label_log_prob_row(row_sum, row_max, row_sum2):
     """The row's own results, from its statistics."""
-    y = row_sum - (cute.math.log(row_sum2) + device.where(device.isfinite(row_max), row_max, 0.0))
+    y = row_sum - (device.log(row_sum2, False) + device.where(device.isfinite(row_max), row_max, 0.0))
     return y
 
 
@@ -242,7 +242,7 @@ def label_log_prob_forward_row_sum2(z, row_max, approx_terms):
 
 def label_log_prob_forward_row(row_sum, row_max, row_sum2):
     """The row's own results, from its statistics."""
-    row_logsumexp = cute.math.log(row_sum2) + device.where(device.isfinite(row_max), row_max, 0.0)
+    row_logsumexp = device.log(row_sum2, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     y = row_sum - row_logsumexp
     return y, row_logsumexp
 

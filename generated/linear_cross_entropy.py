@@ -150,7 +150,7 @@ def linear_cross_entropy_epilogue_row_sum(logits, row_max):
 
 def linear_cross_entropy_epilogue_row(picked, row_max, row_sum):
     """The row's own results, from its statistics."""
-    loss = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0) - picked
+    loss = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0) - picked
     return loss
 
 
@@ -401,7 +401,7 @@ def linear_cross_entropy_backward_row_sum(logits, row_max, approx):
 
 def linear_cross_entropy_backward_chain(dloss, logits, label, index_n, row_max, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.exp(logits - (cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
+    t0 = device.exp(logits - (device.log(row_sum, approx) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
     dlogits = device.where(index_n == label, -dloss, 0.0) + dloss * t0
     return dlogits
 

@@ -32,7 +32,8 @@ y = log_sigmoid(x)
 def log_sigmoid_chain(x, approx):
     """The chain, on one vector of each operand."""
     t0 = -x
-    y = -(device.where(t0 < 0.0, 0.0, t0) + cute.math.log1p(device.exp_to_one(-cute.math.abs(t0), approx)))
+    t1 = device.where(t0 < 0.0, 0.0, t0) + device.log1p(device.exp_to_one(-cute.math.abs(t0), approx), approx)
+    y = -t1
     return y
 
 

@@ -41,9 +41,9 @@ def log_softmax_row_sum(x, row_max, approx):
     return device.exp_term(x - row_max, approx)
 
 
-def log_softmax_chain(x, row_max, row_sum):
+def log_softmax_chain(x, row_max, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    y = x - row_max - cute.math.log(row_sum)
+    y = x - row_max - device.log(row_sum, approx)
     return y
 
 
@@ -139,6 +139,7 @@ def log_softmax_kernel(
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), row_max, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
                 )
                 rY[None, v, u].store(y.to(mY.element_type))
                 if cutlass.const_expr(at_once == 1):
@@ -200,17 +201,17 @@ def log_softmax_forward_row_sum(x, row_max_, approx):
     return device.exp_term(x - row_max, approx)
 
 
-def log_softmax_forward_chain(x, row_max_, row_sum):
+def log_softmax_forward_chain(x, row_max_, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    row_log = cute.math.log(row_sum)
+    row_log = device.log(row_sum, approx)
     y = x - row_max_ - row_log
     return y
 
 
-def log_softmax_forward_row(row_max_, row_sum):
+def log_softmax_forward_row(row_max_, row_sum, approx):
     """The row's own results, from its statistics."""
     row_max = row_max_
-    row_log = cute.math.log(row_sum)
+    row_log = device.log(row_sum, approx)
     return row_max, row_log
 
 
@@ -311,6 +312,7 @@ def log_softmax_forward_kernel(
                     device.cast(rX[None, v, u].load(), cutlass.Float32),
                     cute.full((vec,), row_max_, cutlass.Float32),
                     cute.full((vec,), row_sum, cutlass.Float32),
+                    approx,
                 )
                 rY[None, v, u].store(y.to(mY.element_type))
                 if cutlass.const_expr(at_once == 1):
@@ -320,6 +322,7 @@ def log_softmax_forward_kernel(
             row_max, row_log = log_softmax_forward_row(
                 cute.full((1,), row_max_, cutlass.Float32),
                 cute.full((1,), row_sum, cutlass.Float32),
+                approx,
             )
             rRowMax[None, u].store(row_max.to(mRowMax.element_type))
             rRowLog[None, u].store(row_log.to(mRowLog.element_type))

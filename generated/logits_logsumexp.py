@@ -175,7 +175,7 @@ def logits_logsumexp_epilogue_chain(acc):
 
 def logits_logsumexp_epilogue_row(row_max, row_sum2, row_sum):
     """The row's own results, from its statistics."""
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     picked = row_sum2
     return lse, picked
 
@@ -356,7 +356,7 @@ def logits_logsumexp_backward_row_sum(acc, row_max, approx):
 
 def logits_logsumexp_backward_chain(dlogits, dlse, dpicked, acc, label, index_n, row_max, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.exp(acc - (cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
+    t0 = device.exp(acc - (device.log(row_sum, approx) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
     dacc = dlogits + device.where(index_n == label, dpicked, 0.0) + dlse * t0
     return dacc
 

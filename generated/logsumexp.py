@@ -42,7 +42,7 @@ def logsumexp_row_sum(x, row_max, approx_terms):
 
 def logsumexp_row(row_max, row_sum):
     """The row's own results, from its statistics."""
-    y = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    y = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     return y
 
 

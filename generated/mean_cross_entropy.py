@@ -211,13 +211,13 @@ def mean_cross_entropy_row_sum(x, row_max, approx_terms):
 
 def mean_cross_entropy_chain(picked, row_max, row_sum):
     """What is folded into total_mean, on one vector of each operand."""
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     return lse - picked
 
 
 def mean_cross_entropy_row(row_max, row_sum):
     """The row's own results, from its statistics."""
-    lse = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     return lse
 
 

@@ -29,10 +29,10 @@ y = selu(x)
 }
 
 
-def selu_chain(x):
+def selu_chain(x, approx):
     """The chain, on one vector of each operand."""
     t0 = x > 0.0
-    y = 1.0507009873554805 * device.where(t0, x, 1.6732632423543772 * cute.math.expm1(device.where(t0, 0.0, x)))
+    y = 1.0507009873554805 * device.where(t0, x, 1.6732632423543772 * device.expm1(device.where(t0, 0.0, x), approx))
     return y
 
 
@@ -51,6 +51,7 @@ def selu_kernel(
     # This thread's vector: vec consecutive elements of the outputs in memory order.
     start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
+    approx = device.narrow(mY)
 
     rX = cute.make_rmem_tensor((vec,), mX.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -65,6 +66,7 @@ def selu_kernel(
 
         y = selu_chain(
             device.cast(rX.load(), cutlass.Float32),
+            approx,
         )
         rY.store(y.to(mY.element_type))
 
@@ -103,11 +105,11 @@ def selu_reference(x):
     return jax.nn.selu(x)
 
 
-def selu_backward_chain(dy, x):
+def selu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     t0 = x > 0.0
     t1 = dy * 1.0507009873554805
-    t3 = device.where(t0, 0.0, t1) * (cute.math.expm1(device.where(t0, 0.0, x)) + 1.0) * 1.6732632423543772
+    t3 = device.where(t0, 0.0, t1) * (device.expm1(device.where(t0, 0.0, x), approx) + 1.0) * 1.6732632423543772
     t2 = device.where(t0, t1, 0.0) + device.where(t0, 0.0, t3)
     dx = t2
     return dx
@@ -129,6 +131,7 @@ def selu_backward_kernel(
     # This thread's vector: vec consecutive elements of the outputs in memory order.
     start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
+    approx = device.narrow(mDx)
 
     rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
     rX = cute.make_rmem_tensor((vec,), mX.element_type)
@@ -148,6 +151,7 @@ def selu_backward_kernel(
         dx = selu_backward_chain(
             device.cast(rDy.load(), cutlass.Float32),
             device.cast(rX.load(), cutlass.Float32),
+            approx,
         )
         rDx.store(dx.to(mDx.element_type))
 

@@ -34,7 +34,7 @@ y = cap * tanh(x / cap)
 
 def softcap_chain(x, cap, approx):
     """The chain, on one vector of each operand."""
-    y = cap * cute.math.tanh(device.divide(x, cap, approx))
+    y = cap * device.tanh(device.divide(x, cap, approx), approx)
     return y
 
 
@@ -111,7 +111,7 @@ def softcap_reference(x, cap):
 
 def softcap_frozen_chain(dy, x, cap, approx):
     """The chain, on one vector of each operand."""
-    t0 = cute.math.tanh(device.divide(x, cap, approx))
+    t0 = device.tanh(device.divide(x, cap, approx), approx)
     dx = device.divide(cap * dy * (1.0 - t0 * t0), cap, approx)
     return dx
 
@@ -193,7 +193,7 @@ def softcap_frozen_xla(dy, x, cap):
 def softcap_backward_chain(dy, x, cap, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     t0 = device.divide(x, cap, False)
-    t1 = cute.math.tanh(t0)
+    t1 = device.tanh(t0, False)
     t2 = cap * dy * (1.0 - t1 * t1)
     dx = device.divide(t2, cap, approx)
     return dx, dy * t1 - device.divide(t2 * t0, cap, False)

@@ -34,13 +34,13 @@ y = softmax(cap * tanh(x / cap), axis=N)
 
 def softcap_softmax_keep_value(x, cap, row_max, approx):
     """value, on one vector of each operand: several passes need it."""
-    t0 = device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx)))) - row_max
+    t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx)) - row_max
     return device.exp(t0, approx)
 
 
 def softcap_softmax_row_max(x, cap, approx):
     """What is folded into row_max (max), on one vector of each operand."""
-    return device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx))))
+    return device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx))
 
 
 def softcap_softmax_row_sum(value):
@@ -222,14 +222,14 @@ def softcap_softmax_reference(x, cap):
 
 def softcap_softmax_forward_keep_value(x, cap, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
-    t0 = device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx))))
+    t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx))
     row_max = row_max_
     return device.exp(t0 - row_max, approx)
 
 
 def softcap_softmax_forward_row_max_(x, cap, approx):
     """What is folded into row_max_ (max), on one vector of each operand."""
-    t0 = device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx))))
+    t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx))
     return t0
 
 
@@ -436,7 +436,7 @@ def softcap_softmax_forward_xla(x, cap):
 
 def softcap_softmax_frozen_keep_t2(row_max, row_sum, x, cap, approx):
     """t2, on one vector of each operand: several passes need it."""
-    t1 = cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx)))
+    t1 = device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx)
     t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, approx)
     return t2
 
@@ -448,7 +448,7 @@ def softcap_softmax_frozen_row_sum_(dy, t2):
 
 def softcap_softmax_frozen_chain(dy, x, cap, t2, row_sum_, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t1 = cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx)))
+    t1 = device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx)
     dx = device.divide_by_row(cap * t2 * (dy - row_sum_) * (1.0 - t1 * t1), cap, approx)
     return dx
 
@@ -620,7 +620,7 @@ def softcap_softmax_frozen_xla(dy, row_max, row_sum, x, cap):
 
 def softcap_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, cap, approx):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
-    t0 = device.multiply(cap, cute.math.tanh(device.settled(device.divide_by_row(x, cap, approx)))) - row_max
+    t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx)) - row_max
     return dy * device.divide_by_row(device.exp(t0, approx), row_sum, False)
 
 
@@ -758,7 +758,7 @@ def softcap_softmax_backward_rows_launch(
 def softcap_softmax_backward_row_sum_(dy, row_max, row_sum, x, cap, approx):
     """What is folded into row_sum_ (sum), on one vector of each operand."""
     t0 = device.settled(device.divide_by_row(x, cap, approx))
-    t1 = cute.math.tanh(t0)
+    t1 = device.tanh(t0, approx)
     t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, False)
     return dy * t2
 
@@ -766,7 +766,7 @@ def softcap_softmax_backward_row_sum_(dy, row_max, row_sum, x, cap, approx):
 def softcap_softmax_backward_chain(dy, row_max, row_sum, x, cap, row_sum_, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
     t0 = device.settled(device.divide_by_row(x, cap, approx))
-    t1 = cute.math.tanh(t0)
+    t1 = device.tanh(t0, approx)
     t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, False)
     t3 = dy - row_sum_
     t4 = cap * t2 * t3 * (1.0 - t1 * t1)

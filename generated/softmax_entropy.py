@@ -47,7 +47,7 @@ def softmax_entropy_row_sum(x, row_max, approx_terms):
 
 def softmax_entropy_row_sum2(x, row_max, row_sum):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    log_p = x - row_max - cute.math.log(row_sum)
+    log_p = x - row_max - device.log(row_sum, False)
     return device.where(log_p == -float("inf"), 0.0, device.exp(log_p, False) * log_p)
 
 
@@ -227,7 +227,7 @@ def softmax_entropy_forward_row_sum(x, row_max_, approx_terms):
 
 def softmax_entropy_forward_row_sum2(x, row_max_, row_sum):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    row_log = cute.math.log(row_sum)
+    row_log = device.log(row_sum, False)
     log_p = x - row_max_ - row_log
     return device.where(log_p == -float("inf"), 0.0, device.exp(log_p, False) * log_p)
 
@@ -236,7 +236,7 @@ def softmax_entropy_forward_row(row_max_, row_sum, row_sum2):
     """The row's own results, from its statistics."""
     entropy = -row_sum2
     row_max = row_max_
-    row_log = cute.math.log(row_sum)
+    row_log = device.log(row_sum, False)
     return entropy, row_max, row_log
 
 

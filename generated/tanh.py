@@ -29,9 +29,9 @@ y = tanh(x)
 }
 
 
-def tanh_chain(x):
+def tanh_chain(x, approx):
     """The chain, on one vector of each operand."""
-    y = cute.math.tanh(x)
+    y = device.tanh(x, approx)
     return y
 
 
@@ -50,6 +50,7 @@ def tanh_kernel(
     # This thread's vector: vec consecutive elements of the outputs in memory order.
     start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
+    approx = device.narrow(mY)
 
     rX = cute.make_rmem_tensor((vec,), mX.element_type)
     rY = cute.make_rmem_tensor((vec,), mY.element_type)
@@ -64,6 +65,7 @@ def tanh_kernel(
 
         y = tanh_chain(
             device.cast(rX.load(), cutlass.Float32),
+            approx,
         )
         rY.store(y.to(mY.element_type))
 
@@ -101,9 +103,9 @@ def tanh_reference(x):
     return jnp.tanh(x)
 
 
-def tanh_backward_chain(dy, x):
+def tanh_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = cute.math.tanh(x)
+    t0 = device.tanh(x, approx)
     dx = dy * (1.0 - t0 * t0)
     return dx
 
@@ -124,6 +126,7 @@ def tanh_backward_kernel(
     # This thread's vector: vec consecutive elements of the outputs in memory order.
     start = cute.assume((cutlass.Int64(bidx) * threads + tidx) * vec, divby=vec)
     valid = size - start
+    approx = device.narrow(mDx)
 
     rDy = cute.make_rmem_tensor((vec,), mDy.element_type)
     rX = cute.make_rmem_tensor((vec,), mX.element_type)
@@ -143,6 +146,7 @@ def tanh_backward_kernel(
         dx = tanh_backward_chain(
             device.cast(rDy.load(), cutlass.Float32),
             device.cast(rX.load(), cutlass.Float32),
+            approx,
         )
         rDx.store(dx.to(mDx.element_type))
 

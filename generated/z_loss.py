@@ -42,7 +42,7 @@ def z_loss_row_sum(x, row_max, approx_terms):
 
 def z_loss_row(row_max, row_sum):
     """The row's own results, from its statistics."""
-    t0 = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    t0 = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     y = t0 * t0
     return y
 
@@ -194,7 +194,7 @@ def z_loss_forward_row_sum(x, row_max, approx_terms):
 
 def z_loss_forward_row(row_max, row_sum):
     """The row's own results, from its statistics."""
-    row_logsumexp = cute.math.log(row_sum) + device.where(device.isfinite(row_max), row_max, 0.0)
+    row_logsumexp = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     y = row_logsumexp * row_logsumexp
     return y, row_logsumexp
 

@@ -6,7 +6,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 
-from codegen.device import functions as device
+from codegen import device
 from codegen.device import vectors
 from codegen.device.gemm import sm90 as gemm_sm90
 

@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from codegen.device import functions as device
+from codegen import device
 from codegen.device.gemm import sm80 as gemm_sm80
 
 

@@ -49,12 +49,11 @@ FUNCTION = 2.0**-20
 NARROW = 2.0**-16
 # `math: fast` may use the hardware's approximations. The coarsest (tanh) has a relative error of 2**-11. Others also have an
 # absolute error where the result is near 0: pairs (largest magnitude of the argument, error), from the PTX manual (ISA 9.0,
-# 9.7.3). The error of erf, which is 1 less a power, is measured.
+# 9.7.3).
 FAST = 2.0**-10
 _FAST_CIRCULAR = ((2 * math.pi, 2.0**-20.5), (100 * math.pi, 2.0**-14.7), (math.inf, 2.0))
 FAST_ABSOLUTE = {
     "sin": _FAST_CIRCULAR, "cos": _FAST_CIRCULAR, "log": ((2.0, 2.0**-22),), "log2": ((2.0, 2.0**-22),),
-    "erf": ((math.inf, 2.0**-19.5),),
 }  # fmt: skip
 EXACT = frozenset(
     "where cast neg abs maximum minimum floor ceil round sign _pinned _others".split()

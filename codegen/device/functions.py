@@ -9,7 +9,7 @@ Longer than 500 lines: it has the device function of each row of the table of op
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import cutlass
@@ -37,7 +37,7 @@ def narrow(*arrays: cute.Tensor | None) -> bool:
     return all(t.element_type.is_float and t.element_type.width < 32 for t in arrays if t is not None)
 
 
-def _vectors(*operands: Operand) -> list[Vector]:
+def as_vectors(*operands: Operand) -> list[Vector]:
     """Python numbers among the operands, made vectors like the others."""
     like = next(o for o in operands if isinstance(o, cute.TensorSSA) and o.dtype is not Boolean)
     return [o if isinstance(o, cute.TensorSSA) else cute.full_like(like, o) for o in operands]
@@ -265,18 +265,18 @@ def clip_index(index: Numeric, extent: cutlass.Int32) -> cutlass.Int32:
 
 def add(a: Operand, b: Operand) -> Vector:
     """a + b, never contracted with the product that an operand is."""
-    return _rounded("add", *_vectors(a, b))
+    return _rounded("add", *as_vectors(a, b))
 
 
 def subtract(a: Operand, b: Operand) -> Vector:
     """a - b, never contracted with the product that an operand is."""
-    a, b = _vectors(a, b)
+    a, b = as_vectors(a, b)
     return _rounded("add", a, -b)
 
 
 def multiply(a: Operand, b: Operand) -> Vector:
     """a * b, never contracted with a sum that takes it."""
-    return _rounded("mul", *_vectors(a, b))
+    return _rounded("mul", *as_vectors(a, b))
 
 
 def settled(x: Vector) -> Vector:
@@ -291,20 +291,33 @@ def _rounded(name: str, a: Vector, b: Vector) -> Vector:
     def apply(p: Numeric, q: Numeric) -> Numeric:
         return a.dtype(llvm.call_intrinsic(a.dtype.mlir_type, intrinsic, [p.ir_value(), q.ir_value()], [], []))
 
-    return _each(apply, a, b)
+    return each(apply, a, b)
+
+
+def fma(a: Vector, b: Operand, c: Operand) -> Vector:
+    """a * b + c, rounded once."""
+    return cute.math.fma(*as_vectors(a, b, c))
+
+
+def polynomial(x: Vector, coefficients: Sequence[float]) -> Vector:
+    """A polynomial of at least degree 1, its coefficients given from that of the highest power on."""
+    result: Operand = coefficients[0]
+    for coefficient in coefficients[1:]:
+        result = fma(x, result, coefficient)
+    return result
 
 
 def divide(a: Operand, b: Operand, approx: bool) -> Vector:
     """a / b, correctly rounded; approximately within 2 ulp over the whole range."""
-    a, b = _vectors(a, b)
+    a, b = as_vectors(a, b)
     if not approx or a.dtype is not Float32:
         return a / b
-    return _each(lambda p, q: cute.math.div(p, q, full=True), a, b)
+    return each(lambda p, q: cute.math.div(p, q, full=True), a, b)
 
 
 def divide_by_normal(a: Operand, b: Operand, approx: bool) -> Vector:
     """a / b where b and its reciprocal are normal numbers, correctly rounded; approximately within 2 ulp."""
-    first, second = _vectors(a, b)
+    first, second = as_vectors(a, b)
     if not approx or first.dtype is not Float32:
         return first / second
     return a * (cute.math.rcp(b, approx=True, ftz=True) if isinstance(b, cute.TensorSSA) else 1.0 / b)
@@ -343,25 +356,25 @@ def sqrt(x: Vector, approx: bool) -> Vector:
     """sqrt(x), correctly rounded; approximately within 2**-22 of relative error, denormal numbers included: squares of ordinary
     ones are."""
     if approx and x.dtype is Float32:
-        return _each(lambda v: cute.math.sqrt(v, approx=True), x)
+        return each(lambda v: cute.math.sqrt(v, approx=True), x)
     return cute.math.sqrt(x)
 
 
 def rsqrt(x: Vector, approx: bool) -> Vector:
     """1 / sqrt(x) within 1 ulp; approximately within 2**-22 of relative error, denormal numbers included."""
     if approx and x.dtype is Float32:
-        return _each(lambda v: cute.math.rsqrt(v, approx=True), x)
+        return each(lambda v: cute.math.rsqrt(v, approx=True), x)
     return cute.full_like(x, 1.0) / cute.math.sqrt(x)
 
 
 def power(a: Operand, b: Operand) -> Vector:
     """a ** b for floats."""
-    return cute.math.pow(*_vectors(a, b))
+    return cute.math.pow(*as_vectors(a, b))
 
 
 def remainder(a: Operand, b: Operand) -> Vector:
     """What is left of a after a / b rounded toward zero: the sign is a's."""
-    a, b = _vectors(a, b)
+    a, b = as_vectors(a, b)
     if a.dtype.is_float:
         return cute.math.rem(a, b)
     zero = b == 0
@@ -378,17 +391,17 @@ def remainder(a: Operand, b: Operand) -> Vector:
 
 def maximum(a: Operand, b: Operand) -> Vector:
     """The larger of two; NaN where either is."""
-    a, b = _vectors(a, b)
+    a, b = as_vectors(a, b)
     if a.dtype is Float32:  # one instruction
-        return _each(lambda p, q: cute.arch.fmax(p, q, nan=True), a, b)
+        return each(lambda p, q: cute.arch.fmax(p, q, nan=True), a, b)
     return cute.math.max(a, b, propagate_nan=True)
 
 
 def minimum(a: Operand, b: Operand) -> Vector:
     """The smaller of two; NaN where either is."""
-    a, b = _vectors(a, b)
+    a, b = as_vectors(a, b)
     if a.dtype is Float32:
-        return _each(lambda p, q: cute.arch.fmin(p, q, nan=True), a, b)
+        return each(lambda p, q: cute.arch.fmin(p, q, nan=True), a, b)
     return cute.math.min(a, b, propagate_nan=True)
 
 
@@ -421,124 +434,6 @@ def isinf(x: Vector) -> Vector:
 
 def isfinite(x: Vector) -> Vector:
     return cute.math.abs(x) < float("inf")
-
-
-# Functions
-
-
-def exp(x: Vector, approx: bool) -> Vector:
-    """e ** x within 2 ulp; approximately as 2 ** (x * log2(e)), denormal results kept: silu(-88) is a normal number."""
-    if approx and x.dtype is Float32:
-        return cute.math.exp2(x * 1.4426950408889634)
-    return cute.math.exp(x)
-
-
-def exp_to_one(x: Vector, approx: bool) -> Vector:
-    """e ** x for x <= 0 within 2 ulp; approximately within 2**-17 of relative error, 2**-22 where x > -1, denormal results kept:
-    the square of e ** (x / 2), which is a normal number."""
-    if approx and x.dtype is Float32:
-        root = cute.math.exp2(x * 0.7213475204444817, fastmath=True)
-        return root * root
-    return cute.math.exp(x)
-
-
-def _exp_larger(x: Vector, scale: float) -> Vector:
-    """2 ** (scale * x + 24), where scale * x <= 0: by the hardware's function, which flushes denormal results. A 2**-24th of it is
-    right down to the least denormal number; its relative error is 2**-20 even where it is nearly one."""
-    return cute.math.exp2(_fma(x, scale, 24.0), fastmath=True)
-
-
-def exp_term(x: Vector, approx: bool) -> Vector:
-    """e ** x for x <= 0, as a term of a sum whose largest is one. Approximately by the hardware's 2 ** x, denormal results
-    flushed: that is within two ulp of one. What rounds the exponent adds 1.3 |x| e ** x 2**-24, less than half an ulp of one."""
-    if approx and x.dtype is Float32:
-        return cute.math.exp2(x * 1.4426950408889634, fastmath=True)
-    return cute.math.exp(x)
-
-
-def exp2(x: Vector, approx: bool, exact: bool) -> Vector:
-    """2 ** x within 2.1 ulp, denormal results kept; exactly through float64."""
-    del approx  # the hardware's own function is the library's
-    return wide(cute.math.exp2, exact, x)
-
-
-# erfc(z) * exp(z * z) / t for t = 1 / (1 + 0.375 z), z >= 0: least-squares polynomial in t, relative error 2**-20.6
-_ERFC = (-0.13509625, 0.3879391, -0.12959912, 0.28306288, 0.16666405, 0.21568927, 0.21133944)
-
-
-def erfc(x: Vector, approx: bool, exact: bool) -> Vector:
-    """1 - erf(x) within 5 ulp; exactly through float64; approximately within 2**-16 of relative error, tail included."""
-    if not approx or x.dtype is not Float32:
-        return wide(cute.math.erfc, exact, x)
-    z = cute.math.abs(x)
-    t = cute.math.rcp(1.0 + 0.375 * z, approx=True, ftz=True)
-    q = cute.full_like(x, _ERFC[0] * 2.0**-24)
-    for coefficient in _ERFC[1:]:
-        q = cute.math.fma(q, t, cute.full_like(x, coefficient * 2.0**-24))
-    r = _exp_larger(z * z, -1.4426950408889634) * (t * q)
-    return where(x >= 0.0, r, 2.0 - r)
-
-
-def sigmoid(x: Vector, approx: bool) -> Vector:
-    """1 / (1 + e ** -x) within 4 ulp, tail included; approximately within 2**-17 of relative error, denormal results kept."""
-    if approx and x.dtype is Float32:
-        # 2**-24 of both terms: where their sum overflows, the result is 0
-        power = cute.math.exp2(_fma(x, -1.4426950408889634, -24.0), fastmath=True)
-        return cute.math.rcp(power + 2.0**-24, approx=True, ftz=True) * 2.0**-24
-    power = cute.math.exp(-cute.math.abs(x))  # never overflows, so the tail is right down to the smallest number
-    return divide(where(x >= 0.0, 1.0, power), 1.0 + power, False)
-
-
-# log2 of what a normal variable exceeds u with: a polynomial in u, least relative error for 0 <= u <= 8, falling beyond
-_GELU = (
-    -1.2624585e-06, 4.8203292e-05, -8.072483e-04, 7.944579e-03, -5.2635383e-02, -4.5995682e-01, -1.15061, -1.000043,
-)  # fmt: skip
-_FAR = 1e4  # where 2 ** that is 0, and polynomials are finite still
-
-
-def gelu(x: Vector, approx: bool, exact: bool) -> Vector:
-    """x / 2 * (1 + erf(x / sqrt(2))), within x * x + 5 ulp; exactly through float64; approximately within 2**-15 + x * x * 2**-22
-    of relative error, or 2**-62 beside where x < -8. It is x > 0 ? x : 0, less |x| times what a normal variable exceeds |x| with."""
-    if not approx or x.dtype is not Float32:
-        return 0.5 * x * erfc(x * -0.7071067811865476, approx, exact)
-    u = minimum(cute.math.abs(x), _FAR)
-    q = cute.full_like(x, _GELU[0])
-    for coefficient in _GELU[1:]:
-        q = cute.math.fma(q, u, cute.full_like(x, coefficient))
-    return cute.math.fma(-u, cute.math.exp2(q, fastmath=True), maximum(x, 0.0))
-
-
-# What a normal variable exceeds u with, over its density at u, over t = 1 / (1 + 0.46 u), u >= 0: polynomial in t, whose error
-# is least relative to the sum of the quotient and u
-_MILLS = (-0.29823202, 0.73355275, 0.345858, 0.47210646)
-
-
-def dgelu(x: Vector, approx: bool, exact: bool) -> Vector:
-    """The derivative of `gelu`, the sum of the normal distribution's Phi(x) and x phi(x), within x * x + 5 ulp of |Phi(x)| +
-    |x phi(x)|; exactly through float64; approximately within 2**-15 + x * x * 2**-22 of that, and 2**-122 beside. At the
-    infinities NaN, as jax.vjp of jnp's."""
-    if not approx or x.dtype is not Float32:
-        return 0.5 * erfc(x * -0.7071067811865476, approx, exact) + x * (exp(x * x * -0.5, False) * 0.3989422804014327)
-    u = cute.math.abs(x)
-    t = cute.math.rcp(_fma(u, 0.46, 1.0), approx=True, ftz=True)
-    q = cute.full_like(x, _MILLS[0])
-    for coefficient in _MILLS[1:]:
-        q = cute.math.fma(q, t, cute.full_like(x, coefficient))
-    density = cute.math.exp2(_fma(u * u, -0.7213475204444817, -1.3257480647361593), fastmath=True)
-    below = density * cute.math.fma(q, t, -u)  # at -u
-    return where(x > 0.0, 1.0 - below, below)
-
-
-def _fma(x: Vector, scale: float, offset: float) -> Vector:
-    return cute.math.fma(x, cute.full_like(x, scale), cute.full_like(x, offset))
-
-
-def wide(function: Callable[..., Vector], exact: bool, *operands: Operand) -> Vector:
-    """A library function in float32, within 5 ulp; `exact`: computed in float64 and rounded."""
-    vectors = _vectors(*operands)
-    if not exact or vectors[0].dtype is not Float32:
-        return function(*vectors)
-    return function(*(v.to(Float64) for v in vectors)).to(Float32)
 
 
 # Conversions
@@ -581,7 +476,7 @@ def round_to(x: Vector, dtype: type[Numeric]) -> Vector:
     units = cute.full((1,), _UNITS, Float32).bitcast(Int32)[0]
     # The subtraction goes, as it leaves the low bits alone. ptxas, asked to store those of a register that a float instruction
     # wrote, converts the float: a move between, which costs nothing, hides where they come from
-    return (_each(unseen, (x + _UNITS).bitcast(Int32)) - units).to(dtype)
+    return (each(unseen, (x + _UNITS).bitcast(Int32)) - units).to(dtype)
 
 
 def round_quotient(a: Vector, b: Vector, dtype: type[Numeric]) -> Vector:
@@ -623,7 +518,7 @@ def limits(dtype: type[Numeric]) -> tuple[int, int]:
     return 0, 2**dtype.width - 1
 
 
-def _each(function, *vectors: Vector) -> Vector:
+def each(function, *vectors: Vector) -> Vector:
     """A scalar function, element by element."""
     result = cute.make_rmem_tensor(vectors[0].shape, vectors[0].dtype)
     for i in range(cute.size(vectors[0].shape)):

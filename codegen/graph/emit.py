@@ -7,7 +7,7 @@ name. Chain names are kept, so the code reads like the spec.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ BINDING = {"or": 2, "not": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, 
     ("lt", "le", "gt", "ge", "eq", "ne"), 1
 )
 SEPARATE = {"add": "device.add", "sub": "device.subtract", "mul": "device.multiply"}  # rounded separately
+PAIR, BOTH = ("sin", "cos"), "device.sine_and_cosine({}, {})"  # of one argument, computed together in a kernel
 # Operations written as Python operators in jnp: some that a kernel calls as functions, and `~`, with a sign's precedence
 PLAIN = {**BINDING, "div": BINDING["mul"], "not": BINDING["neg"]}
 
@@ -87,8 +88,11 @@ class _Emitter:
         self.names, self.dialect, self.roots = names, dialect, roots
         self.uses: Counter[int] = Counter()
         reached = set()
+        circular: dict[int, dict[str, Node]] = defaultdict(dict)
         for node in topological(roots, self.is_leaf, self.arguments):
             reached.add(id(node))
+            if node.op in PAIR and not self.is_leaf(node):
+                circular[id(node.args[0])][node.op] = node
             if not self.is_leaf(node):
                 self.uses.update(id(arg) for arg in self.arguments(node))
         self.uses.update(id(root) for root in roots)
@@ -100,6 +104,20 @@ class _Emitter:
         self.out: list[str] = []
         self.aliases: set[str] = set()
         self.count = 0
+        pairs = [tuple(found[op] for op in PAIR) for found in circular.values() if len(found) == len(PAIR)]
+        self.together = {id(node): pair for pair in pairs if self.alike(pair) for node in pair}
+
+    def alike(self, pair: Sequence[Node]) -> bool:
+        """Whether a sine and a cosine of one argument are made by one function of a kernel."""
+        dialect = self.dialect
+        plain = (
+            dialect.name == "cute" and not dialect.fast and not any(id(n) in dialect.rounding.functions for n in pair)
+        )
+        return plain and not pair[0].args[0].is_const and len({self.approximate(n) for n in pair}) == 1
+
+    def approximate(self, node: Node) -> str:
+        """The text that says whether a node may be approximate."""
+        return self.dialect.approx_of.get(id(node), self.dialect.approx)
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         """The nodes whose texts are part of a node's text."""
@@ -150,6 +168,14 @@ class _Emitter:
         return self.constant_vector(node) if node.is_const else self.text[id(node)]
 
     def visit(self, node: Node, name: str | None) -> None:
+        if id(node) in self.together:
+            pair = self.together[id(node)]
+            names = [self.fresh() for _ in pair]
+            both = BOTH.format(self.text[id(node.args[0])], self.approximate(node))
+            self.out.append(f"{', '.join(names)} = {both}")
+            for made, text in zip(pair, names, strict=True):
+                self.text[id(made)], self.binding[id(made)] = text, ATOM
+            return
         text, binding = self.expression(node)
         leaf = node.is_const or self.is_leaf(node)
         later = self.own.get(id(node))  # the name of a later statement
@@ -211,8 +237,7 @@ class _Emitter:
                 args[0] = self.constant_vector(node.args[0])
             if node.op == "where" and all(a.is_const for a in node.args[1:]) and self.is_wide(node.kind):
                 args[1] = self.constant_vector(node.args[1])  # of two numbers a kernel makes 32 bits
-        approx = dialect.approx_of.get(id(node), dialect.approx)
-        text = text.format(*args, approx=approx, exact=dialect.exact)
+        text = text.format(*args, approx=self.approximate(node), exact=dialect.exact)
         if dialect.name == "jnp" and id(node) in dialect.rounding.products | dialect.rounding.functions:
             return f"runtime.settled({text})", ATOM
         return (f"device.settled({text})", ATOM) if id(node) in dialect.rounding.functions else (text, binding)

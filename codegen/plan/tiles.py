@@ -217,8 +217,8 @@ MOST_PARTS = 4  # side by side, so that a box of 64 columns is no wider than TMA
 
 # About how many instructions an operation takes where it may be approximate; the others take one
 COSTS = {
-    "exp": 3, "log": 5, "div": 3, "tanh": 7, "sigmoid": 5, "sin": 10, "cos": 10, "erf": 14, "erfc": 13, "gelu": 12,
-    "dgelu": 14, "pow": 15,
+    "exp": 3, "log": 10, "log2": 9, "log1p": 7, "expm1": 7, "div": 3, "tanh": 11, "sigmoid": 5, "sin": 19, "cos": 20,
+    "sinh": 9, "cosh": 5, "erf": 12, "erfc": 13, "gelu": 12, "dgelu": 14, "pow": 15,
 }  # fmt: skip
 AMPERE = ("float16", "bfloat16", "float32", "int8")
 # Where mma.sync of float8 is one of float16 and conversions, which take registers

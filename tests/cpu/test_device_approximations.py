@@ -3,8 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from making import make_op
+from making import import_op, make_op
 from scipy import special
+
+from codegen.pipeline import read_op
+from codegen.render import render_op
 
 SPEC = """
 op: approximated
@@ -113,3 +116,56 @@ def test_what_is_not_finite(tmp_path):
     np.testing.assert_array_equal(evaluate(tmp_path, "sigmoid(x)", x), [1, 0, np.nan])
     np.testing.assert_array_equal(evaluate(tmp_path, "gelu(x)", x), [np.inf, 0, np.nan])
     np.testing.assert_array_equal(evaluate(tmp_path, "dgelu(x)", x), [np.nan] * 3)
+
+
+def elementary(folder, function: str, approx: bool, x: np.ndarray) -> np.ndarray:
+    """An operation in its precise or in its approximate form, whatever `math: fast` takes instead."""
+    module = render_op(read_op("specs/approximated.yaml", SPEC.format(f"{function}(x)", "x").replace("fast", "auto")))
+    assert f"device.{function}(x, False" in module
+    op = import_op(
+        folder, "approximated", module.replace(f"device.{function}(x, False", f"device.{function}(x, {approx}")
+    )
+    with np.errstate(all="ignore"):
+        return np.asarray(op(jnp.asarray(x), implementation="interpret"), np.float64)
+
+
+FINE = np.concatenate(
+    [s * np.geomspace(1e-4, 110, 3000) for s in (1, -1)]
+    + [1 + np.geomspace(1e-6, 0.5, 500), 1 - np.geomspace(1e-6, 0.5, 500)]
+)
+FUNCTIONS = {
+    "tanh": np.tanh, "erf": special.erf, "log": np.log, "log2": np.log2, "log1p": np.log1p, "expm1": np.expm1, "sinh": np.sinh,
+    "cosh": np.cosh, "sin": np.sin, "cos": np.cos,
+}  # fmt: skip
+SPECIAL = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-41, -1e-41, 3e38, -3e38], np.float32)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_may_be_approximate(tmp_path, name):
+    x = np.concatenate([FINE.astype(np.float32), SPECIAL])
+    with np.errstate(all="ignore"):
+        exact = FUNCTIONS[name](x.astype(np.float64)).astype(np.float32).astype(np.float64)
+    got = elementary(tmp_path, name, True, x)
+    finite = np.isfinite(exact)
+    check(got[finite], exact[finite], 2.0**-16)
+    np.testing.assert_array_equal(got[~finite], exact[~finite])
+    zero = exact == 0
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(exact[zero]))
+    if name in ("tanh", "erf"):
+        assert (np.abs(got[~np.isnan(got)]) <= 1).all()
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_the_sine_and_the_cosine_of_any_angle(tmp_path, name):
+    """Within 2 ulp, near their zeros too; large angles leave their neighbours as they are."""
+    turns = np.concatenate([np.arange(-3000, 3000), np.geomspace(3000, 2e38, 3000)])
+    x = (turns * np.pi / 2).astype(np.float32)
+    x = np.concatenate(
+        [x, FINE.astype(np.float32), [0.0, -0.0, 99999.99, -100000.01, 5.5e37], 2.0 ** np.arange(-126, 128)]
+    )
+    x = np.random.default_rng(1).permutation(x.astype(np.float32))
+    got, exact = elementary(tmp_path, name, False, x), FUNCTIONS[name](x.astype(np.float64))
+    unit = np.ldexp(1.0, np.maximum(np.frexp(exact)[1], -125) - 24)
+    assert (np.abs(got - exact) <= 2 * unit).all()
+    small = np.abs(x) < 1e5
+    np.testing.assert_array_equal(elementary(tmp_path, name, False, x[small]), got[small])

@@ -104,3 +104,13 @@ def test_an_output_that_a_spec_saves_is_as_exact_as_any():
     outputs = 'a: "float32[..., N]", b: "bfloat16[..., N]"'
     source = text(*chain, outputs=outputs, math="auto\nsave: [a]")
     assert source.partition("def made_backward")[0].count("device.sigmoid(x, False)") == 1
+
+
+def test_sine_and_cosine_of_one_argument_are_made_together():
+    """Their arguments are reduced once. Not where one of them may be approximate and the other may not."""
+    source = text("a = sin(x * x) * cos(x * x) + cos(x)", outputs='a: "float32[..., N]"')
+    forward = source.partition("def made_backward")[0]
+    assert "t1, t2 = device.sine_and_cosine(t0, False)" in forward and "device.cos(x, False)" in forward
+    assert "device.sin(" not in forward
+    apart = text("a = sin(x)", "b = cos(x)", outputs='a: "float32[..., N]", b: "bfloat16[..., N]"')
+    assert "device.sin(x, False)" in apart and "device.cos(x, True)" in apart

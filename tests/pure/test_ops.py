@@ -17,7 +17,7 @@ from codegen.spec.specfile import load_spec
 
 RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round"}
 DOMAINS = {"any", "positive", "nonnegative", "nonzero", "unit", "small"}
-DEVICE = Path(ops.__file__).parents[1] / "device/functions.py"
+DEVICE = [Path(ops.__file__).parents[1] / f"device/{name}.py" for name in ("functions", "elementary", "circular")]
 
 # Without those that derivatives alone are written with
 LANGUAGE = {name: op for name, op in OPS.items() if not name.startswith("_")}
@@ -70,7 +70,7 @@ def test_texts_take_every_argument_once(op, which):
 def test_texts_are_python(op):
     arguments = [f"arg{i}" for i in range(op.arity)]
     known = {*arguments, "True", "False", "FLAG"}
-    device = {n.name for n in ast.parse(DEVICE.read_text()).body if isinstance(n, ast.FunctionDef)}
+    device = {n.name for m in DEVICE for n in ast.parse(m.read_text()).body if isinstance(n, ast.FunctionDef)}
     for text, modules in (
         (op.cute, {"cute", "device"}),
         (op.cute_fast or "0", {"cute"}),

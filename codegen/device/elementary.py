@@ -1,0 +1,235 @@
+"""Exponentials, logarithms, hyperbolic and error functions on per-thread vectors (`cute.TensorSSA`).
+
+Error bounds are those of float32: in ulp of the exact result, or relative to it where a function may be approximate. What has no
+bound of its own here is CUDA's libm. The bounds hold over every float32 input (docs/accuracy.md).
+
+Coefficients are minimax fits of ours (Lawson's iteration on Chebyshev nodes, in float64), rounded to float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cutlass.cute as cute
+from cutlass import Float32, Float64
+from cutlass._mlir.dialects import llvm
+
+from codegen.device.functions import Operand, Vector, as_vectors, each, fma, maximum, minimum, polynomial, where
+
+_LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
+
+
+def exp(x: Vector, approx: bool) -> Vector:
+    """e ** x within 2 ulp; approximately as 2 ** (x * log2(e)), denormal results kept: silu(-88) is a normal number."""
+    if approx and x.dtype is Float32:
+        return cute.math.exp2(x * 1.4426950408889634)
+    return cute.math.exp(x)
+
+
+def exp_to_one(x: Vector, approx: bool) -> Vector:
+    """e ** x for x <= 0 within 2 ulp; approximately within 2**-17 of relative error, 2**-22 where x > -1, denormal results kept:
+    the square of e ** (x / 2), which is a normal number."""
+    if approx and x.dtype is Float32:
+        root = cute.math.exp2(x * 0.7213475204444817, fastmath=True)
+        return root * root
+    return cute.math.exp(x)
+
+
+def _exp_larger(x: Vector, scale: float) -> Vector:
+    """2 ** (scale * x + 24), where scale * x <= 0: by the hardware's function, which flushes denormal results. A 2**-24th of it is
+    right down to the least denormal number; its relative error is 2**-20 even where it is nearly one."""
+    return cute.math.exp2(fma(x, scale, 24.0), fastmath=True)
+
+
+def exp_term(x: Vector, approx: bool) -> Vector:
+    """e ** x for x <= 0, as a term of a sum whose largest is one. Approximately by the hardware's 2 ** x, denormal results
+    flushed: that is within two ulp of one. What rounds the exponent adds 1.3 |x| e ** x 2**-24, less than half an ulp of one."""
+    if approx and x.dtype is Float32:
+        return cute.math.exp2(x * 1.4426950408889634, fastmath=True)
+    return cute.math.exp(x)
+
+
+def exp2(x: Vector, approx: bool, exact: bool) -> Vector:
+    """2 ** x within 2.1 ulp, denormal results kept; exactly through float64."""
+    del approx  # the hardware's own function is the library's
+    return wide(cute.math.exp2, exact, x)
+
+
+# erfc(z) * exp(z * z) / t for t = 1 / (1 + 0.375 z), z >= 0: least-squares polynomial in t, relative error 2**-20.6
+_ERFC = (-0.13509625, 0.3879391, -0.12959912, 0.28306288, 0.16666405, 0.21568927, 0.21133944)
+
+
+def erfc(x: Vector, approx: bool, exact: bool) -> Vector:
+    """1 - erf(x) within 5 ulp; exactly through float64; approximately within 2**-16 of relative error, tail included."""
+    if not approx or x.dtype is not Float32:
+        return wide(cute.math.erfc, exact, x)
+    z = cute.math.abs(x)
+    t = cute.math.rcp(1.0 + 0.375 * z, approx=True, ftz=True)
+    q = cute.full_like(x, _ERFC[0] * 2.0**-24)
+    for coefficient in _ERFC[1:]:
+        q = cute.math.fma(q, t, cute.full_like(x, coefficient * 2.0**-24))
+    r = _exp_larger(z * z, -1.4426950408889634) * (t * q)
+    return where(x >= 0.0, r, 2.0 - r)
+
+
+def sigmoid(x: Vector, approx: bool) -> Vector:
+    """1 / (1 + e ** -x) within 4 ulp, tail included; approximately within 2**-17 of relative error, denormal results kept."""
+    if x.dtype is not Float32:
+        power = cute.math.exp(-cute.math.abs(x))
+        return where(x >= 0.0, 1.0, power) / (1.0 + power)
+    if approx:
+        # 2**-24 of both terms: where their sum overflows, the result is 0
+        power = cute.math.exp2(fma(x, -_LOG2E, -24.0), fastmath=True)
+        return _rcp(power + 2.0**-24) * 2.0**-24
+    power = cute.math.exp(-cute.math.abs(x))  # never overflows, so the tail is right down to the smallest number
+    total = 1.0 + power
+    near = _rcp(total)
+    return where(x >= 0.0, 1.0, power) * fma(near, fma(-total, near, 1.0), near)
+
+
+# tanh(x) / x in x * x for |x| <= 6.1: relative error 2**-16.3, and not above 1 / x; the same of erf for |x| <= 3.25, 2**-18
+_TANH = (0.0015023334, 0.11464225, 0.9999964), (5.5492022e-05, 0.017539407, 0.44791991, 1.0)
+_ERF = (0.00075236458, 0.043254027, 0.15411394, 1.1283801), (0.0093156376, 0.094841926, 0.46994647, 1.0)
+
+
+def _odd_quotient(x: Vector, limit: float, above: tuple[float, ...], below: tuple[float, ...]) -> Vector:
+    """x times a quotient of polynomials in x * x, x brought between -limit and limit first."""
+    x = minimum(maximum(x, -limit), limit)
+    square = x * x
+    return x * polynomial(square, above) * _rcp(polynomial(square, below))
+
+
+def tanh(x: Vector, approx: bool) -> Vector:
+    """tanh(x); approximately within 2**-16 of relative error, at most 1."""
+    if not approx or x.dtype is not Float32:
+        return cute.math.tanh(x)
+    return _odd_quotient(x, 6.1, *_TANH)
+
+
+def erf(x: Vector, approx: bool) -> Vector:
+    """The error function; approximately within 2**-16 of relative error, at most 1."""
+    if not approx or x.dtype is not Float32:
+        return cute.math.erf(x)
+    return _odd_quotient(x, 3.25, *_ERF)
+
+
+# Near the zero of an approximate function the hardware's own is off by an absolute error, and a few terms of a series are right
+
+
+def log(x: Vector, approx: bool) -> Vector:
+    """The natural logarithm; approximately within 2**-16 of relative error, denormal arguments included."""
+    if not approx or x.dtype is not Float32:
+        return cute.math.log(x)
+    return _logarithm(x, 1.0)
+
+
+def log2(x: Vector, approx: bool) -> Vector:
+    """The logarithm to base 2; approximately within 2**-16 of relative error, denormal arguments included."""
+    if not approx or x.dtype is not Float32:
+        return cute.math.log2(x)
+    return _logarithm(x, _LOG2E)
+
+
+def _logarithm(x: Vector, scale: float) -> Vector:
+    """`scale` times the natural logarithm, approximately."""
+    near = x - 1.0
+    far = each(_lg2, x)
+    if scale != _LOG2E:
+        far = far * (scale * _LN2)
+    series = near * polynomial(near, (scale / 3, -scale / 2, scale))
+    return where(cute.math.abs(near) < 0.03, series, far)
+
+
+def log1p(x: Vector, approx: bool) -> Vector:
+    """log(1 + x); approximately within 2**-16 of relative error."""
+    if not approx or x.dtype is not Float32:
+        return cute.math.log1p(x)
+    far = cute.math.log2(x + 1.0, fastmath=True) * _LN2
+    return where(cute.math.abs(x) < 0.03, x * polynomial(x, (1 / 3, -0.5, 1.0)), far)
+
+
+def expm1(x: Vector, approx: bool) -> Vector:
+    """e ** x - 1; approximately within 2**-16 of relative error."""
+    if not approx or x.dtype is not Float32:
+        return cute.math.expm1(x)
+    far = cute.math.exp2(x * _LOG2E, fastmath=True) - 1.0
+    return where(cute.math.abs(x) < 0.06, x * polynomial(x, (1 / 6, 0.5, 1.0)), far)
+
+
+def sinh(x: Vector, approx: bool, exact: bool) -> Vector:
+    """The hyperbolic sine within 5 ulp; exactly through float64; approximately within 2**-16 of relative error."""
+    if not approx or x.dtype is not Float32:
+        return wide(cute.math.sinh, exact, x)
+    above, below = _half_powers(x)
+    return where(cute.math.abs(x) < 0.16, x * fma(x * x, 1 / 6, 1.0), above - below)
+
+
+def cosh(x: Vector, approx: bool, exact: bool) -> Vector:
+    """The hyperbolic cosine within 5 ulp; exactly through float64; approximately within 2**-16 of relative error."""
+    if not approx or x.dtype is not Float32:
+        return wide(cute.math.cosh, exact, x)
+    above, below = _half_powers(x)
+    return above + below
+
+
+def _half_powers(x: Vector) -> tuple[Vector, Vector]:
+    """Half of e ** x and of e ** -x, approximately, denormal results flushed."""
+    return tuple(cute.math.exp2(fma(x, sign * _LOG2E, -1.0), fastmath=True) for sign in (1, -1))
+
+
+def _rcp(x: Vector) -> Vector:
+    """The hardware's 1 / x, within 1 ulp; denormal numbers flushed."""
+    return cute.math.rcp(x, approx=True, ftz=True)
+
+
+def _lg2(x: Float32) -> Float32:
+    """The hardware's logarithm to base 2, of denormal numbers as well."""
+    return Float32(llvm.call_intrinsic(Float32.mlir_type, "llvm.nvvm.lg2.approx.f", [x.ir_value()], [], []))
+
+
+# log2 of what a normal variable exceeds u with: a polynomial in u, least relative error for 0 <= u <= 8, falling beyond
+_GELU = (
+    -1.2624585e-06, 4.8203292e-05, -8.072483e-04, 7.944579e-03, -5.2635383e-02, -4.5995682e-01, -1.15061, -1.000043,
+)  # fmt: skip
+_FAR = 1e4  # where 2 ** that is 0, and polynomials are finite still
+
+
+def gelu(x: Vector, approx: bool, exact: bool) -> Vector:
+    """x / 2 * (1 + erf(x / sqrt(2))), within x * x + 5 ulp; exactly through float64; approximately within 2**-15 + x * x * 2**-22
+    of relative error, or 2**-62 beside where x < -8. It is x > 0 ? x : 0, less |x| times what a normal variable exceeds |x| with."""
+    if not approx or x.dtype is not Float32:
+        return 0.5 * x * erfc(x * -0.7071067811865476, approx, exact)
+    u = minimum(cute.math.abs(x), _FAR)
+    q = cute.full_like(x, _GELU[0])
+    for coefficient in _GELU[1:]:
+        q = cute.math.fma(q, u, cute.full_like(x, coefficient))
+    return cute.math.fma(-u, cute.math.exp2(q, fastmath=True), maximum(x, 0.0))
+
+
+# What a normal variable exceeds u with, over its density at u, over t = 1 / (1 + 0.46 u), u >= 0: polynomial in t, whose error
+# is least relative to the sum of the quotient and u
+_MILLS = (-0.29823202, 0.73355275, 0.345858, 0.47210646)
+
+
+def dgelu(x: Vector, approx: bool, exact: bool) -> Vector:
+    """The derivative of `gelu`, the sum of the normal distribution's Phi(x) and x phi(x), within x * x + 5 ulp of |Phi(x)| +
+    |x phi(x)|; exactly through float64; approximately within 2**-15 + x * x * 2**-22 of that, and 2**-122 beside. At the
+    infinities NaN, as jax.vjp of jnp's."""
+    if not approx or x.dtype is not Float32:
+        return 0.5 * erfc(x * -0.7071067811865476, approx, exact) + x * (exp(x * x * -0.5, False) * 0.3989422804014327)
+    u = cute.math.abs(x)
+    t = cute.math.rcp(fma(u, 0.46, 1.0), approx=True, ftz=True)
+    q = cute.full_like(x, _MILLS[0])
+    for coefficient in _MILLS[1:]:
+        q = cute.math.fma(q, t, cute.full_like(x, coefficient))
+    density = cute.math.exp2(fma(u * u, -0.7213475204444817, -1.3257480647361593), fastmath=True)
+    below = density * cute.math.fma(q, t, -u)  # at -u
+    return where(x > 0.0, 1.0 - below, below)
+
+
+def wide(function: Callable[..., Vector], exact: bool, *operands: Operand) -> Vector:
+    """A library function in float32, within 5 ulp; `exact`: computed in float64 and rounded."""
+    vectors = as_vectors(*operands)
+    if not exact or vectors[0].dtype is not Float32:
+        return function(*vectors)
+    return function(*(v.to(Float64) for v in vectors)).to(Float32)

@@ -1,4 +1,4 @@
-"""What generated files import: the JAX side of an op, and the device functions kernels share."""
+"""The names that generated files import: the JAX side of an op, and the device functions that kernels share."""
 
 from codegen.runtime.call.cast import cast as cast
 from codegen.runtime.call.described import Implementation as Implementation

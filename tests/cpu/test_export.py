@@ -281,8 +281,12 @@ BASE = {"--arch": "sm_90a", "--shape": "...=rows,N=4096", "--types": "T=bfloat16
         ("bias_rel", {}, "no op 'bias_rel' in generated. Did you mean 'bias_relu', "),
         ("bias_relu", {"--arch": "sm_1"}, "no architecture 'sm_1'\n  there are: sm_100, "),
         ("bias_relu", {"--arch": "sm_80,sm_90a"}, "--arch sm_80,sm_90a: an artifact is for one architecture\n"),
-        ("bias_relu", {"--shape": ""}, "--shape lacks ..., N\n  a number, or a name where it is open: ...=rows, N=n\n"),
-        ("bias_relu", {"--shape": "...=rows"}, "--shape lacks N\n  a number, or a name where it is open: N=n\n"),
+        (
+            "bias_relu",
+            {"--shape": ""},
+            "--shape lacks ..., N\n  give a number, or a name for any size: ...=rows, N=n\n",
+        ),
+        ("bias_relu", {"--shape": "...=rows"}, "--shape lacks N\n  give a number, or a name for any size: N=n\n"),
         (
             "bias_relu",
             {"--shape": "...=rows,M=8"},
@@ -298,7 +302,7 @@ BASE = {"--arch": "sm_90a", "--shape": "...=rows,N=4096", "--types": "T=bfloat16
             (
                 "bias_relu",
                 {"--shape": f"...=rows,N={extent}"},
-                f"cannot read '{extent}' as the extent of N\n"
+                f"cannot read '{extent}' as the size of N\n"
                 "  write it as in ...=rows,N=4096 or ...=(batch, 128),N=8*n\n",
             )
             for extent in ("0", "-8", "n+1", "n*8", "mod", "8.5", "(a)", "0*n")
@@ -337,7 +341,7 @@ BASE = {"--arch": "sm_90a", "--shape": "...=rows,N=4096", "--types": "T=bfloat16
         (
             "bias_relu",
             {"--platforms": "cpu"},
-            "an artifact without the platform cuda would hold no kernel\n  as in --platforms cuda,cpu\n",
+            "an artifact without the platform cuda would have no kernel\n  as in --platforms cuda,cpu\n",
         ),
         (
             "gelu_fp8",
@@ -363,7 +367,7 @@ BASE = {"--arch": "sm_90a", "--shape": "...=rows,N=4096", "--types": "T=bfloat16
                 ("dense", "...=1099511627776,N=16,K=16", "1099511627776 ..."),
             )
         ),
-        ("bias_grad", {"--shape": "...=_,N=4"}, "cannot read '_' as the extent of ...\n  write it as"),
+        ("bias_grad", {"--shape": "...=_,N=4"}, "cannot read '_' as the size of ...\n  write it as"),
         ("bias_grad", {"--out": "missing/a"}, "--out missing/a: missing is no folder\n"),
         ("bias_grad", {"--out": "generated"}, "--out generated: it is a folder\n"),
     ],
@@ -409,7 +413,7 @@ def test_a_vjp_that_only_jnp_has_may_need_its_extents(tmp_path, monkeypatch, cap
     capsys.readouterr()
     run(monkeypatch, *words, status=2)
     assert capsys.readouterr().err == (
-        "error: JAX cannot export the jnp form or the VJP of made for open extents\n"
+        "error: JAX cannot export the jnp form or the VJP of made for unknown sizes\n"
         "  give a number for each of rows, or leave out --vjp and the platform cpu\n"
     )
     assert not (tmp_path / "a").exists()

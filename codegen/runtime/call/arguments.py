@@ -1,7 +1,7 @@
-"""A call's arguments against the spec: types and axes bound, or one clear error.
+"""Checks a call's arguments against the spec, and binds types and axes.
 
-Raises TypeError for a wrong count, name or dtype and ValueError for a wrong shape; each message names the op, the
-argument, what it got and what the spec says.
+Raises TypeError for a wrong count, name or dtype, and ValueError for a wrong shape. Each message names the op, the argument,
+what it got and what the spec says.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from codegen.spec.spec import Array, Param, Spec, fits
 
 @dataclass(frozen=True)
 class Types:
-    """What a call's dtypes bind: each type variable, and with it each array's dtype."""
+    """The types of a call: the dtype of each type variable, and so of each array."""
 
     variables: tuple[tuple[str, str], ...]
-    compute: str | None = None  # what the call computes floats in, where the inputs that are there decide
+    compute: str | None = None  # the type in which the call computes floats, where the present inputs decide
 
     def dtype(self, array: Array | str) -> str:
         name = array if isinstance(array, str) else array.dtype
@@ -37,7 +37,7 @@ class Types:
 
 
 def negative_zeros(values: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
-    """The names of those values that are -0.0: what is kept for one of 0.0, which equals it, is not for them."""
+    """The names of the values that are -0.0. They equal 0.0, but must not share its cache entries."""
     return tuple(
         name for name, value in values if isinstance(value, float) and value == 0 and math.copysign(1, value) < 0
     )
@@ -45,7 +45,7 @@ def negative_zeros(values: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Axes:
-    """What a call's shapes bind: the leading axes, and each named axis's extent (symbolic under export)."""
+    """The sizes of a call's axes: of the leading axes, and of each named axis (symbolic under export)."""
 
     rows: tuple[Any, ...]
     extents: Mapping[str, Any]
@@ -73,7 +73,7 @@ def bind_names(spec: Spec, names: list[str], args: tuple, kwargs: dict) -> dict[
 
 
 def as_array(spec: Spec, array: Array, value: Any, types: Mapping[str, str]) -> Any:
-    """The value as an array; Python and NumPy scalars are taken where the spec has a scalar of one dtype."""
+    """The value as an array. Python and NumPy scalars are accepted where the spec has a scalar of known dtype. Raises TypeError."""
     if not array.dims and isinstance(value, bool | int | float | np.generic):
         names = spec.dtypes(array)
         if len(names) == 1 or array.dtype in types:
@@ -90,7 +90,7 @@ def as_array(spec: Spec, array: Array, value: Any, types: Mapping[str, str]) -> 
 
 
 def _scalar(spec: Spec, array: Array, value: Any, dtype: str) -> jax.Array:
-    """A Python or NumPy scalar as an array, where that is what it says."""
+    """A Python or NumPy scalar as an array of `dtype`. Raises TypeError or ValueError where that changes its value."""
     kind, own = DTYPES[dtype].kind, value.dtype if isinstance(value, np.generic) else None
     if own is None:
         fits = {"bool": bool, "int": int, "float": int | float}[kind]
@@ -113,7 +113,7 @@ def _as_float(spec: Spec, name: str, value: Any) -> float:
 
 
 def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str]) -> Types:
-    """Each type variable from the dtypes of the arrays given, or from the keyword of its name."""
+    """Binds each type variable by the dtypes of the given arrays, or by the keyword of its name. Raises TypeError."""
     bound: dict[str, tuple[str, str]] = {}
     for array in spec.inputs:
         value = arrays.get(array.name)
@@ -161,7 +161,7 @@ def _dtype_name(spec: Spec, name: str, value: Any) -> str:
 
 
 def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
-    """Each axis's extent from the shapes of the arrays given."""
+    """Binds each axis's size by the shapes of the given arrays. Raises ValueError."""
     rows: tuple[tuple[Any, ...], str] | None = None
     extents: dict[str, tuple[Any, str]] = {name: (n, "the spec") for name, n in spec.extents.items()}
     for array in spec.inputs:
@@ -191,7 +191,7 @@ def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
 
 
 def refuse_empty(spec: Spec, plan: Plan, axes: Axes) -> None:
-    """Raises ValueError where a max or min would be over an axis of extent 0."""
+    """Raises ValueError where a max or min would reduce an axis of size 0."""
     for reduction in plan.extremes:
         lost = reduction.attr
         assert isinstance(lost, tuple)
@@ -203,7 +203,7 @@ def refuse_empty(spec: Spec, plan: Plan, axes: Axes) -> None:
 
 
 def _dim_extents(spec: Spec, array: Array, dim, n, shape) -> list[tuple[str, Any]]:
-    """The named extents that one dimension of an array binds."""
+    """The sizes of named axes that one dimension of an array binds."""
     if dim.parts is not None:
         if not dim.names:
             if n != dim.parts:
@@ -236,12 +236,12 @@ def static_value(spec: Spec, param: Param, value: Any) -> Any:
     if param.kind != "float":
         return value
     value = _as_float(spec, param.name, value)
-    return math.nan if math.isnan(value) else value  # one NaN, which is found again where calls are kept
+    return math.nan if math.isnan(value) else value  # always the same NaN object, so that caches of calls find it
 
 
 def _whole(spec: Spec, param: Param, value: Any) -> Any:
-    """A float that is a whole number as the int that an int param takes; raises TypeError for another. What is no float
-    stays as it is."""
+    """A float that is a whole number, converted to int for an int param; raises TypeError for other floats. Other values are
+    unchanged."""
     if param.kind != "int" or not isinstance(value, float | np.floating):
         return value
     if not float(value).is_integer():
@@ -280,7 +280,7 @@ def _either(names: tuple[str, ...]) -> str:
 
 
 def all_types(spec: Spec, wanted: Mapping[str, str] | None = None) -> Iterator[Types]:
-    """Every combination of the type variables' dtypes; of a variable in `wanted`, only with that dtype."""
+    """Every combination of the type variables' dtypes. A variable in `wanted` has only that dtype."""
     names = [name for name, _ in spec.types]
     for values in itertools.product(*(dtypes for _, dtypes in spec.types)):
         bound = dict(zip(names, values, strict=True))

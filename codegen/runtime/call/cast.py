@@ -1,4 +1,4 @@
-"""Storing a value as a kernel stores it, in jnp."""
+"""Stores a value in jnp with the rounding of a kernel's store."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 def cast(x: jax.Array, dtype) -> jax.Array:
     """`x` rounded to `dtype` within a chain, as `store` does it.
 
-    XLA may leave out a conversion to a narrow float and back, and does so on GPUs. Here `x` is rounded before, so that the
-    conversion changes nothing.
+    The result has the shape of `x` and dtype `dtype`. XLA may leave out a conversion to a narrow float and back, and does so on
+    GPUs. So `x` is rounded before, and the conversion changes nothing.
     """
     dtype = jnp.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 and x.dtype in (jnp.float32, jnp.float64):
@@ -22,8 +22,8 @@ def cast(x: jax.Array, dtype) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _rounded(x: jax.Array, dtype) -> jax.Array:
-    """`x`, of float32 or float64, rounded to the nearest value of a narrower type, ties to even, in its own type. What is
-    beyond the largest value is infinite, or of float8, which saturates, rounded as if there were more."""
+    """`x`, of float32 or float64, rounded to the nearest value of a narrower type, ties to even, in its own type. Values beyond
+    the largest one become infinite, or for float8, which saturates later, are rounded as if the range were larger."""
     own, narrow = jnp.finfo(x.dtype), jnp.finfo(dtype)
     found = jax.lax.reduce_precision(x, exponent_bits=own.nexp, mantissa_bits=narrow.nmant)
     if narrow.minexp == own.minexp:
@@ -49,7 +49,7 @@ def _saturated(x: jax.Array, top: jax.Array) -> jax.Array:
 
 @_saturated.defjvp
 def _saturated_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    """Rounding has the slope 1, also where the largest value stands for what is larger."""
+    """Rounding has slope 1, even where a value saturates."""
     return _saturated(*primals), tangents[0]
 
 
@@ -76,7 +76,7 @@ def store(x: jax.Array, dtype) -> jax.Array:
             x = jnp.clip(x, jnp.asarray(info.min, x.dtype), jnp.asarray(info.max, x.dtype))
         elif info.min == 0:
             x = jnp.maximum(x, jnp.zeros_like(x))
-        return x.astype(dtype)  # XLA saturates what does not fit 32 and 64 bits
+        return x.astype(dtype)  # XLA saturates conversions to 32 and 64 bits
     if x.dtype == jnp.bool_:
         return x.astype(dtype)
     own = jnp.iinfo(x.dtype)

@@ -1,4 +1,4 @@
-"""A call and the op that it calls, as the rest of the runtime sees them."""
+"""The interface of a call and of its op to the rest of the runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Implementation = Literal["cute", "xla", "interpret"] | None
 
 @dataclass(frozen=True)
 class Key:
-    """What is compiled into a call's function."""
+    """The values that are compiled into a call's function."""
 
     implementation: Implementation
     types: Types
@@ -29,7 +29,7 @@ class Key:
 
 
 class CalledOp(Protocol):
-    """What vmap, aliases and sharding ask of an op."""
+    """The interface of an op to vmap, aliases and sharding."""
 
     @property
     def spec(self) -> Spec: ...
@@ -47,7 +47,7 @@ class CalledOp(Protocol):
         """The dtype that floats are computed in."""
 
     def arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
-        """The inputs that are there, by name."""
+        """The present inputs, by name."""
 
     def parameters(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
         """The values of the parameters, by name."""

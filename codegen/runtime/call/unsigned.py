@@ -1,7 +1,7 @@
 """Unsigned arrays under JAX.
 
-The compiler's IR has signless integers; CuTe DSL remembers beside a tensor whether it is signed. Its bridge to JAX
-(`cutlass.jax`, 4.8) forgets that on the way, and a kernel would read a uint8 of 255 as -1.
+The compiler's IR has signless integers, so CuTe DSL stores with a tensor whether it is signed. Its bridge to JAX
+(`cutlass.jax`, 4.8) loses that, and a kernel would read a uint8 of 255 as -1.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from codegen.graph.nodes import DTYPES
 
 @dataclass(frozen=True)
 class _Unsigned:
-    """A launcher whose tensors are given their dtypes. Equal ones are equal keys of the compiler's caches."""
+    """A launcher that sets the dtypes of its tensors. Equal ones are equal keys of the compiler's caches."""
 
     launch: Callable[..., None]
-    dtypes: tuple[str, ...]  # of the tensors, in the launcher's order
+    dtypes: tuple[str, ...]  # the tensors' dtypes, in the launcher's order
 
     def __call__(self, stream: Any, *tensors: Any, **constants: Any) -> None:
         import cutlass
@@ -35,5 +35,5 @@ class _Unsigned:
 
 
 def launcher(launch: Callable[..., None], dtypes: tuple[str, ...]) -> Callable[..., None]:
-    """What `cutlass.jax` is given to compile: `launch`, whose tensors have these dtypes (also those left out)."""
+    """The function for `cutlass.jax` to compile: `launch`, whose tensors, also omitted ones, have these dtypes."""
     return _Unsigned(launch, dtypes) if any(dtype.startswith("u") for dtype in dtypes) else launch

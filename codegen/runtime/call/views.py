@@ -1,4 +1,4 @@
-"""An op's arrays between the shape users give them and the shape a kernel or the jnp form takes."""
+"""Converts an op's arrays between the user's shapes and the shapes of a kernel or of the jnp form."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from codegen.runtime.call.cast import store
 from codegen.shared import COUNTER
 from codegen.spec.spec import Array, Spec
 
-# The largest extent of a group: a vector may run past it without leaving int32
+# The largest size of a group: a vector may run past it without leaving int32
 LIMIT = INT_MAX - 64
 AHEAD = 2**20  # rows by which a kernel that walks down them may look past the last
 
 
 def user_shape(array: Array, axes: Axes) -> tuple[Any, ...]:
-    """The shape users see: parts joined, split axes whole."""
+    """The user's shape of an array: parts and blocks are one axis."""
     shape: list[Any] = []
     for dim in array.dims:
         if dim.names == (ROWS,):
@@ -39,7 +39,7 @@ def user_shape(array: Array, axes: Axes) -> tuple[Any, ...]:
 
 
 def group_extents(plan: Plan, axes: Axes) -> tuple[Any, ...]:
-    """The extent of each of the plan's groups."""
+    """The size of each of the plan's groups."""
     if plan.collapsed:
         total = _product(axes.shape(plan.order))
         return _factor(total) or (1, total)
@@ -70,7 +70,7 @@ def _factor(total: Any) -> tuple[int, int] | None:
 
 
 def fits(plan: Plan, axes: Axes) -> str | None:
-    """Why a kernel cannot take these extents, or None."""
+    """Why a kernel cannot take these sizes, or None."""
     for group, extent in zip(plan.groups, group_extents(plan, axes), strict=True):
         if exceeds(extent, LIMIT):
             words = "elements that do not factor" if plan.collapsed else " x ".join(group.axes)
@@ -86,12 +86,12 @@ def fits(plan: Plan, axes: Axes) -> str | None:
 
 
 def too_many(extent: Any, words: str, limit: int = LIMIT) -> str:
-    """The message for an extent that no kernel takes."""
+    """The message for a size that no kernel takes."""
     return f"{extent} {words} are more than the {limit} that a kernel's coordinate holds; split the array"
 
 
 def exceeds(extent: Any, limit: int = LIMIT) -> bool:
-    """Whether an extent is larger than a limit; a symbolic one, whatever its symbols stand for."""
+    """Whether a size is larger than a limit; for a symbolic size, whether it always is."""
     try:
         return bool(extent > limit)
     except Exception as error:  # JAX's, of one of two names, that both may be
@@ -101,7 +101,7 @@ def exceeds(extent: Any, limit: int = LIMIT) -> bool:
 
 
 def check_tables(spec: Spec, plan: Plan, arrays: Mapping[str, Any], axes: Axes) -> None:
-    """Raises ValueError where a table is empty that outputs gather from, unless they all are."""
+    """Raises ValueError where outputs gather from an empty table, unless all outputs are empty."""
     if all(0 in user_shape(output, axes) for output in spec.outputs):
         return
     for access in plan.loads:
@@ -115,7 +115,7 @@ def check_tables(spec: Spec, plan: Plan, arrays: Mapping[str, Any], axes: Axes) 
 
 
 def kernel_shape(plan: Plan, array: Array, axes: Axes) -> tuple[Any, ...]:
-    """The shape of the kernel's view: one mode a group, parts, or a table's own axis; at least one."""
+    """The shape of the kernel's view: a mode for each group, for parts, and for an axis that only a table has; at least one."""
     extents = group_extents(plan, axes)
     shape = []
     for token in plan.view(array.name).tokens:
@@ -127,23 +127,23 @@ def kernel_shape(plan: Plan, array: Array, axes: Axes) -> tuple[Any, ...]:
 
 
 def divisibility(plan: Plan, array: Array, how: AnyLaunch) -> tuple[int, ...]:
-    """What the compiler may assume of each mode: only that whole vectors fit the innermost group. A kernel that reduces
-    says itself where its vectors are."""
+    """The divisor of each mode that the compiler may assume: only that whole vectors fit the innermost group. A kernel that
+    reduces computes the places of its vectors itself."""
     tokens = plan.view(array.name).tokens
     inner = len(plan.groups) - 1 if isinstance(plan, Elementwise) else None
     return tuple(how.vec if token == inner and not how.ragged else 1 for token in tokens) or (1,)
 
 
 def alignment(plan: Plan, array: Array, dtype: str) -> int:
-    """The bytes the compiler may assume an array's address is a multiple of: XLA's 256 where vectors are accessed; where
-    elements are read, no more than theirs, or neighbouring loads become one that reads past the array's end."""
+    """The alignment in bytes that the compiler may assume for an array: XLA's 256 where vectors are accessed. Where elements are
+    read, it is the element's size, because otherwise neighbouring loads would become one that reads past the array's end."""
     read = any(a.array == array and a.mode in ("flat", "tile") for a in plan.loads)
     written = any(a.array == array for a in plan.stores)
     return 256 if read or written else DTYPES[dtype].size
 
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
-    """Shapes and dtypes of what a kernel that folds over rows leaves for the one that finishes."""
+    """Shapes and dtypes of the partial results that a kernel which reduces over rows writes for the finishing kernel."""
     if not isinstance(plan, Reduction) or not plan.columns:
         return []
     extents = group_extents(plan, axes)
@@ -156,7 +156,7 @@ def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[
 
 
 def row_statistics(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
-    """Shapes and dtypes of what a kernel before another writes of each row; where there is none, of nothing."""
+    """Shapes and dtypes of the statistics of rows that a first kernel writes; empty where there is none."""
     if not isinstance(plan, Reduction) or plan.first is None:
         return []
     extents = group_extents(plan, axes)[: plan.kept]
@@ -165,21 +165,21 @@ def row_statistics(plan: Plan, axes: Axes, how: Any, compute: str, integer: str)
 
 
 def counter(plan: Plan, how: Any) -> list[tuple[tuple[Any, ...], str]]:
-    """Shape and dtype of that by which blocks keep pace that walk down whole rows; of nothing, where they need not."""
+    """Shape and dtype of the counter with which blocks that loop over whole rows keep pace; empty where they need none."""
     if not isinstance(plan, Reduction) or plan.first is None:
         return []
     return [((COUNTER if how is not None and how.long else 0,), "int32")]
 
 
 def row_statistic_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:
-    """The statistics of rows that a kernel may leave for another, and their dtypes."""
+    """The statistics of rows that a kernel may write for another, and their dtypes."""
     if not isinstance(plan, Reduction) or plan.first is None:
         return []
     dtypes = {"float": compute, "int": integer, "bool": "int32"}
     return [(s, dtypes[s.kind]) for s in plan.rows]
 
 
-PARTS_ALIGNMENT = 256  # bytes: as XLA allots arrays; what a kernel leaves for the next is never part of one
+PARTS_ALIGNMENT = 256  # bytes: the alignment of XLA's arrays; partial results are never part of another array
 
 
 def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:
@@ -256,7 +256,9 @@ def jnp_value(
         place = own.index(axis)
         if array.name in arrays:
             value = named_axes(array, jnp.asarray(arrays[array.name]), axes, access.part)
-            if jnp.issubdtype(value.dtype, jnp.floating):  # before: a gradient sums what one element is taken for
+            if jnp.issubdtype(
+                value.dtype, jnp.floating
+            ):  # before the gather: its gradient is a sum over an element's uses
                 value = value.astype(compute)
             indices = named_index(plan, index, arrays, axes).astype(integer)
             value = _gather(value, own, indices, plan.view(index).array.axes, axis, plan.order, len(axes.rows))
@@ -265,7 +267,7 @@ def jnp_value(
             own = (*own[:place], *plan.view(index).array.axes, *own[place + 1 :])
     elif array.name in arrays:
         value = named_axes(array, jnp.asarray(arrays[array.name]), axes, access.part)
-    if array.name not in arrays:  # its default at its full extent: a reduction may be along it
+    if array.name not in arrays:  # its default in full size: a reduction may be along it
         dtype = {bool: "bool", int: integer, float: compute}[type(array.default)]
         return _spread(jnp.full(axes.shape(own), array.default, dtype), own, plan.order, len(axes.rows))
     if jnp.issubdtype(value.dtype, jnp.floating):
@@ -284,11 +286,11 @@ def _gather(
     order: tuple[str, ...],
     rows: int,
 ) -> jax.Array:
-    """A table's values along one axis, shaped to broadcast by position against the outputs. Table and indices meet by
-    name: an axis that both have is walked along together."""
+    """A table's values along one axis, shaped to broadcast by position against the outputs. Axes of table and indices are matched
+    by name."""
     place = own.index(axis)
     lead = rows - 1 if ROWS in own[:place] else 0
-    taken = ""  # the table's axis, ahead of the outputs': they may have one of the same name
+    taken = ""  # the table's axis, before the outputs' axes, which may have one of the same name
     table = jnp.moveaxis(table, place + lead, 0)
     extent = table.shape[0]
     table = _spread(table, (taken, *own[:place], *own[place + 1 :]), (taken, *order), rows)
@@ -304,14 +306,14 @@ def named_index(plan: Plan, name: str, arrays: Mapping[str, jax.Array], axes: Ax
 
 
 def index_value(plan: Plan, access: Access, value: jax.Array, axes: Axes) -> jax.Array:
-    """What is said of the index by which a table is accessed, shaped to broadcast by position."""
+    """The index with which a table is accessed, shaped to broadcast by position."""
     assert access.index_of is not None
     name = access.index_of[0]
     return _spread(named_index(plan, name, {name: value}, axes), plan.view(name).array.axes, plan.order, len(axes.rows))
 
 
 def named_axes(array: Array, value: jax.Array, axes: Axes, part: int | None) -> jax.Array:
-    """An array, or one part of it, with exactly its named axes (rows as they are)."""
+    """An array, or one part of it, with exactly its named axes and its rows."""
     shape: list[Any] = []
     place = None
     for dim in array.dims:
@@ -333,38 +335,38 @@ def named_axes(array: Array, value: jax.Array, axes: Axes, part: int | None) -> 
 
 
 def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> jax.Array:
-    """Dimensions of length one for the axes it lacks, so that it has the full rank (a scalar stays one)."""
+    """The value with dimensions of size 1 for missing axes, so that it has the full rank. A scalar stays a scalar."""
     missing = _missing(own, order, rows)
     return jnp.expand_dims(value, missing) if own and missing else value
 
 
 def with_every_axis(order: tuple[str, ...], dims: tuple[str, ...], axes: Axes) -> tuple[int, ...]:
-    """The shape of a value along `dims` with every axis, those that it lacks of length one."""
+    """The shape of a value along `dims` with every axis; missing axes have size 1."""
     return tuple(n if axis in dims else 1 for axis in order for n in axes.shape((axis,)))
 
 
 def stored(
     stores: Sequence[Access], values: Sequence[Any], order: tuple[str, ...], axes: Axes, types: Types
 ) -> dict[Array, jax.Array]:
-    """Outputs from what the jnp form computes for each of `stores`."""
+    """Outputs from the jnp form's value for each of `stores`."""
     parts: dict[Array, dict[int | None, Any]] = {}
     for access, value in zip(stores, values, strict=True):
         assert access.array is not None
         own = access.array.axes
-        # Broadcast first: what is repeated has a gradient that is summed, in the type that it is computed in
+        # Broadcast first: the gradient of a broadcast value is a sum, which is computed in the compute type
         value = jnp.broadcast_to(lose(value, own, order, len(axes.rows)), axes.shape(own))
         parts.setdefault(access.array, {})[access.part] = store(value, types.dtype(access.array))
     return {array: join_parts(array, own, axes) for array, own in parts.items()}
 
 
 def lose(value: Any, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> Any:
-    """An output's value, shaped by position, without the dimensions of axes that it lacks: reductions left them."""
+    """An output's value, shaped by position, without the dimensions of reduced axes, which reductions keep."""
     missing = _missing(own, order, rows)
     return value.squeeze(missing) if value.ndim and missing else value
 
 
 def _missing(own: tuple[str, ...], order: tuple[str, ...], rows: int) -> tuple[int, ...]:
-    """The dimensions of the axes in `order` that are not in `own`, `...` being `rows` of them."""
+    """The dimensions of the axes in `order` that are not in `own`; `...` has `rows` dimensions."""
     missing: list[int] = []
     place = 0
     for axis in order:
@@ -376,7 +378,7 @@ def _missing(own: tuple[str, ...], order: tuple[str, ...], rows: int) -> tuple[i
 
 
 def join_parts(array: Array, parts: Mapping[int | None, jax.Array], axes: Axes) -> jax.Array:
-    """An output from its parts, in the shape users see."""
+    """An output from its parts, in the user's shape."""
     if array.parts is None:
         return parts[None].reshape(user_shape(array, axes))
     place = 0

@@ -1,7 +1,7 @@
 """`implementation="interpret"`: an op's compiled kernel, run on the CPU by `codegen.interpret`.
 
-What is compiled is what a GPU is given for the same call, with its PTX kept, for an architecture of choice. Linked
-kernels are kept for the life of the process, compiled ones on disk (`kernels`).
+It compiles the kernel that a GPU would run for the same call, keeps its PTX, and takes any architecture. Linked kernels are
+cached in the process, compiled ones on disk (`kernels`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ DEFAULT_ARCH = "sm_90a"
 # Parts of jax.jit's cache keys
 _mode = jax.make_user_context(False)
 _arch = jax.make_user_context(None)
-# Kernels run in a thread of their own: XLA's threads flush denormals to zero, and NumPy in them would too.
+# Kernels run in a separate thread: XLA's threads flush denormals to zero, and so would NumPy in them.
 _thread = ThreadPoolExecutor(1, "interpret")
-_thread.submit(int).result()  # begun here: a thread inherits that from whoever begins it
+_thread.submit(int).result()  # started here: a thread inherits the flush mode from the thread that starts it
 
 
 @contextlib.contextmanager
 def interpret_mode(on: bool = True) -> Iterator[None]:
-    """Calls that name no implementation run the interpreted kernel, if JAX runs on the CPU: also those traced inside.
-    The environment variable CODEGEN_INTERPRET=1 is the same for a whole process."""
+    """A context in which calls that name no implementation run the interpreted kernel, if JAX runs on the CPU. It also holds for
+    calls that are traced inside, and for gradients. The environment variable CODEGEN_INTERPRET=1 does the same for a whole
+    process."""
     with _mode(on):
         yield
 
@@ -48,13 +49,13 @@ def chosen() -> bool:
 
 
 def architecture() -> str:
-    """What interpreted kernels are compiled for: as all kernels are (`current_arch`), and with neither GPU nor a name sm_90a."""
+    """The architecture of interpreted kernels: `current_arch`, or sm_90a where that is None."""
     return _arch.value or current_arch() or DEFAULT_ARCH
 
 
 @contextlib.contextmanager
 def interpreting_for(arch: str) -> Iterator[None]:
-    """Calls inside interpret kernels for this architecture, also those traced there."""
+    """A context in which calls, and calls that are traced, interpret kernels for this architecture."""
     with _arch(arch):
         yield
 
@@ -69,7 +70,7 @@ class Compiled:
 
 @functools.lru_cache(maxsize=4096)
 def compile_call(call: CompiledCall, lines: bool = False) -> Compiled:
-    """Compile for `call.arch`, where asked to with source lines. Raises `PtxError` for PTX the interpreter does not know."""
+    """Compile for `call.arch`, with source `lines` if requested. Raises `PtxError` for PTX that the interpreter does not support."""
     made = kernels.binary(call, "lines" if lines else "ptx")
     programs = ptx.parse(made.ptx)
     return Compiled(host.Launcher(made.module, programs), {name: Kernel(p) for name, p in programs.items()})
@@ -81,17 +82,17 @@ Shapes = Sequence[tuple[int, ...]]
 def run(
     call: CompiledCall, names: Sequence[str], inputs: Sequence[np.ndarray | None], outputs: Shapes
 ) -> tuple[np.ndarray, ...]:
-    """The outputs of a call, of the shapes given. `names` are those of inputs and outputs, for messages and reports."""
+    """The outputs of a call, with the given shapes. `names` are the names of inputs and outputs, for messages and reports."""
     try:
         return _thread.submit(_run, call, tuple(names), tuple(inputs), outputs).result()
     except (InterpretError, ptx.PtxError) as error:
-        raise error.with_traceback(None) from None  # under jit JAX prints the traceback: the message says it all
+        raise error.with_traceback(None) from None  # under jit JAX would print the traceback, and the message is enough
 
 
 def _run(
     call: CompiledCall, names: tuple[str, ...], inputs: tuple[np.ndarray | None, ...], out_shapes: Shapes
 ) -> tuple[np.ndarray, ...]:
-    """A kernel that fails does so again with its source lines, which take long to compile, for the message to name them."""
+    """Run a call. A kernel that fails is run again with source lines, which take long to compile, so that the message has them."""
     try:
         return _run_compiled(call, compile_call(call), names, inputs, out_shapes)
     except (InterpretError, ptx.PtxError):

@@ -1,12 +1,11 @@
-"""Compiled kernels: what CuTe DSL makes of a call, kept in the process and on disk, and its launch on a GPU.
+"""Compiles kernels with CuTe DSL, caches them in the process and on disk, and launches them on a GPU.
 
-`cutlass.jax.cutlass_call` compiles again in every process, and for every shape. What it compiles depends on less: the
-launcher, its tensors' types, divisors and alignments, its constants, the architecture and the options (a `CompiledCall`, here).
-So this compiles by `cutlass.jax`'s own functions, and hands the object to the custom call that `cutlass_call` uses.
+`cutlass.jax.cutlass_call` compiles again in every process, and for every shape. But the code depends on less: the launcher,
+its tensors' types, divisors and alignments, its constants, the architecture and the options (a `CompiledCall`). So this
+module compiles with `cutlass.jax`'s own functions, and passes the object to the custom call that `cutlass_call` uses.
 
-An entry on disk is found by all that, by the source of the launcher and of every function that it may reach, and by
-the version and settings of CuTe DSL. A launcher whose source was edited after it was imported is compiled for this
-process alone.
+The key of an entry on disk covers all of that, the source of the launcher and of every function that it may reach, and the
+version and settings of CuTe DSL. A launcher whose source was edited after its import is compiled for this process only.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from codegen.targets import ARCHITECTURES
 
 @dataclass(frozen=True)
 class CompiledCall:
-    """What compiles to one launcher: its source, its tensors' dtypes, divisors and alignments, its constants. Extents are
-    not part of it: kernels take them at run time, and know of them only what divides them."""
+    """Everything that determines a compiled launcher: its source, its tensors' dtypes, divisors and alignments, its constants.
+    Sizes are not part of it: kernels take them at run time, and only their divisors are compiled in."""
 
     launch: Callable[..., None]
     inputs: tuple[tuple[str, tuple[int, ...], int] | None, ...]
@@ -53,7 +52,7 @@ class CompiledCall:
 
 
 class Constant(float):
-    """A float that CuTe DSL can make part of a kernel's name, as it does with constants: no sign stands in its exponent."""
+    """A float that CuTe DSL can use in a kernel's name, as it does with constants: its exponent has no sign."""
 
     def __repr__(self) -> str:
         return float.__repr__(self).replace("+", "")
@@ -62,20 +61,20 @@ class Constant(float):
 
 
 def nameable(value: Any) -> Any:
-    """A constant as the compiler takes it."""
+    """A constant in the form that the compiler takes."""
     return Constant(value) if isinstance(value, float) else value
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled launcher: an object file for the host, the kernels' cubin inside; and their PTX where it was kept."""
+    """A compiled launcher: an object file for the host, which contains the kernels' cubin; and their PTX where it was kept."""
 
     module: bytes
     ptx: str
 
 
-# What is kept of a compilation: the object file alone, its PTX too, or its PTX with the source lines it was made from, which
-# takes half as long again. Where only the PTX is wanted, the assembler need not optimise.
+# The results of a compilation to keep: only the object file, its PTX too, or its PTX with source lines, which takes half as
+# long again. Where only the PTX is needed, the assembler need not optimise.
 Kept = Literal["binary", "ptx", "lines"]
 OPTIONS: dict[Kept, str] = {
     "binary": COMPILE_OPTIONS, "ptx": "--ptxas-options -O1 --keep-ptx",
@@ -85,9 +84,9 @@ OPTIONS: dict[Kept, str] = {
 
 @functools.lru_cache(maxsize=4096)
 def binary(call: CompiledCall, kept: Kept = "binary") -> Binary:
-    """The call's launcher, compiled for `call.arch`, and what else is `kept` of it. Threads that ask for the same one at the
-    same time wait for the first of them to compile it. Raises ValueError for an unknown architecture, or a cache's limit
-    that cannot be read."""
+    """The call's launcher, compiled for `call.arch`, with the results that are to be `kept`. Threads that request the same one at
+    the same time wait until the first has compiled it. Raises ValueError for an unknown architecture, or an invalid limit of
+    the cache."""
     with PARSER:
         return _binary(call, kept)
 
@@ -110,7 +109,7 @@ def _binary(call: CompiledCall, kept: Kept) -> Binary:
 
 
 def _is_compiled(found: Mapping[str, bytes], kept: Kept) -> bool:
-    """Whether an entry of the cache holds what `_compile` gives: it is run as it is."""
+    """Whether an entry of the cache has the form of `_compile`'s result: it is run without further checks."""
     if found.keys() != {"module", "ptx"} or not host.is_launcher(found["module"]):
         return False
     with contextlib.suppress(UnicodeDecodeError):
@@ -120,7 +119,7 @@ def _is_compiled(found: Mapping[str, bytes], kept: Kept) -> bool:
 
 
 def forget() -> None:
-    """Forget what this process has compiled, and read of sources."""
+    """Clear this process's caches of compiled kernels and of sources."""
     for made in (binary, _binary, _sources):
         made.cache_clear()
 
@@ -128,8 +127,8 @@ def forget() -> None:
 def launch(
     call: CompiledCall, operands: Sequence[jax.Array], outputs: Sequence[jax.ShapeDtypeStruct], pairs: Mapping[int, int]
 ) -> list[jax.Array]:
-    """Run a launcher on a GPU, within JAX: `operands` are the inputs that are there, `pairs` the places of those whose
-    buffers are outputs' as well, with these outputs' places."""
+    """Run a launcher on a GPU, within JAX. `operands` are the present inputs. `pairs` maps the positions of inputs whose buffers
+    outputs take to the positions of these outputs."""
     import cutlass.jax as bridge
 
     bridge.register_ffi()
@@ -159,7 +158,7 @@ def _compile(call: CompiledCall, kept: Kept) -> dict[str, bytes]:
         tuple(a.spec for a in inputs), tuple(a.spec for a in outputs), OPTIONS[kept], False, constants,
     )  # fmt: skip
     with compiling_for(call.arch) as folder:
-        # As cutlass.jax's get_or_compile_kernel, but without an engine to call the launcher by, which nobody does
+        # As cutlass.jax's get_or_compile_kernel, but without an execution engine, which nothing uses
         _load_runtime()
         compiled = cute.compile(
             jit_wrapper, cuda.CUstream(0), *spec.get_compile_args(), wrapped_fn=call.launch, spec=spec,
@@ -172,24 +171,24 @@ def _compile(call: CompiledCall, kept: Kept) -> dict[str, bytes]:
 
 @functools.cache
 def _load_runtime() -> None:
-    """Load what an object file's symbols are looked up in, as the engine would."""
+    """Load the libraries that define an object file's symbols, as the engine would."""
     from cutlass.cutlass_dsl.cutlass import CuTeDSL
 
     for library in CuTeDSL._get_dsl().get_shared_libs():
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
-# What decides a compiled kernel
+# The key of a compiled kernel
 
 
 def name_of(call: CompiledCall) -> str:
-    """The name under which what is compiled of a call is kept."""
+    """The name under which a compiled call is cached."""
     return _launcher(call.launch).__name__.removesuffix("_launch")
 
 
 def key_of(call: CompiledCall, options: str, lines: bool = False) -> str | None:
-    """All that decides what the compiler makes of a call with these options; None where that cannot be told. With `lines`,
-    the files' names are part of what is made."""
+    """Everything that determines the compiled code of a call with these options; None where that is unknown. With `lines`, the
+    files' names are part of the code."""
     sources = _sources(call.launch)
     if sources is None or not all(isinstance(value, bool | int | float | str) for _, value in call.constants):
         return None
@@ -207,7 +206,7 @@ def key_of(call: CompiledCall, options: str, lines: bool = False) -> str | None:
 
 
 def _compiler(arch: str) -> str:
-    """CuTe DSL's version, down to its files, and those of its settings that change what it compiles."""
+    """CuTe DSL's version, including its files, and the settings that change its code."""
     from cutlass.cutlass_dsl.cutlass import CuTeDSL
 
     with compiling_for(arch):
@@ -222,18 +221,18 @@ def _version() -> str:
 
 
 def _launcher(launch: Any) -> FunctionType:
-    """The function that a person would call the launcher."""
+    """The launcher's own function, without wrappers."""
     return inspect.unwrap(getattr(launch, "launch", launch))
 
 
 @functools.lru_cache(maxsize=4096)
 def _sources(launch: Callable[..., None]) -> tuple[dict[str, str], tuple[str, ...]] | None:
-    """What a launcher and all that it may reach, but for CuTe DSL itself, are made from: files, with a hash of each one's
-    content, and the numbers and words that they name. None where a file is not what was imported."""
+    """The sources of a launcher and of all functions that it may reach, without CuTe DSL: files, each with a hash of its content,
+    and global constants. None where a file differs from what was imported."""
     functions, constants = _reached(launch)
     files: dict[str, set[CodeType]] = {__file__: set()}
     for code in map(_code, functions):
-        if not code.co_filename.startswith("<"):  # made by a decorator, as a dataclass's methods are
+        if not code.co_filename.startswith("<"):  # generated code, such as a dataclass's methods
             files.setdefault(os.path.abspath(code.co_filename), set()).add(code)
     hashes = {}
     for file, imported in sorted(files.items()):
@@ -250,7 +249,7 @@ def _sources(launch: Callable[..., None]) -> tuple[dict[str, str], tuple[str, ..
 
 @functools.lru_cache(maxsize=256)  # launchers share most of what they reach
 def _written(content: bytes, file: str) -> frozenset[CodeType]:
-    """All code that a file of this content has. Raises SyntaxError and ValueError where it is no Python."""
+    """All code objects of a file with this content. Raises SyntaxError and ValueError where it is not Python."""
     return frozenset(_nested(compile(content, file, "exec", dont_inherit=True)))
 
 
@@ -259,7 +258,7 @@ _FOREIGN = sys.stdlib_module_names | {"cutlass", "cuda", "jax", "jaxlib", "numpy
 
 
 def _reached(launch: Callable[..., None]) -> tuple[list[FunctionType], set[str]]:
-    """The functions that tracing a launcher may call, this project's and its users' own, and their global constants."""
+    """The functions of this project and its users that tracing a launcher may call, and their global constants."""
     functions: list[FunctionType] = []
     constants: set[str] = set()
     seen: set[int] = set()
@@ -283,7 +282,7 @@ def _reached(launch: Callable[..., None]) -> tuple[list[FunctionType], set[str]]
 
 
 def _code(function: FunctionType) -> CodeType:
-    """As it was imported: CuTe DSL puts its own in place of a function's that it has traced."""
+    """A function's code as imported: CuTe DSL replaces the code of functions that it has traced."""
     return getattr(function, "_original_code", function.__code__)
 
 

@@ -1,4 +1,4 @@
-"""A call of a generated launcher: its operands as tensors, and what of it is compiled."""
+"""A call of a generated launcher: its operands as tensors, and its `CompiledCall`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codegen.runtime.compiled.kernels import CompiledCall
 
 
 class Tensor(NamedTuple):
-    """An array as the launcher takes it."""
+    """An array in the form that the launcher takes."""
 
     shape: tuple[Any, ...]
     dtype: str
@@ -25,25 +25,27 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class LauncherCall:
-    """A call of the launcher: what goes in (None where an input is left out), as which tensors, and what comes out."""
+    """A call of the launcher: its operands (None for an input that is left out), their tensors, and its outputs."""
 
     launch: Callable[..., None]
     operands: tuple[Any, ...]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    shapes: tuple[tuple[Any, ...], ...]  # of the outputs, as users see them; of parts, as they are
+    shapes: tuple[
+        tuple[Any, ...], ...
+    ]  # of the outputs, as the user sees them; of partial results, as the kernel writes them
     how: AnyLaunch
     constants: dict[str, Any]
 
     def compiled_for(self, arch: str) -> CompiledCall:
-        """What of it decides the kernel: no extents."""
+        """The part of the call that determines the kernel: everything except sizes."""
         inputs = tuple(None if x is None else t[1:] for x, t in zip(self.operands, self.inputs, strict=True))
         return CompiledCall(
             self.launch, inputs, tuple(t[1:] for t in self.outputs), tuple(self.constants.items()), arch
         )
 
     def launched(self, arch: str, pairs: Mapping[int, int]) -> tuple[jax.Array, ...]:
-        """The outputs of the kernel on a GPU; `pairs` are the inputs whose buffers outputs take, by their places."""
+        """The outputs of the kernel on a GPU. `pairs` maps the inputs whose buffers outputs take to these outputs, by position."""
         inputs = [x.reshape(t.shape) for x, t in zip(self.operands, self.inputs, strict=True) if x is not None]
         outputs = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in self.outputs]
         results = kernels.launch(self.compiled_for(arch), inputs, outputs, pairs)
@@ -65,7 +67,7 @@ class LauncherCall:
 
         if not any(isinstance(x, jax.core.Tracer) for x in present):
             devices = {d for x in present if isinstance(x, jax.Array) and x.committed for d in x.devices()}
-            target = devices.pop() if len(devices) == 1 else None  # None: where JAX puts what is bound to no device
+            target = devices.pop() if len(devices) == 1 else None  # None: JAX's default device
             return tuple(jax.device_put(result, target) for result in on_host(*present))
         shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(self.shapes, self.outputs, strict=True))[:count]
         return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))

@@ -1,7 +1,7 @@
-"""What kernels are compiled for and how, and one primitive that is lowered differently on CUDA and elsewhere.
+"""The architecture and options of kernels, and a primitive that is lowered differently on CUDA and elsewhere.
 
-`jax.lax.platform_dependent` would do, were every branch not lowered for every platform of a multi-platform export: a
-kernel has no lowering for a CPU. A primitive's rules are lowered for their own platform alone.
+`jax.lax.platform_dependent` is no alternative, because it lowers every branch for every platform of a multi-platform export,
+and a kernel has no lowering for a CPU. The rules of a primitive are lowered only for their own platform.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from codegen.parsing import PARSER
 
 Function = Callable[..., Sequence[jax.Array]]
 
-# How every kernel is compiled. The assembler leaves products and sums apart where the PTX does: what runs on a GPU is then
-# what the PTX says, to the bit, and a chain's roundings are those of its formula.
+# The options of every kernel. The assembler does not fuse products and sums that are separate in the PTX. So a GPU computes
+# what the PTX says, to the bit, and a chain is rounded as its formula says.
 COMPILE_OPTIONS = "--ptxas-options '-fmad=false'"
 
 
@@ -33,7 +33,7 @@ def on_gpu() -> bool:
 
 
 def current_arch() -> str | None:
-    """The architecture kernels are compiled for: CUTE_DSL_ARCH where it is set, else the first GPU's, else None."""
+    """The architecture of kernels: CUTE_DSL_ARCH where it is set, else the first GPU's, else None."""
     named = os.environ.get("CUTE_DSL_ARCH")
     if named or not on_gpu():
         return named or None
@@ -44,8 +44,8 @@ def current_arch() -> str | None:
 
 @contextlib.contextmanager
 def compiling_for(arch: str) -> Iterator[str]:
-    """The compiler set for an architecture, and the folder in which it leaves the PTX and cubin that it is told to keep:
-    not the user's own. One thread at a time: the settings are those of the process, and the compiler parses Python."""
+    """A context in which the compiler is set to an architecture; yields a temporary folder, where it writes the PTX and cubin
+    that it is told to keep. One thread at a time: the settings are per process, and the compiler parses Python."""
     from cutlass.cutlass_dsl.cutlass import CuTeDSL
 
     with PARSER, tempfile.TemporaryDirectory(prefix="codegen-") as folder:
@@ -60,16 +60,16 @@ def compiling_for(arch: str) -> Iterator[str]:
 
 _choose_p = jax.extend.core.Primitive("codegen_op")
 _choose_p.multiple_results = True
-prim_requires_devices_during_lowering.add(_choose_p)  # as what a kernel is lowered to does, out of JAX's sight
+prim_requires_devices_during_lowering.add(_choose_p)  # the lowering of a kernel does, but JAX does not see it
 
 
 Kernel = Callable[[tuple[bool, ...]], Function]
 
 
 def choose(cuda: Kernel, default: Function, *operands: jax.Array, refuse: str = "") -> Sequence[jax.Array]:
-    """`cuda(donated)(*operands)` on CUDA, `default(*operands)` elsewhere; both return a tuple of the same shapes and dtypes.
-    `donated` says of each operand whether the program's caller gives away an argument of its type. Where `refuse` is
-    given, that is what a ValueError says elsewhere instead."""
+    """`cuda(donated)(*operands)` on CUDA, `default(*operands)` elsewhere; both return tuples of the same shapes and dtypes.
+    `donated` says for each operand whether the program's caller donates an argument of its type. With `refuse`, a ValueError
+    with that message is raised elsewhere."""
     return tuple(_choose_p.bind(*operands, cuda=cuda, default=default, refuse=refuse))
 
 
@@ -113,7 +113,7 @@ def _lower_cuda(ctx: Any, *operands: Any, cuda: Kernel, default: Function, refus
 
 
 def _donated_types(module: Any) -> set[Any]:
-    """The types of those arguments of a program that its caller gives away."""
+    """The types of a program's donated arguments."""
     for function in module.body.operations:
         if getattr(function, "name", None) is not None and function.name.value == "main":
             names = ("tf.aliasing_output", "jax.buffer_donor")

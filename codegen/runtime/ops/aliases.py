@@ -1,8 +1,8 @@
 """Outputs that take an input's buffer (`aliases` of a spec), where the caller donates it.
 
-XLA would copy a buffer that is still needed, or that is not the program's to overwrite, before the kernel runs. So an
-alias takes effect where an argument of the program with that array's shape and dtype is donated, and where the kernel
-reads each element of the input before the same thread writes it: element by element, or with rows kept in registers.
+XLA would copy a buffer that is still needed, or that the program may not overwrite, before the kernel runs. So an alias takes
+effect where an argument of the program with that array's shape and dtype is donated, and where the kernel reads each element
+of the input before the same thread writes it: element by element, or with rows held in registers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from codegen.runtime.call.described import CalledOp
 
 
 def in_place(op: CalledOp, how: AnyLaunch) -> dict[str, str]:
-    """The inputs whose buffers a launch may write an output to, and which."""
+    """The inputs whose buffers a launch may overwrite, each with the output it writes there."""
     if not isinstance(how, Launch) and not (isinstance(how, RowLaunch) and how.kept):
         return {}
     return {source: output for output, source in op.spec.aliases if not why_not_in_place(op.plan, output, source)}

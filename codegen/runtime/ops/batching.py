@@ -1,11 +1,11 @@
-"""`vmap` of an op: where it can, the mapped axis joins one that the op has, and one call does it all.
+"""`vmap` of an op: where possible, the mapped axis joins an axis of the op, and a single call computes everything.
 
-It becomes one more of `...` where every output and every mapped array has `...`. In an op without, it joins the first
-axis of all outputs and mapped arrays. No value may depend on a position along it, or on how long it is. Arrays that are not mapped stay as
-they are, unless they have that axis themselves: those are repeated.
+It becomes one more axis of `...` where every output and every mapped array has `...`. In an op without `...`, it joins the
+first axis of all outputs and mapped arrays. No value may depend on a position along that axis, or on its size. Arrays that are
+not mapped are unchanged, unless they have that axis themselves: these are repeated.
 
-Elsewhere (a mapped weight, a mapped scalar, a result over all rows) the jnp form is mapped; where the caller asked for
-the kernel by name, one call follows the other.
+In other cases (a mapped weight, a mapped scalar, a result over all rows) the jnp form is mapped. With
+`implementation="cute"`, one call follows the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def batch(
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """The outputs of `call` for each of `size` positions of the leading axis that the `mapped` operands have."""
     arrays = [op.spec.array(name) for name in key.present]
-    within = [*arrays, *(None for _ in operands[len(arrays) :])]  # dynamic parameters are no arrays
+    within = [*arrays, *(None for _ in operands[len(arrays) :])]  # dynamic parameters are not arrays
     axis = joined_axis(op, [a for a, m in zip(within, mapped, strict=True) if m])
     if axis is None:
         if key.implementation in ("cute", "interpret"):
@@ -50,7 +50,7 @@ def batch(
 
 
 def joined_axis(op: CalledOp, mapped: Sequence[Array | None]) -> str | None:
-    """The axis that a mapped one joins, or None."""
+    """The axis that the mapped axis joins, or None."""
     first = [_first(array) for array in (*op.spec.outputs, *mapped)]
     axis = first[0]
     if axis is None or any(other != axis for other in first):
@@ -60,7 +60,7 @@ def joined_axis(op: CalledOp, mapped: Sequence[Array | None]) -> str | None:
 
 
 def _first(array: Array | None) -> str | None:
-    """An array's first axis, if it has its dimension to itself."""
+    """An array's first axis, if no other axis shares its dimension."""
     if array is None or not array.dims or array.dims[0].parts is not None or len(array.dims[0].names) > 1:
         return None
     return array.dims[0].names[0]

@@ -14,11 +14,13 @@ R = TypeVar("R")
 
 
 def op(content: dict[str, Any], **parts: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Makes the decorated declaration an op. `content` is the spec as data; `launch`, `xla` and `reference` are the generated
-    launcher, jnp form and reference; `backward_launch` and `backward_xla` those of its backward, where that is a kernel,
-    `forward_launch` and `forward_xla` those of a forward that saves more for it than the op gives, `first_launch` and
-    `first_xla` those of an op that is run first in it, `beside_launch` and `beside_xla` of one beside it; an op that contracts
-    has `epilogue_launch` and `epilogue_xla`; `result` is the NamedTuple of several outputs."""
+    """Makes the decorated declaration an op.
+
+    `content` is the spec as data. `launch`, `xla` and `reference` are the generated launcher, jnp form and reference. Derived
+    ops have a launcher and a jnp form each: `backward_launch` and `backward_xla` for a backward that is a kernel;
+    `forward_launch` and `forward_xla` for a forward that saves more than the op's outputs; `first_launch` and `first_xla` for an
+    op that runs before the backward; `beside_launch` and `beside_xla` for one that is independent of it; `epilogue_launch` and
+    `epilogue_xla` for an op that contracts. `result` is the NamedTuple of several outputs."""
     if "epilogue_launch" in parts:
         return lambda function: GemmOp(function, content, parts, GemmBackwardOp)
     return lambda function: Op(function, content, parts, BackwardOp)

@@ -1,4 +1,4 @@
-"""What is generated with an op: its backward, what runs before or beside that, and a forward that keeps more for it."""
+"""The ops that are generated with another: its backward, ops that run with the backward, and a forward that saves more for it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from codegen.runtime.xla.scatter import add_taken
 
 
 class DerivedOp(Op):
-    """An op generated with another: its backward, the op run first in that or the one beside it, or the forward that saves more
-    than its outputs for that."""
+    """An op generated with another: its backward, the op that runs before the backward or independently of it, or the forward
+    that saves more than its outputs."""
 
     def __init__(self, forward: Op, which: str, parts: dict[str, Any]):
         self.__name__ = f"{forward.__name__}_{which}"  # type: ignore[attr-defined]
@@ -28,7 +28,7 @@ class DerivedOp(Op):
 
     @functools.cached_property
     def derived(self) -> backwards.Derived:
-        """How both stand to the op."""
+        """The relation of backward and forward to the op."""
         found: Any = backwards.backward_of(self.origin.planned)
         found = found.frozen if self._which == "frozen" else found
         assert isinstance(found, backwards.Derived), found
@@ -44,26 +44,26 @@ class DerivedOp(Op):
 
     @property
     def refuses_gradients(self) -> bool:
-        """Its jnp form has them: second derivatives of the op."""
+        """False: its jnp form has gradients, the second derivatives of the op."""
         return False
 
     def given(self, key: Key, there: dict[str, jax.Array]) -> tuple:
-        """The outputs for a call of the op it was generated with, from its own inputs and dynamic parameters by name; those
-        that are left out are not `there`."""
+        """The outputs for a call of the op it was generated with, from its own present inputs and dynamic parameters, by name."""
         arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
         static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
         own = Key(key.implementation, key.types, arrays, static)
-        # what it computes in may be less than what the op does, which has other inputs
+        # its compute type may be narrower than the op's, which has other inputs
         dynamic = (jnp.asarray(there[p.name]).astype(self._scalar_dtype(own, p.kind)) for p in self._dynamic)
         return self._functions(own)(*(there[name] for name in arrays), *dynamic)
 
 
-WAYS = ("backward", "frozen", "xla")  # that the gradients of a call may go
+WAYS = ("backward", "frozen", "xla")  # in which the gradients of a call may be computed
 
 
 class BackwardOp(DerivedOp):
-    """The generated backward of an op: an op of cotangents, of what is saved and of inputs; its outputs are the gradients.
-    Where only gradients of rows are asked for, `frozen` takes its place, which gives no others. `beside` gives more of them."""
+    """The generated backward of an op: its inputs are cotangents, saved values and inputs of the op, its outputs the gradients.
+    Where only gradients of rows are requested, `frozen` replaces it, which computes only these. `beside` computes more
+    gradients."""
 
     forward: DerivedOp | None = None
     first: DerivedOp | None = None
@@ -82,13 +82,13 @@ class BackwardOp(DerivedOp):
 
     @property
     def generated(self) -> tuple[Op, ...]:
-        """The ops that are generated for gradients: this one last, those that run for it or in its place before it."""
+        """The ops that are generated for gradients: this one is the last; before it, the ops that run with it or replace it."""
         found = (self.forward, self.first, self.beside, self.frozen, self)
         return tuple(op for op in found if op is not None)
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
-        """What gives the gradients of the operands that are `perturbed`: where none of them is shared by all rows, "frozen", if
-        there is one, or "xla", the jnp form of this one, if it then only hands on what it reads; else "backward", this one."""
+        """The way to compute the gradients of the operands that are `perturbed`. Where none of them is shared by all rows: "frozen",
+        if it exists, or "xla", the jnp form of this op, if it would only pass its cotangents on. Else "backward", this op."""
         wanted = {name for name, asked in zip(self.origin.operand_names(key), perturbed, strict=True) if asked}
         if not wanted & self.derived.shared:
             if self.frozen is not None:
@@ -98,13 +98,13 @@ class BackwardOp(DerivedOp):
         return "backward"
 
     def by(self, way: str) -> BackwardOp:
-        """The one of that name."""
+        """The backward for a way."""
         return self.frozen if way == "frozen" and self.frozen is not None else self
 
     def packed(self, key: Key, way: str, values: dict[str, Any], operands: tuple) -> tuple:
-        """The residuals of a call: which way its gradients go, as the extent of an array with no elements; what was saved for
-        that; inputs and parameters. JAX keeps how they are packed once for all ways, that of the call it traced last: so every
-        way packs alike, inputs that only another takes included, and something in the place of what only another saves."""
+        """The residuals of a call: its way, as the size of an array without elements; the saved values; inputs and parameters. JAX
+        stores one structure of residuals for all ways, that of the call which it traced last. So every way packs the same
+        structure, with the inputs that only another way takes, and with placeholders for values that only another way saves."""
         made, taken = self.packing(key)
         given = dict(zip(self.origin.operand_names(key), operands, strict=True))
         nothing = jnp.zeros(0)
@@ -115,13 +115,13 @@ class BackwardOp(DerivedOp):
         )
 
     def unpacked(self, key: Key, residuals: tuple) -> tuple[str, dict[str, Any]]:
-        """The way of a call's gradients, and what they take, by name."""
+        """The way of a call's gradients, and the values that it takes, by name."""
         way, saved, given = residuals
         made, taken = self.packing(key)
         return WAYS[way.shape[0]], dict(zip((*made, *taken), (*saved, *given), strict=True))
 
     def packing(self, key: Key) -> tuple[list[str], list[str]]:
-        """What any way saves, and what inputs and parameters any takes, by name."""
+        """The names of values that any way saves, and of inputs and parameters that any way takes."""
         every = [self] if self.frozen is None else [self, self.frozen]
         made = dict.fromkeys(name for one in every for name in one.saves())
         return list(made), list(dict.fromkeys(name for one in every for name in one.takes(key)))
@@ -138,20 +138,20 @@ class BackwardOp(DerivedOp):
         return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self._dynamic)]
 
     def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]:
-        """The op's outputs (`plain` gives them), and what of the call the backward `saves`."""
+        """The op's outputs (from `plain`), and the values that the backward `saves`, by name."""
         outputs = plain(*operands) if self.forward is None else self.forward._functions(key)(*operands)
         made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
         return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
 
     def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple:
-        """The gradient of each operand of the forward, from what the backward `saves` and `takes` (None for an input that is
-        left out); None where it is zero."""
+        """The gradient of each operand of the forward, from the values that the backward `saves` and `takes` (None for an input
+        that is left out); None where it is zero."""
         own = {name: values[name] for name in (*self.saves(), *self.takes(key))}
         return self.ordered(key, self.gradients(key, own, cotangents))
 
     def gradients(self, key: Key, values: dict[str, Any], cotangents: tuple) -> dict[str, jax.Array]:
-        """The gradients that the kernel gives, by the names of what they are of. `values` are what it takes besides the
-        cotangents; None is an input that is left out."""
+        """The gradients that the kernel computes, by the names of their arrays. `values` are its inputs other than cotangents; None
+        is an input that is left out."""
         how = self.derived.how
         outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
         there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
@@ -168,7 +168,7 @@ class BackwardOp(DerivedOp):
         return found | {s.table: found[s.table].astype(there[s.table].dtype) for s in how.scattered}
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple:
-        """Gradients in the order of the forward's operands; None where there is none."""
+        """Gradients in the order of the forward's operands; None for an operand without one."""
         scalars = {p.name: self.origin._scalar_dtype(key, p.kind) for p in self.origin._dynamic}
         return tuple(
             gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)

@@ -1,9 +1,9 @@
-"""`codegen export`: an op with its compiled kernel inside, as a serialized `jax.export` artifact, made with no GPU.
+"""`codegen export`: writes an op with its compiled kernel as a serialized `jax.export` artifact, without a GPU.
 
-An artifact is called with the op's inputs, then its dynamic params, by position; several outputs come as a tuple. It
-needs neither this program nor the spec, only JAX and CuTe DSL's custom calls (`cutlass.jax.register_ffi()`). Static
-params, types and the architecture are compiled in. An extent is a number, or has a name and is open: `rows`, or `8*n`
-where it is a multiple. JAX checks on a call that it is.
+An artifact takes the op's inputs, then its dynamic params, by position, and returns several outputs as a tuple. It needs
+neither this program nor the spec, only JAX and CuTe DSL's custom calls (`cutlass.jax.register_ffi()`). Static params, types
+and the architecture are compiled in. A size is a number, or symbolic: `rows`, or `8*n` for a multiple of 8, which JAX checks
+on a call.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _RESERVED = {"floordiv", "mod", "max", "min", "_"}  # words with a meaning, wher
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to export: extents as text, those of the leading axes one by one; every type variable's dtype; the static
-    params given; the inputs left out."""
+    """The export that a user requests: sizes as text, one for each leading axis and each named axis; every type variable's dtype;
+    the given static params; the omitted inputs."""
 
     rows: tuple[str, ...]
     extents: Mapping[str, str]
@@ -58,13 +58,13 @@ def read_wanted(
     platforms: str,
     vjp: bool,
 ) -> Wanted:
-    """The words of a command line. Raises `Mistake`."""
+    """Parses the options of a command line. Raises `Mistake`."""
     names = [name.strip() for name in platforms.split(",")]
     for name in names:
         if name not in PLATFORMS:
             raise Mistake(f"no platform {shown(name)}", known(name, PLATFORMS, "There are"))
     if "cuda" not in names:
-        raise Mistake("an artifact without the platform cuda would hold no kernel", "as in --platforms cuda,cpu")
+        raise Mistake("an artifact without the platform cuda would have no kernel", "as in --platforms cuda,cpu")
     for name in left_out:
         if name not in {a.name for a in spec.inputs if a.default is not None}:
             optional = [a.name for a in spec.inputs if a.default is not None]
@@ -79,7 +79,8 @@ def read_wanted(
 
 
 def read_shape(spec: Spec, text: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """`...=rows,N=8*n` or `...=(batch, 128),N=4096`: the leading axes, and every other axis that the spec leaves free."""
+    """Parses `...=rows,N=8*n` or `...=(batch, 128),N=4096`: sizes of the leading axes, and of every axis that the spec does not
+    fix."""
     found: dict[str, str] = {}
     form = "write it as in ...=rows,N=4096 or ...=(batch, 128),N=8*n"
     for pair in re.split(r",(?![^(]*\))", text) if text.strip() else []:
@@ -94,14 +95,14 @@ def read_shape(spec: Spec, text: str) -> tuple[tuple[str, ...], dict[str, str]]:
         for word in several[1].split(",") if several and several[1].strip() else [] if several else [extent]:
             match = _EXTENT.fullmatch(word.strip())
             if not match or match[2] in _RESERVED:
-                raise Mistake(f"cannot read {shown(word.strip())} as the extent of {axis}", form)
+                raise Mistake(f"cannot read {shown(word.strip())} as the size of {axis}", form)
         if axis in spec.extents and extent != str(spec.extents[axis]):
             raise Mistake(f"the spec fixes {axis} at {spec.extents[axis]}")
         found[axis] = extent
     missing = [axis for axis in spec.axes if axis not in found and axis not in spec.extents]
     if missing:
         open_axis = ", ".join(f"{axis}={'rows' if axis == ROWS else axis.lower()}" for axis in missing)
-        raise Mistake(f"--shape lacks {', '.join(missing)}", f"a number, or a name where it is open: {open_axis}")
+        raise Mistake(f"--shape lacks {', '.join(missing)}", f"give a number, or a name for any size: {open_axis}")
     rows = found.pop(ROWS, "()")
     words = rows[1:-1].split(",") if rows.startswith("(") else [rows]
     extents = {axis: str(n) for axis, n in spec.extents.items()} | found
@@ -109,7 +110,7 @@ def read_shape(spec: Spec, text: str) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def read_types(spec: Spec, given: Mapping[str, str]) -> Types:
-    """A dtype for every type variable: the one given, or the only one there is."""
+    """A dtype for every type variable: the given one, or its only one."""
     variables = dict(spec.types)
     for name, dtype in given.items():
         if name not in variables:
@@ -123,7 +124,7 @@ def read_types(spec: Spec, given: Mapping[str, str]) -> Types:
 
 
 def read_params(spec: Spec, words: Sequence[str]) -> dict[str, Any]:
-    """`eps=1e-5`, one a word: the static params, those not given with their defaults."""
+    """Parses words such as `eps=1e-5`: the static params, with defaults for the others."""
     static = {p.name: p for p in spec.params if p.static}
     given: dict[str, Any] = {}
     for word in words:
@@ -161,7 +162,7 @@ def _value(param: Param, text: str) -> float | int | bool:
 
 
 def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
-    """The artifact, and what a script wants to know about it. Raises `Mistake` where there is no kernel."""
+    """The artifact, and its description for --json. Raises `Mistake` where there is no kernel."""
     spec, types = op.spec, wanted.types
     missing = lacks(op, types, wanted.arch)
     if missing:
@@ -206,7 +207,7 @@ def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
 
 
 def as_text(report: Mapping[str, Any], path: Path) -> str:
-    """A report as a person reads it."""
+    """The description of an artifact as text."""
     lines = [f"wrote {named(path)}: {report['bytes']} bytes for {report['arch']} on {', '.join(report['platforms'])}"]
     for arrow, arrays in (("", report["inputs"]), ("-> ", report["outputs"])):
         lines += [f"  {arrow}{a['name']}: {a['dtype']}[{', '.join(a['shape'])}]" for a in arrays]
@@ -228,7 +229,7 @@ def _launch(op: Op, types: Types, axes: Axes) -> Any:
 
 @contextlib.contextmanager
 def _environment(arch: str) -> Iterator[None]:
-    """Calls that name no implementation are compiled for the architecture, and not interpreted."""
+    """A context in which calls that name no implementation are compiled for the architecture, and not interpreted."""
     before = {name: os.environ.pop(name, None) for name in ("CUTE_DSL_ARCH", "CODEGEN_INTERPRET")}
     os.environ["CUTE_DSL_ARCH"] = arch
     try:
@@ -242,16 +243,16 @@ def _environment(arch: str) -> Iterator[None]:
 def _open_extents(op: Op, wanted: Wanted) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # a jnp function that wants to know an extent, by whatever name JAX gives it
+    except Exception as error:  # a jnp function that needs a concrete size, whatever exception JAX raises for it
         if "onclusive" not in type(error).__name__:
             raise
         what = "the jnp form or the VJP" if wanted.vjp else "the jnp form"
         hint = f"give a number for each of {', '.join(_open(wanted)[0])}, or leave out --vjp and the platform cpu"
-        raise Mistake(f"JAX cannot export {what} of {op.spec.op} for open extents", hint) from None
+        raise Mistake(f"JAX cannot export {what} of {op.spec.op} for unknown sizes", hint) from None
 
 
 def _axes(wanted: Wanted) -> Axes:
-    """Extents as JAX knows them: names of one scope, or numbers."""
+    """Sizes for JAX: symbols of one scope, or numbers."""
     words = (*wanted.rows, *wanted.extents.values())
     dims = jax.export.symbolic_shape(",".join(words)) if words else ()
     count = len(wanted.rows)
@@ -259,7 +260,7 @@ def _axes(wanted: Wanted) -> Axes:
 
 
 def _arguments(spec: Spec, wanted: Wanted, axes: Axes) -> dict[str, jax.ShapeDtypeStruct]:
-    """The artifact's arguments, in its order."""
+    """The artifact's arguments, in order."""
 
     def described(array: Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(views.user_shape(array, axes), wanted.types.dtype(array))
@@ -278,7 +279,7 @@ def _exported(op: Op, wanted: Wanted, arguments: Mapping[str, jax.ShapeDtypeStru
 
     def call(*values):
         given = dict(zip(arguments, values, strict=True)) | dict(wanted.params) | chosen
-        outputs = op(**given)  # a kernel for CUDA, as `_launch` has found; the backward one where there is one
+        outputs = op(**given)  # a kernel for CUDA, as `_launch` has checked; the backward is one where it has a kernel
         return tuple(outputs) if len(op.spec.outputs) > 1 else outputs
 
     call.__name__ = op.spec.op
@@ -296,7 +297,7 @@ def _words(shape: Sequence[Any]) -> list[str]:
 
 
 def _open(wanted: Wanted) -> tuple[list[str], list[str]]:
-    """The names that extents have, and what must hold of extents: JAX checks it on a call."""
+    """The names of sizes, and the constraints on sizes, which JAX checks on a call."""
     constraints: dict[str, None] = {}
     names: dict[str, None] = {}
     for axis, word in (*((ROWS, row) for row in wanted.rows), *wanted.extents.items()):

@@ -1,8 +1,8 @@
 """A generated op that contracts, as a JAX function.
 
-Its products and its epilogue are one kernel where that is fast (`fused`); else XLA multiplies, and the epilogue is a
-kernel of its own, as any op is. The gradients of the products are products again, by XLA, of what the epilogue's
-generated backward gives.
+Its products and its epilogue are one kernel where that is fast (`fused`). Otherwise XLA multiplies, and the epilogue is a
+separate kernel, like any op. The gradients of the products are again products by XLA, with the results of the epilogue's
+generated backward.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class GemmOp(Op[P, R]):
 
     @functools.cached_property
     def epilogue(self) -> Epilogue:
-        """What follows the products, as an op."""
+        """The epilogue as an op."""
         return Epilogue(self, "epilogue", self._parts)
 
     @property
     def own_kernels(self) -> tuple[Op, ...]:
-        """Its own, where it has one, and its epilogue's."""
+        """Its own kernel, where it has one, and its epilogue's."""
         return (self, self.epilogue) if isinstance(self.plan.tile, Tile) else (self.epilogue,)
 
     @property
     def kernels(self) -> tuple[Op, ...]:
-        """Its own, where it has one; those of its epilogue and of its gradient."""
+        """Its own kernel, where it has one, and the kernels of its epilogue and of its gradient."""
         backward = self._backward
         found = [self, backward.keeping if isinstance(backward, GemmBackwardOp) else None]
         products = [op for op in found if op is not None and isinstance(op.plan.tile, Tile)]
@@ -68,7 +68,7 @@ class GemmOp(Op[P, R]):
     # The products, then the epilogue
 
     def products(self, key: Key, arrays: dict[str, Any], axes: Axes, dtype: str | None = None) -> dict[str, jax.Array]:
-        """The products, in `dtype` or in the type that they are summed in."""
+        """The products, in `dtype` or by default in the type of their sums."""
         exact = self.spec.math == "precise"
         return {
             p.acc.name: product(p, arrays[p.a.name], arrays[p.b.name], axes, dtype or p.acc.dtype, exact)
@@ -76,7 +76,7 @@ class GemmOp(Op[P, R]):
         }
 
     def epilogue_call(self, key: Key, operands: Sequence[Any]) -> tuple[Key, tuple]:
-        """The epilogue's call, its products made."""
+        """The epilogue's call, with the products computed."""
         arrays = self.arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
         spec = self.epilogue.spec
@@ -99,7 +99,7 @@ class GemmOp(Op[P, R]):
         return tile_folds.finished(self, key, operands, results, split)
 
     def after_products(self, key: Key, operands: tuple, split: Split) -> tuple:
-        """On one shard: XLA's matmul, the sum over mesh axes that it is contracted along, then the epilogue."""
+        """On one shard: XLA's matmul, the sum over the mesh axes that shard its contracted axis, then the epilogue."""
         own, values = self.epilogue_call(key, operands)
         over = {p.acc.name: split.across((p.axis,)) for p in self.plan.products}
         names = [*own.present, *("" for _ in values[len(own.present) :])]
@@ -117,14 +117,14 @@ class GemmOp(Op[P, R]):
         return (*self.epilogue.jnp_form(own, *values), *self.kept(own, values))
 
     def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
-        """The outputs that its epilogue has not, from the epilogue's operands, on one shard where arrays are `split`."""
+        """The outputs that its epilogue does not compute, from the epilogue's operands, on one shard where arrays are `split`."""
         del key, operands, split
         return ()
 
     # One kernel
 
     def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> GemmLaunch:
-        """The launch of the one kernel for these types and extents. Raises `Mistake` where there is none."""
+        """The launch of the single kernel for these types and sizes. Raises `Mistake` where there is none."""
 
         def count(names: tuple[str, ...]) -> int:
             return views.stands_for(math.prod(axes.shape(names)))
@@ -132,7 +132,7 @@ class GemmOp(Op[P, R]):
         return self.plan.in_one_kernel(types, count, arch or interpreted.architecture())
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
-        """That of the one kernel where it is the faster way; else the epilogue's."""
+        """The launch of the single kernel where it is faster; else the epilogue's."""
         with contextlib.suppress(Mistake):
             how = self.launch_for(types, axes)
             if how.fast:
@@ -140,15 +140,15 @@ class GemmOp(Op[P, R]):
         return self.epilogue.default_launch(types, axes)
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
-        """Of its epilogue, where that is a kernel of its own."""
+        """Why its epilogue, where that is a separate kernel, is left to XLA, or ""."""
         one_kernel = isinstance(self.default_launch(types, axes), GemmLaunch)
         return "" if one_kernel else self.epilogue.left_to_xla(types, axes)
 
     def _kernel_call(
         self, key: Key, operands: tuple, arch: str | None = None, firsts: Mapping[str, Any] | None = None
     ) -> LauncherCall:
-        """What the launcher is called with: the factors, the epilogue's operands, its outputs. Of axes along which this is not
-        the whole, `firsts` are the places where it begins, int32."""
+        """The call of the launcher: the factors, the epilogue's operands, its outputs. `firsts` are the starts, int32, of this shard
+        along sharded axes."""
         spec, tile = self.plan.epilogue.spec, self.plan.tile
         arrays = self.arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
@@ -207,8 +207,8 @@ class GemmOp(Op[P, R]):
         return tile.spec, tile.statements, tile.in_registers
 
     def example_call(self, types: Types, ragged: bool, defaults: bool, arch: str) -> LauncherCall:
-        """A call of large matrices, for what its kernel is like: `ragged` ones with odd extents, and with `defaults` without
-        the inputs that may be left out. Raises `Mistake` where no kernel takes these types."""
+        """A call of large matrices, to compile its kernel: with odd sizes where `ragged`, and without optional inputs where
+        `defaults`. Raises `Mistake` where no kernel takes these types."""
         extents = dict.fromkeys(self.spec.axes, 4097 if ragged else 4096) | dict.fromkeys(self.plan.tile.batch, 2)
         arrays = {
             a.name: jax.ShapeDtypeStruct(sizes.extents(a, extents), types.dtype(a))
@@ -229,7 +229,7 @@ class GemmOp(Op[P, R]):
         return [products[0].a.name, *(p.b.name for p in products), *own, *dynamic, *firsts, *outputs]
 
     def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
-        """Whether a call is one kernel: where it can be, and was asked for by name or is the faster way."""
+        """Whether a call is one kernel: that is possible, and it was requested by name or is faster."""
         axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
         try:
             how = self.launch_for(key.types, axes)
@@ -259,7 +259,7 @@ class GemmOp(Op[P, R]):
 
 
 class Epilogue(DerivedOp):
-    """What follows the products of an op."""
+    """The epilogue of an op."""
 
     @functools.cached_property
     def planned(self) -> PlannedOp:
@@ -269,7 +269,7 @@ class Epilogue(DerivedOp):
 
 
 class GemmForward(GemmOp):
-    """An op that contracts, with what its backward takes of the products as further outputs."""
+    """An op that contracts, with the values that its backward needs of the products as additional outputs."""
 
     def __init__(self, origin: GemmOp, parts: dict[str, Any]):
         self.__name__ = f"{origin.__name__}_forward"  # type: ignore[attr-defined]
@@ -285,12 +285,12 @@ class GemmForward(GemmOp):
 
     @functools.cached_property
     def spec(self) -> Spec:
-        """That of the op, with these outputs."""
+        """The op's spec, with the additional outputs."""
         return replace(self.origin.spec, op=self.planned.spec.op, outputs=self.planned.spec.outputs)
 
     @functools.cached_property
     def epilogue(self) -> Epilogue:
-        """The op's own: what it does not give is computed in jnp."""
+        """The op's own epilogue: outputs that it lacks are computed in jnp."""
         return self.origin.epilogue
 
     def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
@@ -316,13 +316,13 @@ class GemmBackwardOp(BackwardOp):
 
     @functools.cached_property
     def keeping(self) -> GemmForward | None:
-        """The op that runs where gradients will be asked for, if not the op itself."""
+        """The op that runs where gradients are requested, if it is not the op itself."""
         if self._whole is not None:
             return self._whole.keeping
         return None if self.derived.forward is None else GemmForward(self.origin, self._parts)
 
     def saves(self) -> list[str]:
-        """Outputs, products, tiles, by the names they are saved under."""
+        """Outputs, products, tiles, by the names under which they are saved."""
         return [*self.derived.how.saved, *(name for _, name in self.derived.products)]
 
     def takes(self, key: Key) -> list[str]:
@@ -354,7 +354,7 @@ class GemmBackwardOp(BackwardOp):
         return self.ordered(key, gradients)
 
     def through(self, p: Any, arrays: dict[str, Any], inner: jax.Array, axes: Axes) -> dict[str, jax.Array]:
-        """The gradients of a product's operands, from that of the product."""
+        """The gradients of a product's operands, from the gradient of the product."""
         exact = self.origin.spec.math == "precise"
         a, b = (jnp.asarray(arrays[x.name]) for x in (p.a, p.b))
         own = [name for name, x in ((p.a.name, a), (p.b.name, b)) if DTYPES[x.dtype.name].kind == "float"]

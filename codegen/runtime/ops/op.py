@@ -4,8 +4,8 @@ One call: bind the arguments, then run a jitted function that depends only on wh
 which inputs are there, static params). That function is, outermost first,
 
   jax.jit            so that an eager call is one dispatch
-  jax.custom_vjp     forward kept as it is; a generated backward, of all gradients or of rows alone; else that of the jnp form
-  auto_axes          where mesh axes are explicit: inside none is; results are typed by `partition.py`'s rules
+  jax.custom_vjp     the forward unchanged; the generated backward, or the frozen one; else the gradient of the jnp form
+  auto_axes          for explicit mesh axes, which are automatic inside; results are typed by `partition.py`'s rules
   custom_vmap        a mapped axis joins `...` or the first axis (`batching.py`); else the jnp form is mapped
   platform choice    the CuTe kernel on CUDA, the jnp form elsewhere, also inside jit and under jax.export
   partitioning       the kernel runs on each device's shard (`partition.py`)
@@ -51,13 +51,13 @@ R = TypeVar("R")
 
 
 class Gradient(Protocol):
-    """What an op asks of its generated backward."""
+    """The interface of a generated backward to its op."""
 
     @property
     def spec(self) -> Spec: ...
     @property
     def generated(self) -> tuple[Op, ...]:
-        """The ops that are generated for gradients: the backward last, those that run for it or in its place before it."""
+        """The ops that are generated for gradients: the backward is the last; before it, the ops that run with it or replace it."""
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str: ...
     def by(self, way: str) -> Gradient: ...
@@ -68,7 +68,7 @@ class Gradient(Protocol):
 
 
 class Op(Generic[P, R]):
-    """A generated op: call it, or look at its `spec`, `plan` and `reference`."""
+    """A generated op: a function of JAX arrays, with its `spec`, `plan` and `reference`."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class Op(Generic[P, R]):
         self._backward: Gradient | None = backward(self, parts) if "backward_launch" in parts else None
 
     def __reduce__(self) -> str:
-        """Copies and what is unpickled are this op, which its module holds under its name."""
+        """Copying and unpickling return this op, which its module has under its name."""
         return self.__name__  # type: ignore[attr-defined,no-any-return]
 
     def _begin(self, launch: Callable[..., None] | None, xla: Callable[..., Any] | None) -> None:
-        """What every generated kernel has: its launcher, its jnp form, and the functions behind its calls."""
+        """Sets the attributes of every generated kernel: its launcher, its jnp form, and the functions behind its calls."""
         self._launch: Any = launch
         self._xla: Any = xla
         self._functions = functools.lru_cache(maxsize=None)(self._make)
@@ -96,12 +96,12 @@ class Op(Generic[P, R]):
 
     @functools.cached_property
     def planned(self) -> PlannedOp:
-        """The op as it was read from its spec and planned."""
+        """The op as read from its spec and planned."""
         return pipeline.read_op(f"specs/{self.__name__}.yaml", self._content)  # type: ignore[attr-defined]
 
     @property
     def spec(self) -> Spec:
-        """The spec this op was generated from."""
+        """The spec from which this op was generated."""
         return self.planned.spec
 
     @property
@@ -111,12 +111,13 @@ class Op(Generic[P, R]):
 
     @property
     def own_kernels(self) -> tuple[Op, ...]:
-        """Those of `kernels` that a call runs of which no gradient is asked for."""
+        """The `kernels` that a call without gradients may run."""
         return (self,)
 
     @property
     def kernels(self) -> tuple[Op, ...]:
-        """The op itself and those generated with it: its backward last, before it what is run for that or in its place."""
+        """The op itself and the ops generated with it. The backward is the last; before it are the ops that run with it or replace
+        it."""
         return (self, *(self._backward.generated if self._backward is not None else ()))
 
     @property
@@ -131,7 +132,7 @@ class Op(Generic[P, R]):
 
     @property
     def refuses_gradients(self) -> bool:
-        """Whether its spec says that it has none: to ask for one is an error."""
+        """Whether its spec says `grad: none`: to ask for a gradient is then an error."""
         return self.spec.grad == "none"
 
     @property
@@ -146,7 +147,7 @@ class Op(Generic[P, R]):
         key, operands = self.bind(args, kwargs)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in operands):
             raise TypeError(
-                f"{self.spec.op} takes arrays; of a jax.ShapeDtypeStruct, jax.eval_shape gives the results' types"
+                f"{self.spec.op} takes arrays; for a jax.ShapeDtypeStruct, jax.eval_shape gives the results' types"
             )
         traced = any(isinstance(x, jax.core.Tracer) for x in operands)
         if key.implementation == "interpret" and not traced and partition.explicit_shardings(operands) is None:
@@ -154,8 +155,9 @@ class Op(Generic[P, R]):
         return cast(R, self._named(self._functions(key)(*operands)))
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
-        """The spec's reference on the same arguments: floats computed in float32 (in float64 where an input is, or
-        where `precision="float64"`), results stored as the kernel stores them."""
+        """The spec's reference on the same arguments, with the shapes and dtypes of the op's results. Floats are computed in
+        float32 (in float64 where an input is float64, or with `precision="float64"`) and rounded as the kernel rounds them.
+        Raises TypeError or ValueError as a call of the op does."""
         precision = kwargs.pop("precision", None)
         key, operands = self.bind(args, kwargs)
         values = self.evaluate_reference(key, operands, precision)
@@ -167,7 +169,7 @@ class Op(Generic[P, R]):
         return self._named(tuple(outputs))
 
     def evaluate_reference(self, key: Key, operands: tuple, precision: str | None = None) -> tuple:
-        """The reference's values as it computes them, before they are stored."""
+        """The reference's values before they are rounded to the outputs' dtypes."""
         compute = precision or self.compute(key)
         given: dict[str, Any] = {}
         arrays = self.arrays(key, operands)
@@ -199,8 +201,8 @@ class Op(Generic[P, R]):
         return [*names, *self.spec.free_types, "implementation"]
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[Key, tuple]:
-        """What is compiled in, and the arrays (inputs that are there, then dynamic params). Raises TypeError or
-        ValueError for what does not fit."""
+        """The call's key, which is compiled in, and its arrays (present inputs, then dynamic params). Raises TypeError or ValueError
+        for arguments that do not fit."""
         spec = self.spec
         given = arguments.bind_names(spec, self._names, args, kwargs)
         implementation = given.get("implementation")
@@ -226,7 +228,7 @@ class Op(Generic[P, R]):
         if implementation is None and interpreted.chosen():
             implementation = "interpret"
         if implementation == "interpret":
-            host.llvm_binding()  # says what is missing here, not out of a computation that runs
+            host.llvm_binding()  # reports a missing library here, not from within a running computation
         key = Key(cast(Implementation, implementation), types, tuple(arrays), tuple(static))
         dynamic = [
             arguments.dynamic_value(spec, p, given.get(p.name, p.default), self._scalar_dtype(key, p.kind))
@@ -238,16 +240,16 @@ class Op(Generic[P, R]):
         return {"float": self.compute(key), "int": "int32", "bool": "bool"}[kind]
 
     def compute(self, key: Key) -> str:
-        """What floats are computed in."""
+        """The dtype in which floats are computed."""
         wide = any(key.types.dtype(a) == "float64" for a in self.spec.inputs if a.name in key.present)
         return "float64" if wide else "float32"
 
     def operand_names(self, key: Key) -> list[str]:
-        """Those of a call's operands: inputs that are there, dynamic parameters."""
+        """The names of a call's operands: present inputs, dynamic parameters."""
         return [*key.present, *(p.name for p in self._dynamic)]
 
     def arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
-        """The inputs that are there, by name."""
+        """The present inputs, by name."""
         return dict(zip(key.present, operands, strict=False))
 
     def parameters(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
@@ -261,7 +263,7 @@ class Op(Generic[P, R]):
     # The function behind a key
 
     def _on_gpu(self, key: Key) -> Callable[[tuple[bool, ...]], Callable[..., tuple]]:
-        """The kernel on arrays that may be sharded, for each choice of those that are donated."""
+        """The kernel on arrays that may be sharded, for each choice of donated arrays."""
 
         @functools.cache
         def cute(donated):
@@ -270,7 +272,7 @@ class Op(Generic[P, R]):
         return cute
 
     def _run(self, key: Key) -> Callable[..., tuple]:
-        """A call by the implementation that is asked for, not yet differentiable."""
+        """A call of the requested implementation, not yet differentiable."""
         xla, cute = functools.partial(self.jnp_form, key), self._on_gpu(key)
 
         def run(*operands):
@@ -327,7 +329,7 @@ class Op(Generic[P, R]):
             cotangents = tuple(
                 ad.instantiate_zeros(ad.Zero(c.aval)) if isinstance(c, SymbolicZero) else c for c in cotangents
             )
-            return partition.typed(pull, shardings)(residuals, cotangents)  # each gradient as its operand is sharded
+            return partition.typed(pull, shardings)(residuals, cotangents)  # each gradient is sharded like its operand
 
         differentiable.defvjp(forward, backward, symbolic_zeros=True)
 
@@ -339,15 +341,15 @@ class Op(Generic[P, R]):
         return jax.jit(call)
 
     def _backward_for(self, key: Key) -> Gradient | None:
-        """The generated backward, where it knows every dtype: a type variable may be that of an input left out alone."""
+        """The generated backward, if every dtype is bound: a type variable may belong only to an input that is left out."""
         backward = self._backward
         if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
             return None
         return backward
 
     def _is_empty(self, key: Key, operands: Sequence[Any]) -> bool:
-        """Whether an axis of a call has no extent. A sum along it is 0 whatever it is multiplied with, so that its derivative is
-        left to JAX: the backward takes factors out of sums, and 0 times an infinite one is NaN."""
+        """Whether an axis of a call has size 0. A sum along it is 0, whatever its factors, so JAX computes its derivative: the
+        generated backward moves factors out of sums, and 0 times an infinite factor is NaN."""
         axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
         return any(isinstance(n, int) and n == 0 for n in (*axes.rows, *axes.extents.values()))
 
@@ -364,7 +366,7 @@ class Op(Generic[P, R]):
         return shards.finished(self, key, operands, results, split)
 
     def jnp_form(self, key: Key, *operands) -> tuple:
-        """The jnp form: operands brought to the compute type and broadcast by name, results stored."""
+        """The jnp form: operands are converted to the compute type and broadcast by name, and results are stored."""
         with wide(self.spec):
             return self._evaluate_xla(key, operands)
 
@@ -376,7 +378,7 @@ class Op(Generic[P, R]):
         values: dict[str, Any] = {}
         for access in plan.loads:
             values[access.name] = views.jnp_value(plan, access, arrays, axes, compute, spec.integer)
-        given = self.parameters(key, operands)  # as arrays: what is static would compute as Python's numbers do
+        given = self.parameters(key, operands)  # as arrays: static numbers would be weakly typed
         values |= {p.name: jnp.asarray(given[p.name], self._scalar_dtype(key, p.kind)) for p in spec.params}
         extra = {
             "compute": jnp.dtype(compute),
@@ -389,8 +391,8 @@ class Op(Generic[P, R]):
         return tuple(stored[array] for array in spec.outputs)
 
     def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands, **given: Any) -> tuple:
-        """The kernel, over canonical views of the operands, which may be written to where they are `donated`: its outputs,
-        then what its blocks left of each column statistic. More may be `given` to `_kernel_call`."""
+        """The kernel on canonical views of the operands, which it may overwrite where they are `donated`. Returns its outputs, then
+        its blocks' partial results of each column statistic. `given` is passed to `_kernel_call`."""
         arch = current_arch()
         if arch is None:
             raise ValueError(f"{self.spec.op}: CUTE_DSL_ARCH must say which GPU to compile for, as in sm_90a")
@@ -405,7 +407,7 @@ class Op(Generic[P, R]):
         return call.interpreted(arch, self._tensor_names(), count)
 
     def _tensor_names(self) -> list[str]:
-        """What a kernel's tensors are called in messages: inputs, dynamic parameters, outputs, parts."""
+        """The names of a kernel's tensors in messages: inputs, dynamic parameters, outputs, partial results."""
         dynamic = [p.name for p in self._dynamic]
         folded = [f"{s.name} parts" for s in self.plan.columns]
         folded += [f"{s.name} of rows" for s, _ in views.row_statistic_dtypes(self.plan, "float32", "int32")]
@@ -413,8 +415,8 @@ class Op(Generic[P, R]):
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
 
     def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> LauncherCall:
-        """What the launcher is called with. Raises ValueError for extents that a kernel cannot hold, and
-        for dtypes that the architecture lacks."""
+        """The call of the launcher. Raises ValueError for sizes that a kernel cannot handle, and for dtypes that the architecture
+        lacks."""
         arch = arch or interpreted.architecture()
         spec, plan = self.spec, self.plan
         arrays = self.arrays(key, operands)
@@ -453,17 +455,17 @@ class Op(Generic[P, R]):
         )
 
     def passed_types(self, types: Types) -> dict[str, str]:
-        """What a launcher is told of the type variables that no tensor has: CuTe DSL's name of the dtype of each."""
+        """The launcher's arguments for type variables that no tensor has: CuTe DSL's name of each one's dtype."""
         names = unheld_types(*self._emitted)
         return {dtype_constant(name): DTYPES[types.dtype(name)].cutlass for name in names}
 
     @property
     def _emitted(self) -> tuple[Spec, tuple[Statement, ...], frozenset[str]]:
-        """The spec and the chain that the kernel computes, and the arrays that it has no tensors of."""
+        """The spec and the chain that the kernel computes, and the arrays for which it has no tensors."""
         return self.spec, self.planned.statements, frozenset()
 
     def _refused(self, types: Types, axes: Axes, arch: str | None = None) -> str | None:
-        """Why no kernel takes these extents: too many rows for its coordinates, or longer ones than it can keep."""
+        """Why no kernel takes these sizes: too many rows for its coordinates, or rows too long for it."""
         problem = views.fits(self.plan, axes)
         if problem is None:
             try:
@@ -473,14 +475,14 @@ class Op(Generic[P, R]):
         return problem
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
-        """The launch of the kernel that a call takes which asks for no implementation. Raises `Mistake` where there is none."""
+        """The launch of the kernel for a call that names no implementation. Raises `Mistake` where there is none."""
         problem = views.fits(self.plan, axes)
         if problem:
             raise Mistake(problem)
         return self.launch_for(types, axes)
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
-        """Why such a call takes XLA's form although there is a kernel, or ""."""
+        """Why such a call runs the jnp form although there is a kernel, or ""."""
         how = self.launch_for(types, axes)
         if not isinstance(self.plan, Reduction) or not isinstance(how, RowLaunch | WalkLaunch):
             return ""
@@ -488,7 +490,7 @@ class Op(Generic[P, R]):
         return self.plan.left_to_xla(how, dtypes, views.known_extents(self.plan, axes))
 
     def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> AnyLaunch:
-        """The launch for these types and extents. Raises `Mistake` where there is none."""
+        """The launch for these types and sizes. Raises `Mistake` where there is none."""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
         arch = arch or interpreted.architecture()
         return self.plan.launch(dtypes, views.known_extents(self.plan, axes), overrides(self.spec, arch), arch)

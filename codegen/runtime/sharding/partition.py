@@ -1,24 +1,24 @@
 """A kernel on sharded arrays: each device runs it on its own shard.
 
-XLA cannot see into a kernel, so this module says what may be split, from the spec's axes:
+XLA cannot see into a kernel, so this module decides from the spec's axes which of them may be sharded:
 
-  whole    a device needs all of it: an axis of a table alone, which is gathered along, one that is reordered, one with
-           halves `(2 N)`, the parts themselves and the inner axis of `(B G=128)`
-  asked    a kernel needs all of it: an axis reduced along rows, one whose positions or size the chain asks for, or of which
-           it picks one for each row. A shard of it is computed in jnp, which can be told where it begins, and folds with
-           the others what it comes to; a GEMM kernel can be told as well, and leaves what its tiles come to
-  folded   an axis reduced over rows: every shard leaves what its kernel's blocks leave, before anything is computed from
-           it; the shards' are folded, and the chain's last steps are taken on the sum
-  summed   an axis that two arrays are contracted along, where both are split alike: each device's products are added up
-           before the epilogue; where only one is, it is gathered
-  free     any other: rows of a row kernel, every axis of an element-wise one, the columns of a column kernel
+  whole    a device needs all of it: an axis that only a table has, along which it is gathered; a reordered axis; an axis with
+           halves `(2 N)`; the parts themselves; the inner axis of `(B G=128)`
+  asked    a kernel needs all of it: an axis along which rows are reduced, whose positions or size the chain uses, or from which
+           it picks one element for each row. A shard of it is computed in jnp, which can take the start of the shard, and
+           its partial results are reduced over the shards. A GEMM kernel can take the start too, and writes its tiles'
+           partial results
+  folded   an axis reduced over rows: every shard computes its partial results, before anything else is computed from them.
+           These are reduced over the shards, and the chain's last steps use the total
+  summed   an axis along which two arrays are contracted, where both are sharded alike: the devices' products are summed
+           before the epilogue. Where only one array is sharded, it is gathered
+  free     any other axis: rows of a row kernel, every axis of an element-wise kernel, the columns of a column kernel
 
-Arrays sharded along a whole axis are gathered first. An axis is split as its largest array is; others follow. An asked one
-is as arrays are that have all axes, or that are multiplied, and along mesh axes that split nothing else: a weight that is
-stored in shards is gathered.
+Arrays that are sharded along a whole axis are gathered first. An axis is sharded the way the largest array with that axis is;
+other arrays follow. An asked axis is sharded the way the arrays are that have all axes, or that are multiplied, and along mesh
+axes that shard nothing else: a weight that is stored in shards is gathered.
 
-The jnp form needs none of this: XLA splits it as it likes. Inside `shard_map` neither does a kernel: each call is one
-shard already.
+The jnp form needs none of this: XLA partitions it. Neither does a kernel inside `shard_map`, where each call is one shard.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding.shards import Shards, Split, axis_of
 from codegen.spec.spec import Array
 
-# What may be split
+# Which axes may be sharded
 
 
 def whole_axes(op: CalledOp) -> set[str]:
-    """The axes of which a device needs all."""
+    """The axes that a device needs whole."""
     takes = {n for n in topological(s.value for s in op.statements) if n.op == "take"}
     found = {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
     for array in op.spec.arrays:
@@ -57,16 +57,16 @@ def whole_axes(op: CalledOp) -> set[str]:
 
 
 def asked_axes(op: CalledOp) -> set[str]:
-    """The axes of which a kernel needs all: those that it folds along a row, whose positions or sizes the chain asks for, and of
-    which it picks one for each row."""
+    """The axes that a kernel needs whole: axes along which it reduces rows, whose positions or sizes the chain uses, and from
+    which it picks one element for each row."""
     found = {axis for s in (*op.plan.rows, *op.plan.inner) for axis in s.axes}
     found |= {str(n.attr) for n in topological(s.value for s in op.statements) if n.op in ("index", "size", "take")}
     return found - whole_axes(op)
 
 
 def factors(op: CalledOp, array: Array, rows: int) -> list[tuple[str, int] | None]:
-    """For each dimension of an array, the factor that it may be split along, outermost in it, and how many elements lie
-    within one position of that factor; None where it must be whole. `...` is a factor for each of its axes."""
+    """For each dimension of an array, the outermost factor, along which it may be sharded, and the number of elements in one
+    position of that factor; None where it must be whole. `...` is a factor for each of its axes."""
     whole = whole_axes(op)
     found: list[tuple[str, int] | None] = []
     for dim in array.dims:
@@ -80,8 +80,8 @@ def factors(op: CalledOp, array: Array, rows: int) -> list[tuple[str, int] | Non
 
 
 class ShardedCall:
-    """The arrays of one call, and how their dimensions may be split: inputs that are there, then dynamic parameters, then
-    outputs, each with the factors of its dimensions."""
+    """The arrays of one call, and the factors along which their dimensions may be sharded: present inputs, then dynamic parameters,
+    then outputs."""
 
     def __init__(self, op: CalledOp, key: Key, operands: Sequence[tuple[int, ...]]):
         arrays = [op.spec.array(name) for name in key.present]
@@ -97,8 +97,8 @@ class ShardedCall:
         self.deciding = [len(a.axes) == most or a.name in op.multiplied for a in arrays]
 
     def may_decide(self, place: int, factor: str) -> bool:
-        """Whether the sharding of one of the arrays says how a factor is split: of an asked one, that of inputs which have all
-        axes, or are multiplied."""
+        """Whether the sharding of one of the arrays decides that of a factor: for an asked factor, only inputs decide that have all
+        axes, or that are multiplied."""
         return axis_of(factor) not in self.asked or (place < len(self.deciding) and self.deciding[place])
 
     @functools.cached_property
@@ -106,8 +106,8 @@ class ShardedCall:
         return asked_axes(self.op)
 
     def shards(self, specs: Sequence[Sequence[Any]], mesh: Mapping[str, int]) -> Shards:
-        """How each factor is split, given how the arrays are (as many of them as are known); as far as that comes out
-        even. The largest input decides; where one mesh axis splits several factors, those that are not asked come first."""
+        """The mesh axes of each factor, given the shardings of the first arrays, as far as the shards have equal sizes. The largest
+        input decides. Where one mesh axis would shard several factors, factors that are not asked come first."""
         found: dict[str, tuple[str, ...]] = {}
         count = self.operands
         order = sorted(range(len(specs)), key=lambda i: (i >= count, -math.prod(self.shapes[i])))
@@ -115,7 +115,7 @@ class ShardedCall:
         for asked, i in itertools.product((False, True), order):
             for factor, extent, entry in zip(self.factors[i], self.shapes[i], _padded(specs[i]), strict=False):
                 if factor is not None and factor[0] in self.contracted and factor[0] not in summed:
-                    continue  # what one of two factors is stored in is gathered
+                    continue  # a factor of a product that is only stored in shards is gathered
                 used = {axis for axes in found.values() for axis in axes}
                 if factor is None or factor[0] in found or used & set(entry):
                     continue
@@ -129,11 +129,12 @@ class ShardedCall:
 
     @property
     def contracted(self) -> set[str]:
-        """The axes that products are summed along."""
+        """The contracted axes of products."""
         return {p.axis for p in self.op.plan.products} if self.op.plan.kind == "gemm" else set()
 
     def contracted_alike(self, specs: Sequence[Sequence[Any]]) -> set[str]:
-        """Those that all arrays which have them are split along: each device multiplies its part, and the sums are added."""
+        """The contracted axes along which all arrays with them are sharded: each device multiplies its part, and the products are
+        summed."""
         entries: dict[str, set[tuple[str, ...]]] = {}
         for own, spec in zip(self.factors, specs, strict=False):
             for factor, entry in itertools.zip_longest(own, _padded(spec)[: len(own)], fillvalue=()):
@@ -142,16 +143,16 @@ class ShardedCall:
         return {axis for axis, found in entries.items() if len(found) == 1 and found != {()}}
 
     def spec(self, place: int, shards: Shards) -> PartitionSpec:
-        """How one of the arrays is then split."""
+        """The sharding of one of the arrays."""
         return PartitionSpec(*(shards.get(f[0]) if f else None for f in self.factors[place]))
 
     def specs(self, shards: Shards) -> tuple[tuple[PartitionSpec, ...], tuple[PartitionSpec, ...]]:
-        """How operands are split, and how outputs are."""
+        """The shardings of operands, and of outputs."""
         made = [self.spec(i, shards) for i in range(len(self.shapes))]
         return tuple(made[: self.operands]), tuple(made[self.operands :])
 
     def rule(self) -> SdyShardingRule:
-        """The same for Shardy, which carries shardings from array to array along shared factors."""
+        """The rule for Shardy, which propagates shardings between arrays along shared factors."""
         names: dict[str, str] = {}
         sizes: dict[str, int] = {}
         alone: list[str] = []
@@ -164,7 +165,7 @@ class ShardedCall:
                     dims.append(alone[-1])
                     continue
                 decides = place >= len(self.deciding) or self.may_decide(place, factor[0])
-                shared = factor[0] if decides else f"{factor[0]} of {place}"  # no sharding travels from there
+                shared = factor[0] if decides else f"{factor[0]} of {place}"  # no sharding propagates from there
                 name = names.setdefault(shared, f"f{len(names)}")
                 if factor[1] == 1:
                     dims.append(name)
@@ -187,8 +188,8 @@ Shardings = tuple[NamedSharding, ...]
 
 
 def explicit_shardings(operands: Sequence[Any]) -> Shardings | None:
-    """How the types of arrays say that they are sharded; None where no mesh has explicit axes, theirs or that of the
-    context. Other axes are left out."""
+    """The shardings in the types of arrays, without axes that are not explicit; None where neither their mesh nor the context's
+    has explicit axes."""
     types = [jax.typeof(x).sharding for x in operands]
     meshes = (*(t.mesh for t in types), jax.sharding.get_abstract_mesh())
     mesh = next((m for m in meshes if m.explicit_axes), None)
@@ -196,7 +197,7 @@ def explicit_shardings(operands: Sequence[Any]) -> Shardings | None:
 
 
 def output_shardings(op: CalledOp, key: Key, shardings: Shardings | None, operands: Sequence[Any]) -> Shardings | None:
-    """How outputs are then sharded, where `shardings` are those of the operands."""
+    """The shardings of outputs for the `shardings` of the operands."""
     if shardings is None:
         return None
     mesh = shardings[0].mesh
@@ -206,15 +207,15 @@ def output_shardings(op: CalledOp, key: Key, shardings: Shardings | None, operan
 
 
 def typed(function: Callable[..., tuple], outputs: Shardings | None) -> Callable[..., tuple]:
-    """`function`, which knows no explicit mesh axes, of arrays whose types say how they are sharded, as its `outputs` then
-    are."""
+    """`function`, which does not handle explicit mesh axes, for arrays whose types have shardings. Its results have the shardings
+    `outputs`."""
     if outputs is None:
         return function
     return jax.sharding.auto_axes(function, axes=outputs[0].mesh.explicit_axes, out_sharding=outputs)
 
 
 def varying(outputs: tuple[jax.Array, ...], operands: Sequence[Any]) -> tuple[jax.Array, ...]:
-    """Outputs typed as `shard_map` wants them: they vary over the mesh axes that any operand does."""
+    """Outputs with the types that `shard_map` needs: they vary over every mesh axis over which an operand varies."""
     axes = frozenset[str]().union(*(jax.typeof(x).manual_axis_type.varying for x in operands))
     missing = [tuple(axes - jax.typeof(y).manual_axis_type.varying) for y in outputs]
     return tuple(jax.lax.pcast(y, m, to="varying") if m else y for y, m in zip(outputs, missing, strict=True))
@@ -234,7 +235,7 @@ def _padded(spec: Sequence[Any]) -> list[tuple[str, ...]]:
 
 
 class SplitOp(CalledOp, Protocol):
-    """An op that says how a device computes its shard."""
+    """An op that can compute one shard."""
 
     def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: Split) -> tuple:
         """The outputs on one shard of arrays that are split; `kernel` returns what is to be `finished`."""
@@ -244,7 +245,7 @@ class SplitOp(CalledOp, Protocol):
 
 
 def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple]) -> Callable[..., tuple]:
-    """`kernel`, which returns what an op `finishes`, as a function of arrays that may be sharded; it returns the outputs."""
+    """`kernel`, whose results the op has `finished`, as a function of arrays that may be sharded; it returns the outputs."""
 
     def one_device(*operands):
         axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
@@ -259,7 +260,7 @@ def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple]) -> Callable
         split = Split(call.axes, shards, mesh.shape)
 
         def shard(*local):
-            # The mesh of the caller's context is not that of a shard: JAX would mark what is made there as sharded again
+            # The caller's mesh does not apply in a shard: JAX would mark new arrays as sharded again
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 return op.on_shard(key, kernel, local, split)
 
@@ -282,7 +283,7 @@ def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple]) -> Callable
 
 
 def _spec(array: Any, mesh: Mesh) -> PartitionSpec:
-    """How an array is sharded over a mesh; as one that is not where mesh axes cannot say it (XLA may split one)."""
+    """An array's sharding over a mesh; not sharded where mesh axes cannot express it (XLA may split a mesh axis)."""
     try:
         return parse_flatten_op_sharding(array.sharding._to_xla_hlo_sharding(len(array.shape)), mesh)[0]
     except (AssertionError, NotImplementedError, StopIteration, ValueError):

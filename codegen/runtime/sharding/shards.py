@@ -1,8 +1,9 @@
-"""What one device does with its shard where an op asks for more than that: statistics folded over several devices, positions
-in the whole, sizes of it.
+"""Computes one device's shard where an op needs more than the shard: statistics over several devices, positions in the whole
+array, and its sizes.
 
-A kernel leaves what it folds over rows, and jnp makes the outputs of what all have left (`finished`); or all of the chain is
-in jnp (`in_jnp`), each reduction folded on every device, then over the devices.
+Either a kernel writes partial results of its reductions over rows, and jnp computes the outputs from the partial results of all
+devices (`finished`). Or the whole chain is computed in jnp (`in_jnp`), and each reduction is computed on every device, then
+over the devices.
 """
 
 from __future__ import annotations
@@ -25,39 +26,38 @@ from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values, wide
 from codegen.spec.spec import Array
 
-Shards = Mapping[str, tuple[str, ...]]  # a factor (`partition.factors`) to the mesh axes that it is split along
+Shards = Mapping[str, tuple[str, ...]]  # from a factor (`partition.factors`) to the mesh axes that shard it
 
 
 def axis_of(factor: str) -> str:
-    """The spec's axis that a factor is, or is one of."""
+    """The spec's axis of a factor."""
     return ROWS if factor.startswith(ROWS) else factor
 
 
 @dataclass(frozen=True)
 class Split:
-    """What a shard knows of the arrays that it is part of: their extents, and along which mesh axes they are split; along none
-    where it is the whole."""
+    """The whole arrays of a shard: their sizes, and the mesh axes that shard them; none where the shard is the whole."""
 
     axes: arguments.Axes
     shards: Shards = field(default_factory=dict)
     mesh: Mapping[str, int] = field(default_factory=dict)
 
     def across(self, axes: Collection[str]) -> tuple[str, ...]:
-        """The mesh axes that some axes are split along."""
+        """The mesh axes that shard some axes."""
         return tuple(name for factor in self.shards if axis_of(factor) in axes for name in self.shards[factor])
 
     def devices(self, axes: Collection[str]) -> int:
-        """How many shards some axes are split into."""
+        """The number of shards along some axes."""
         return math.prod(self.mesh[name] for name in self.across(axes))
 
     def first(self, axis: str) -> jax.Array:
-        """The place of this shard's first element along an axis, int32."""
+        """The index of this shard's first element along an axis, int32."""
         extent = math.prod(self.axes.shape((axis,))) // self.devices((axis,))
         return jnp.asarray(jax.lax.axis_index(self.across((axis,))) * extent, jnp.int32)
 
 
 def in_jnp(op: CalledOp, key: Key, operands: Sequence[jax.Array], split: Split) -> tuple[jax.Array, ...]:
-    """The outputs on one shard, in jnp: of a chain that asks for more than its shard."""
+    """The outputs on one shard, in jnp, for a chain that needs more than its shard."""
     arrays = dict(zip(key.present, operands, strict=False))
     found = outputs_in_jnp(
         op.planned, op.plan.stores, arrays, op.parameters(key, operands), key.types, op.compute(key), split
@@ -87,8 +87,8 @@ def known_in_jnp(
     compute: str,
     split: Split,
 ) -> dict[int, jax.Array]:
-    """What the reductions that some values are made of come to, with every axis, and the positions and sizes that they ask
-    for, by the identity of their nodes."""
+    """The results of the reductions that some values depend on, with every axis, and the positions and sizes that they use, by
+    the identity of their nodes."""
     plan, spec = op.plan, op.spec
     axes = arguments.bind_axes(spec, arrays)
     nodes = list(topological(roots))
@@ -96,7 +96,7 @@ def known_in_jnp(
     needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
     leaves = leaf_values(op, needed, arrays, params, axes, compute)
     statistics = {id(s.node): s for s in (*plan.rows, *plan.inner, *plan.columns)}
-    for node in nodes:  # each after what it takes
+    for node in nodes:  # each after its arguments
         if (statistic := statistics.get(id(node))) is not None:
             (value,) = evaluate([statistic.operand], leaves, known, compute, spec.integer, dict(types.variables))
             known[id(node)] = _whole(plan, statistic, _folded_apart(plan, statistic, value, axes), axes, split)  # type: ignore[arg-type]
@@ -106,8 +106,8 @@ def known_in_jnp(
 def asked(
     op: PlannedOp, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
 ) -> dict[int, jax.Array]:
-    """What some of a chain's nodes ask for that a shard has not: positions in the whole, sizes of it, and what is taken along
-    axes that are split; by the identity of the nodes."""
+    """The values of nodes that need more than the shard: positions in the whole array, its sizes, and elements taken along sharded
+    axes; by the identity of the nodes."""
     known = _picked(op, nodes, arrays, axes, compute, split)
     for node in nodes:
         axis = (str(node.attr),)
@@ -122,7 +122,7 @@ def asked(
 def _picked(
     op: PlannedOp, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
 ) -> dict[int, jax.Array]:
-    """What is taken along axes that are split, by the identity of the nodes: each element from the shard that has it."""
+    """The elements taken along sharded axes, by the identity of the nodes: each comes from the shard that has it."""
     known = {}
     accesses = {access_key(op.plan, a): a for a in op.plan.loads if a.index_of and split.across((a.index_of[1],))}
     for node in nodes:
@@ -140,7 +140,7 @@ def _picked(
 
 
 def _folded_apart(plan: Reduction, statistic: Statistic, value: jax.Array, axes: arguments.Axes) -> jax.Array:
-    """What a statistic folds, as parts: (parts, those axes that it keeps)."""
+    """The elements that a statistic reduces, as partial results: (parts, remaining axes)."""
     lost = statistic.axes
     value = jnp.broadcast_to(value, views.with_every_axis(plan.order, (*statistic.node.dims, *lost), axes))
     owners = [axis for axis in plan.order for _ in axes.shape((axis,))]
@@ -152,8 +152,8 @@ def _folded_apart(plan: Reduction, statistic: Statistic, value: jax.Array, axes:
 
 
 def finished(op: CalledOp, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
-    """An op's outputs, on one shard where arrays are split, from what its kernel returned: its outputs, then what its blocks
-    left of each statistic that it folds over rows, which is folded with that of other shards, before anything is made of it."""
+    """An op's outputs, on one shard where arrays are sharded, from its kernel's results: its outputs, then the blocks' partial
+    results of each statistic over rows. These are reduced over all shards before anything is computed from them."""
     plan, spec, arrays = op.plan, op.spec, dict(zip(key.present, operands, strict=False))
     outputs = dict(zip(spec.outputs, results, strict=False))
     if any(split.across(s.axes) for s in plan.columns):
@@ -171,7 +171,7 @@ def finished(op: CalledOp, key: Key, operands: Sequence[Any], results: tuple, sp
 
 
 def _whole(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: arguments.Axes, split: Split) -> jax.Array:
-    """A statistic, from its parts on all shards, with every axis."""
+    """A statistic, from its partial results on all shards, with every axis."""
     shape = views.with_every_axis(plan.order, statistic.node.dims, axes)
     whole = fold(statistic.op, parts, split.across(statistic.axes)).reshape(shape)
     if statistic.op == "mean":
@@ -180,11 +180,11 @@ def _whole(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: argume
 
 
 def _of_axes(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: arguments.Axes) -> jax.Array:
-    """The parts of a statistic as it keeps axes: parts of all that blocks keep apart, (parts, columns), to more of fewer."""
+    """The partial results of a statistic with only its remaining axes: from (parts, columns) to more parts of fewer columns."""
     if statistic.over != "column":
         return parts
     extents = [views.group_extents(plan, axes)[i] for i in plan.spread]
-    each = max(1, math.prod(extents) // max(1, parts.shape[1]))  # neighbouring columns that have one result
+    each = max(1, math.prod(extents) // max(1, parts.shape[1]))  # neighbouring columns that share a result
     apart = parts.reshape(parts.shape[0], *extents[:-1], extents[-1] // each)
     lost = [1 + k for k, i in enumerate(plan.spread) if i not in statistic.keeps]
     kept = [n for k, n in enumerate(apart.shape) if k and k not in lost]
@@ -196,7 +196,7 @@ def _values(op: CalledOp, array: Array) -> list[Node]:
 
 
 def reduced(op: str, values: jax.Array, dims: tuple[int, ...], keepdims: bool = True) -> jax.Array:
-    """Values of one device, folded along some dimensions, in their own type; of nothing, to what changes nothing."""
+    """Values of one device, reduced along some dimensions, in their own type; an empty reduction gives the identity."""
     if op in ("sum", "mean", "prod"):
         return (jnp.prod if op == "prod" else jnp.sum)(values, dims, dtype=values.dtype, keepdims=keepdims)
     least, most = (0, 1) if op in ("any", "all") else _ends(values.dtype)
@@ -206,24 +206,24 @@ def reduced(op: str, values: jax.Array, dims: tuple[int, ...], keepdims: bool = 
 
 
 def _ends(dtype: Any) -> tuple[Any, Any]:
-    """The least and the largest value of a type."""
+    """The smallest and the largest value of a type."""
     if jnp.issubdtype(dtype, jnp.floating):
         return -jnp.inf, jnp.inf
     return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
 
 
 def mean(total: jax.Array, axes: arguments.Axes, lost: tuple[str, ...]) -> jax.Array:
-    """Of a sum over axes, which may have more elements than an integer counts."""
+    """The mean, from a sum over axes, which may have more elements than an integer can count."""
     return total / jnp.asarray(math.prod(axes.shape(lost)), total.dtype)
 
 
 def fold(op: str, parts: jax.Array, over: tuple[str, ...]) -> jax.Array:
-    """The parts of a reduction, along their first axis and over mesh axes, as one."""
+    """A reduction of partial results along their first axis and over mesh axes."""
     return over_devices(op, reduced(op, parts, (0,), keepdims=False), over)
 
 
 def over_devices(op: str, own: jax.Array, over: tuple[str, ...]) -> jax.Array:
-    """What a reduction comes to on each device, folded over mesh axes."""
+    """Each device's partial result, reduced over mesh axes."""
     if not over:
         return own
     if op in ("sum", "mean"):
@@ -234,7 +234,7 @@ def over_devices(op: str, own: jax.Array, over: tuple[str, ...]) -> jax.Array:
     across = jax.lax.pmax if largest else jax.lax.pmin
     if not jnp.issubdtype(own.dtype, jnp.floating):
         return across(own, over)
-    # As integers in the same order, NaN beyond all others: the network's maximum would drop it.
+    # As integers in the same order, with NaN beyond all others, since the collective's maximum would drop NaN
     integer = jnp.int64 if own.dtype.itemsize == 8 else jnp.int32
     ends = jnp.iinfo(integer)
 

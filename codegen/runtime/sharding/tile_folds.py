@@ -1,5 +1,5 @@
-"""What the tiles of a contraction leave of its reductions: the parts folded in their order, those of other devices as well, and
-what the chain makes of them."""
+"""Finishes the reductions of a contraction's tiles: reduces their partial results in order, also over devices, and computes the
+rest of the chain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from codegen.runtime.xla.evaluate import evaluate_outputs, wide
 
 
 def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
-    """Of the parts of each fold: (L, rows, parts) along rows, (L, parts, columns) over them."""
+    """The shape of each fold's partial results: (L, rows, parts) along rows, (L, parts, columns) over them."""
     batch, rows = (math.prod(axes.shape(names)) for names in (tile.batch, tile.rows))
     columns = axes.extents[tile.column]
     along = (batch, rows, -(-columns // how.columns) * how.side)
@@ -30,8 +30,8 @@ def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
 
 
 def finished(op: CalledOp, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
-    """The outputs of an op that contracts, on one shard where arrays are split, from what its kernel wrote: those of every element, and the parts
-    of each fold."""
+    """The outputs of an op that contracts, on one shard where arrays are sharded, from its kernel's results: outputs with every
+    element, and the partial results of each fold."""
     tile, epilogue = op.plan.tile, op.plan.epilogue
     if not tile.folds:
         return results
@@ -51,7 +51,7 @@ def finished(op: CalledOp, key: Key, operands: Sequence[Any], results: tuple, sp
 def _totals(
     tile: Tile, order: tuple[str, ...], axes: Axes, parts: Sequence[jax.Array], split: Split
 ) -> dict[int, jax.Array]:
-    """Each reduction by its node's identity, with a dimension for each axis; of length one where it is lost."""
+    """Each reduction by its node's identity, with a dimension for each axis; reduced axes have size 1."""
     assert order == (*tile.batch, *tile.rows, tile.column), f"tiles of {tile.rows} and {tile.column} in {order}"
     dims = [axis for axis in order for _ in axes.shape((axis,))]
 
@@ -62,7 +62,7 @@ def _totals(
     for fold, own in zip(tile.folds, parts, strict=True):
         folded = {tile.column} if fold.along else set(tile.rows)
         shape = views.with_every_axis(order, tuple(axis for axis in order if axis not in folded), axes)
-        if fold.along:  # the parts are another dimension, the last one
+        if fold.along:  # the partial results are an additional dimension, the last one
             each = (*shape, own.shape[2])
             own = own.reshape(each)
             if fold.rescaled is not None:
@@ -80,8 +80,8 @@ def _totals(
 
 
 def _rescaled(sums: jax.Array, maxima: jax.Array, largest: jax.Array, power: str, scale: float) -> jax.Array:
-    """Sums of exponentials of the differences from each part's maximum, as those from the largest of all. A part of nothing
-    but -inf adds nothing to what holds more."""
+    """Rescales sums of exponentials from each part's maximum to the largest maximum. A part with only -inf adds nothing, unless all
+    parts are such."""
     factor = getattr(jnp, power)((maxima - largest) * scale)
     nothing = (maxima == -jnp.inf) & (largest > -jnp.inf)
     return jnp.where(nothing, 0, sums * jnp.where(maxima == largest, 1, factor))

@@ -1,4 +1,4 @@
-"""A chain's nodes in jnp, one by one: what follows a reduction whose operands are not all in one place."""
+"""Evaluates a chain's nodes in jnp, one by one: for the steps after a reduction over several devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _FUNCTIONS = {
 
 
 def wide(spec: Spec) -> contextlib.AbstractContextManager:
-    """Where 64-bit integers may be made: uint32 arrays exist without x64, the int64 they are computed in does not."""
+    """A context with 64-bit integers where they are needed: without x64, uint32 arrays exist, but their compute type int64 does
+    not."""
     return jax.enable_x64(True) if spec.integer == "int64" else contextlib.nullcontext()
 
 
@@ -41,7 +42,7 @@ def evaluate_outputs(
     known: Mapping[int, jax.Array],
     compute: str,
 ) -> dict[Array, jax.Array]:
-    """The outputs that `stores` write, stored, given the nodes that are `known`; of `arrays`, what these do not cover."""
+    """The outputs that `stores` write, rounded to their dtypes. `known` nodes are given, and `arrays` give the rest."""
     plan = op.plan
     values = {(s.name, s.part): s.value for s in op.statements}
     roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
@@ -59,7 +60,7 @@ def leaf_values(
     axes: Axes,
     compute: str,
 ) -> dict[tuple, jax.Array]:
-    """What a chain reads, as far as it is `needed`, and its parameters."""
+    """The `needed` values that a chain reads, and its parameters."""
     spec, plan = op.spec, op.plan
     leaves = {
         access_key(plan, a): views.jnp_value(plan, a, arrays, axes, compute, spec.integer)
@@ -78,8 +79,8 @@ def evaluate(
     integer: str,
     types: Mapping[str, str],
 ) -> list[jax.Array]:
-    """The values of `roots`. `leaves` holds what they read, by `leaf_key`; `given` holds nodes that are known already, by
-    identity; floats are computed in `compute`, integers in `integer`; `types` binds type variables for `cast`."""
+    """The values of `roots`. `leaves` holds the values that they read, by `leaf_key`, and `given` the known nodes, by identity.
+    Floats are computed in `compute`, integers in `integer`. `types` binds type variables for `cast`."""
     typed = {"float": compute, "int": integer, "bool": "bool"}
     values: dict[int, Any] = dict(given)
 

@@ -1,4 +1,4 @@
-"""The products of an op that contracts, by XLA: `acc = a @ b` for arrays as users shape them."""
+"""The products of an op that contracts, by XLA: `acc = a @ b` for arrays in the user's shapes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from codegen.runtime.call.views import user_shape
 from codegen.spec.spec import Array
 
 BYTES_TOGETHER = 16
-EXACT = {"int8": 1024, "uint8": 256}  # products of two, 2**14 or nearly 2**16 at most, whose sum float32 holds exactly
+EXACT = {
+    "int8": 1024,
+    "uint8": 256,
+}  # the number of products, of at most 2**14 or nearly 2**16 each, whose sum is exact in float32
 
 
 def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool = False) -> jax.Array:
-    """`acc` in the shape that users see, summed in float32 (int32 for integers) and given as `dtype`. float8 operands are
-    widened to bfloat16, which holds each of their values. With `exact`, float32 operands are not rounded to TF32."""
+    """`acc` in the user's shape, summed in float32 (int32 for integers) and returned as `dtype`. float8 operands are widened to
+    bfloat16, which is exact. With `exact`, float32 operands are not rounded to TF32."""
     a, b = _operand(a), _operand(b)
     if a.dtype != b.dtype:
         wide = jnp.promote_types(a.dtype, b.dtype) if a.dtype.kind == b.dtype.kind else jnp.float32
@@ -30,7 +33,7 @@ def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool 
     left, own = _split(found.a, a, axes, names)
     right, other = _split(found.b, b, axes, names)
     _, result = _split(found.acc, None, axes, names)
-    # What both have first, where XLA's for a CPU lacks products of bfloat16 in another order
+    # Common axes come first: XLA on a CPU lacks products of bfloat16 in another order
     shared = [n for n in own if n in other and n in result]
     (left, own), (right, other) = (_with_first(x, numbers, shared) for x, numbers in ((left, own), (right, other)))
     if DTYPES[a.dtype.name].kind == "int" and a.dtype.itemsize == 1:
@@ -45,7 +48,7 @@ def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool 
 
 
 def _with_first(x: jax.Array, numbers: list[int], first: list[int]) -> tuple[jax.Array, list[int]]:
-    """An array with some of its dimensions before the others."""
+    """An array with some of its dimensions moved to the front."""
     order = [*first, *(n for n in numbers if n not in first)]
     return x.transpose([numbers.index(n) for n in order]), order
 
@@ -57,14 +60,14 @@ def _operand(x: Any) -> jax.Array:
 
 
 def _checked() -> bool:
-    """Whether XLA compares what its kernels for products of bytes give before it takes one, as it does unless told not to.
-    Its first choice (that of JAX 0.11.2 on an H100) gives twice the sum."""
+    """Whether XLA's autotuner checks the results of its kernels for products of bytes, which is the default. Its first choice (of
+    JAX 0.11.2 on an H100) gives twice the sum."""
     levels = re.findall(r"--xla_gpu_autotune_level=(\d)", os.environ.get("XLA_FLAGS", ""))
     return not levels or int(levels[-1]) >= 4
 
 
 def _in_pieces(left: jax.Array, own: list[int], right: jax.Array, other: list[int], result: list[int], axis: int):
-    """Products of bytes by way of bfloat16, which holds each of them, int32: exact, as so many at once are added."""
+    """Products of bytes, as int32, computed in bfloat16, which represents each byte: exact, because `EXACT` are added at once."""
     piece = max(own + other) + 1
     operands: list[Any] = []
     for x, numbers in ((left, own), (right, other)):
@@ -79,14 +82,14 @@ def _in_pieces(left: jax.Array, own: list[int], right: jax.Array, other: list[in
 
 
 def _filled(x: jax.Array, place: int, together: int) -> jax.Array:
-    """Zeros added to the contracted axis of bytes, up to a multiple. On a GPU, XLA (of JAX 0.11.2 on an H100) doubles sums
-    whose extent is no multiple of four."""
+    """Pads the contracted axis of bytes with zeros to a multiple of `together`. On a GPU, XLA (of JAX 0.11.2 on an H100) doubles
+    sums over a size that is not a multiple of four."""
     widths = [(0, -extent % together if i == place else 0) for i, extent in enumerate(x.shape)]
     return jnp.pad(x, widths) if x.shape[place] % together else x
 
 
 def _split(array: Array, value: Any, axes: Axes, names: dict[Any, int]) -> tuple[Any, list[int]]:
-    """An array with a dimension for each of its axes and for its parts, and numbers that name them."""
+    """An array with a dimension for each of its axes and for its parts, and the numbers of these dimensions."""
     shape: list[Any] = []
     words: list[Any] = []
     for dim in array.dims:

@@ -1,5 +1,5 @@
-"""Gradients of what was taken from a table by index, added to the table's by index, by XLA: axes meet by name, as `take` has
-them."""
+"""Adds gradients of values that `take` gathered from a table to the table's gradient by index, with XLA. Axes are matched by
+name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..."
 
 
 def add_taken(spec: Spec, how: Scattered, so_far: jax.Array, at: jax.Array, values: Named) -> jax.Array:
-    """A table's gradient `so_far`, in the shape users see, and what the `values` add to it, whose place says the array of
-    indices `at`. `spec` is the op's that takes from the table."""
+    """A table's gradient `so_far`, in the user's shape, plus the `values` at the places that the array of indices `at` gives. `spec`
+    is the spec of the op that takes from the table."""
     table, index = spec.array(how.table), spec.array(how.index)
     axes = bind_axes(spec, {how.table: so_far, how.index: at})
     parts = {part: named_axes(table, so_far, axes, part) for part in output_parts(table)}
@@ -30,9 +30,8 @@ def add_taken(spec: Spec, how: Scattered, so_far: jax.Array, at: jax.Array, valu
 
 
 def _add_by_index(table: Named, index: Named, along: str, values: Named) -> jax.Array:
-    """The table, and what `values` add to it: each to the element along an axis that the index names, which is clamped to that
-    axis. The values have the axes of the index and the table's others; along those of the index that the table has too, an
-    element stays at its place."""
+    """The table plus `values`: each is added to the element that the index, clamped to the axis, selects. The values have the axes
+    of the index and the table's other axes. Along axes that index and table share, an element stays at its place."""
     (into, axes), (at, index_axes), (added, value_axes) = ((x, _each(a, x.ndim)) for x, a in (table, index, values))
     picked = [a for a in axes if a == along or a in index_axes]
     whole = [a for a in axes if a not in picked]

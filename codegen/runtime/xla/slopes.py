@@ -1,4 +1,4 @@
-"""Derivatives that jnp has no function for, and derivatives of derivatives that are not those of the formula."""
+"""Derivatives for which jnp has no function, and second derivatives that differ from the formula's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 @jax.custom_jvp
 def product_of_others(value: jax.Array, x: jax.Array, whole: jax.Array) -> jax.Array:
-    """`value`, differentiated as what it is: for each element of `x`, the product of the others along the axes of which `whole`
-    has 1. Where two elements are 0 it is 0, and yet it varies with them."""
+    """`value`, differentiated as the product, for each element of `x`, of the other elements along the axes where `whole` has size
+    1. Where two elements are 0 it is 0, but its derivative is not."""
     return value
 
 
@@ -25,8 +25,8 @@ def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
 
 
 def settled(x: jax.Array) -> jax.Array:
-    """`x`, rounded before anything is added to it: XLA's compilers for CPUs may round a product and a sum once (a fused
-    multiply-add), but not through a selection. Same shape and dtype."""
+    """`x`, rounded before anything is added to it, with the same shape and dtype. XLA's compilers for CPUs may fuse a product and a
+    sum, but not through a selection."""
     return jnp.where(x == x, x, -x)
 
 

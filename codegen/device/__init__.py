@@ -1,4 +1,4 @@
-"""What generated kernels call. Of this project it imports nothing but the numbers that plans know too."""
+"""Functions that generated kernels call. Of this project it imports only the numbers that it shares with plans."""
 
 from codegen.device.circular import cos, sin, sine_and_cosine  # noqa: F401
 from codegen.device.elementary import *  # noqa: F403

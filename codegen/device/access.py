@@ -1,6 +1,6 @@
-"""Device functions of kernels that reduce: how a thread reads and writes its pieces of a row (`reduce` says which).
+"""Device functions of kernels that reduce: how a thread loads and stores its pieces of a row (`reduce` defines the pieces).
 
-What lies beyond a row's end is never accessed; registers hold zeros there.
+Elements beyond a row's end are never accessed; registers hold zeros for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EVICT = cute.nvgpu.CacheEvictionPriority
 
 @cute.jit
 def load_one(src: cute.Tensor, place: cute.Coord, there: cutlass.Boolean, dst: cute.Tensor):
-    """The one value of a row; zero where there is no such row."""
+    """A row's single value; zero where the row does not exist."""
     dst.fill(0)
     if there:
         dst[0] = src[place]
@@ -40,11 +40,11 @@ def load_row(
     aligned: cutlass.Constexpr[bool],
     once: cutlass.Constexpr[bool],
 ):
-    """A thread's vectors of a row that begins at element `start` of a compact tensor, into dst (vec, vectors), or (parts,
-    vec, vectors) where each column has several parts side by side; zeros outside the tensor, and any values of it outside
-    the row. Where that is no multiple of a vector (`ragged`), `aligned` says that vectors are still aligned in memory, for
-    which `first` may be negative; else each is put together from the two that hold it. What is read `once` leaves the
-    first cache to what is read again."""
+    """Load a thread's vectors of a row that begins at element `start` of a compact tensor into dst (vec, vectors), or (parts,
+    vec, vectors) where each column has several adjacent parts. Elements outside the tensor are zeros; elements outside the row
+    may have any value. Where N is not a multiple of the vector width (`ragged`), `aligned` says that vectors are still aligned
+    in memory, for which `first` may be negative; else each vector is assembled from the two aligned ones that contain it. Data
+    that is read `once` bypasses the L1 cache."""
     cached = EVICT.NO_ALLOCATE if once else EVICT.EVICT_NORMAL
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     count = cute.size(dst) // vectors
@@ -59,10 +59,10 @@ def load_row(
     else:
         whole = device.whole_vectors(src, count) if aligned or device.shiftable(pieces[0]) else Int64(0)
         place = start + cutlass.Int64(first) * parts
-        skip = 0 if aligned else device.misalignment(place, count)  # the same for all vectors of a row
+        skip = 0 if aligned else device.misalignment(place, count)  # equal for all vectors of a row
         base = place - skip
-        left = _at_most(whole - base, Int64(columns - first) * parts + skip)  # of elements to read in vectors
-        left = cutlass.select_(columns > 0, left, 0)  # a row that is not there has any place
+        left = _at_most(whole - base, Int64(columns - first) * parts + skip)  # elements to read in vectors
+        left = cutlass.select_(columns > 0, left, 0)  # a row that does not exist may have any place
         both = cute.make_rmem_tensor((count, 2), src.element_type)
         for v in cutlass.range_constexpr(vectors):
             at = v * step * parts
@@ -76,24 +76,24 @@ def load_row(
                 if at + count < cutlass.select_(skip == 0, 0, left):
                     cute.autovec_copy(device.vector(src, base + (at + count), count), both[None, 1])
                 device.shift_into(both, skip, pieces[v])
-        # One by one what fills no vector of memory; apart, since branches between loads would make them wait for each other
+        # The elements that fill no aligned vector, one by one; separately, since branches between loads would serialise them
         if (columns > 0) & (start + cutlass.Int64(columns) * parts > whole):
             for v in cutlass.range_constexpr(vectors):
                 at = v * step * parts
                 if (first + v * step < columns) & (place + (at + count) > whole):
                     device.load_elements(src, place + at, pieces[v])
-        forget(dst)  # else the compiler would take the vectors apart here, for the few that come one by one
+        forget(dst)  # else the compiler would split the vectors here, because of the few single elements
 
 
 def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:
-    """The lesser of the two, in 32 bits: a thread's vectors lie within less than 2**30 elements."""
+    """The smaller of the two, in 32 bits: a thread's vectors lie within less than 2**30 elements."""
     least = cutlass.select_(a < b, a, b)
     least = cutlass.select_(least < 2**30, least, Int64(2**30))
     return Int32(cutlass.select_(least < 0, Int64(0), least))
 
 
 def meeting_place(threads: int, *registers: cute.Tensor) -> cute.Pointer:
-    """Shared memory in which the lanes of each warp hand each other what any of these registers hold."""
+    """Shared memory in which the lanes of each warp exchange the contents of any of these registers."""
     size = max(cute.size(r) * r.element_type.width // 8 for r in registers)
     tidx, _, _ = cute.arch.thread_idx()
     whole = SmemAllocator().allocate_tensor(cutlass.Uint8, cute.make_layout((threads * size,)), 16)
@@ -102,9 +102,9 @@ def meeting_place(threads: int, *registers: cute.Tensor) -> cute.Pointer:
 
 @cute.jit
 def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cute.Pointer):
-    """Neighbouring whole rows of a compact tensor, from `row` on, into dst (..., rows): together they are vectors in memory.
-    Zeros past the last row. A warp reads its lanes' rows together, neighbouring vectors by neighbouring lanes, and hands them
-    on in its part of shared memory."""
+    """Load neighbouring whole rows of a compact tensor, from `row` on, into dst (..., rows): together they are vectors in memory.
+    Zeros past the last row. A warp loads its lanes' rows together, neighbouring vectors by neighbouring lanes, and
+    redistributes them in its part of shared memory."""
     start, left, vec = _neighbours(src, row, dst)
     lane, count = cute.arch.lane_idx(), cute.size(dst)
     found, pieces = cute.make_tensor(dst.iterator, cute.make_layout((count,))), _pieces(src, count, vec)
@@ -140,8 +140,8 @@ def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32, place: cu
 
 
 def _hand_on(pieces: list[cute.Tensor], place: cute.Pointer, out: tuple[int, int], back: tuple[int, int]) -> None:
-    """Each lane's vectors to shared memory and others back: how many elements lie there between those of neighbouring lanes,
-    and between a lane's own. A lane that has one alone has the same one."""
+    """Store each lane's vectors to shared memory and load others back. `out` and `back` are the strides in elements between
+    neighbouring lanes, and between a lane's own vectors. A lane with a single vector keeps it."""
     if len(pieces) == 1:
         return
     lane, vec = cute.arch.lane_idx(), cute.size(pieces[0])
@@ -152,7 +152,7 @@ def _hand_on(pieces: list[cute.Tensor], place: cute.Pointer, out: tuple[int, int
             shared + cute.assume(lane * apart[0] + i * apart[1], divby=vec), cute.make_layout((vec,))
         )
 
-    cute.arch.sync_warp()  # what lay there is read
+    cute.arch.sync_warp()  # the previous contents are read
     for i, piece in enumerate(pieces):
         cute.autovec_copy(piece, there(i, out))
     cute.arch.sync_warp()
@@ -161,7 +161,7 @@ def _hand_on(pieces: list[cute.Tensor], place: cute.Pointer, out: tuple[int, int
 
 
 def _regroup(sources: list[cute.Tensor], targets: list[cute.Tensor]) -> None:
-    """The elements of some registers to others, which are grouped otherwise: one by one, or they would lie in memory."""
+    """Copy elements between registers that are grouped differently: one by one, or they would be in local memory."""
     values = [source[i] for source in sources for i in range(cute.size(source))]
     for target in targets:
         for i in range(cute.size(target)):
@@ -174,8 +174,8 @@ def _pieces(tensor: cute.Tensor, count: int, vec: int) -> list[cute.Tensor]:
 
 
 def _neighbours(tensor: cute.Tensor, row: Int32, registers: cute.Tensor) -> tuple[Int64, Int64, int]:
-    """Of a warp's rows, a lane's from `row` on, which fill its registers: where they begin in a tensor, how many elements it has
-    from there on, and of how many each access is."""
+    """For a lane's rows from `row` on: their start in a tensor, the number of elements from there to its end, and the number of
+    elements of each access."""
     count = cute.size(registers)
     rows = cute.size(registers, mode=[cute.rank(registers) - 1])
     first = Int64(row - cute.arch.lane_idx() * rows) * (count // rows)
@@ -183,8 +183,8 @@ def _neighbours(tensor: cute.Tensor, row: Int32, registers: cute.Tensor) -> tupl
 
 
 def staging(dtype: type[Numeric], count: int, vectors: int, rows: int, threads: int) -> cute.Tensor:
-    """A thread's own part of shared memory, for its vectors of `count` elements of several rows: (count, vectors, rows).
-    Neighbouring threads' vectors lie side by side."""
+    """A thread's part of shared memory, for its vectors of `count` elements of several rows: (count, vectors, rows). The vectors
+    of neighbouring threads are adjacent."""
     tidx, _, _ = cute.arch.thread_idx()
     whole = SmemAllocator().allocate_tensor(dtype, cute.make_layout((threads * count * vectors * rows,)), 16)
     layout = cute.make_layout((count, vectors, rows), stride=(1, threads * count, threads * count * vectors))
@@ -201,7 +201,8 @@ def fetch_row(
     dst: cute.Tensor,
     parts: cutlass.Constexpr[int],
 ):
-    """Send for a thread's vectors of a row, as `load_row` reads them, to its part of shared memory: dst (count, vectors)."""
+    """Start asynchronous copies of a thread's vectors of a row, as `load_row` reads them, to its part of shared memory: dst
+    (count, vectors)."""
     count, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     bits = count * src.element_type.width
     mode = cute.nvgpu.cpasync.LoadCacheMode.GLOBAL if bits == 128 else cute.nvgpu.cpasync.LoadCacheMode.ALWAYS
@@ -220,7 +221,7 @@ def take_row(
     columns: cutlass.Int32,
     dst: cute.Tensor,
 ):
-    """What `fetch_row` brought, in registers: zeros outside the row."""
+    """Load the vectors that `fetch_row` copied into registers; zeros outside the row."""
     count, vectors = cute.size(src, mode=[0]), cute.size(src, mode=[1])
     dst.fill(0)
     for v in cutlass.range_constexpr(vectors):
@@ -229,7 +230,7 @@ def take_row(
 
 
 def forget(registers: cute.Tensor) -> None:
-    """The same values, but to the compiler others: it keeps nothing that it computed from them, such as wider copies."""
+    """Hide from the compiler that the values are the same, so that it keeps no values computed from them, such as wider copies."""
     if cute.size(registers) * registers.element_type.width % 32 == 0:
         words = cute.recast_tensor(registers, Int32)
         for i in range(cute.size(words)):
@@ -248,11 +249,11 @@ def gather_row(
     dst: cute.Tensor,
     ragged: cutlass.Constexpr[bool],
 ):
-    """A row of a tensor that has only some of its axes, element by element. `place` are the row's coordinates, `extents`
-    the extents of the axes that make a column, and `modes` says which of these each mode of the tensor is. It lacks the
-    innermost one, or has it without its neighbours."""
+    """Load a row of a tensor that has only some of the axes, element by element. `place` are the row's coordinates, `extents` the
+    sizes of the axes that make a column, and `modes` the axis of each mode of the tensor. The tensor lacks the innermost axis,
+    or its elements along that axis are not adjacent."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
-    each = vec if cutlass.const_expr(not ragged and len(extents) - 1 not in modes) else 1  # columns that a value serves
+    each = vec if cutlass.const_expr(not ragged and len(extents) - 1 not in modes) else 1  # columns that share a value
     dst.fill(0)
     places = _places(first, step, vectors, vec, each, extents)
     for v in cutlass.range_constexpr(vectors):
@@ -279,15 +280,17 @@ def pick_row(
     dst: cute.Tensor,
     ragged: cutlass.Constexpr[bool],
 ):
-    """`gather_row` where each column has a place of its own along one mode of the tensor: what an `index` holds for it, which
-    is reached as the tensor is."""
+    """`gather_row` with a separate place for each column along one mode of the tensor, from an `index`, which is accessed like
+    the tensor."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     each = vec if cutlass.const_expr(not ragged and len(extents) - 1 not in (*modes, *index_modes)) else 1
     dst.fill(0)
     places = _places(first, step, vectors, vec, each, extents)
     for v in cutlass.range_constexpr(vectors):
         picked = cute.make_rmem_tensor((vec // each,), Int32)
-        for i in cutlass.range_constexpr(0, vec, each):  # all of a vector are on their way before one is waited for
+        for i in cutlass.range_constexpr(
+            0, vec, each
+        ):  # all loads of a vector are in flight before the first is needed
             if first + v * step + i < columns:
                 at = index[_in_row(index_place, index_modes, places[v][i // each])]
                 picked[i // each] = device.clip_index(at, src.shape[along])
@@ -317,7 +320,7 @@ Places: TypeAlias = tuple[Int32, ...]  # coordinates along the axes that make a 
 def _places(
     first: Int32, step: int, vectors: int, vec: int, each: int, extents: tuple[Int32, ...]
 ) -> list[list[Places]]:
-    """The coordinates of each vector's every `each`-th column, `step` columns apart. Only the first are found by division."""
+    """The coordinates of every `each`-th column of each vector; vectors are `step` columns apart. Only the first need a division."""
     found: list[list[Places]] = []
     hop, at = _coordinates(Int32(step), extents), _coordinates(first, extents)
     for v in range(vectors):
@@ -330,7 +333,7 @@ def _places(
 
 
 def _coordinates(column: Int32, extents: tuple[Int32, ...]) -> Places:
-    """Along the axes that make a column. The first is within its extent where the column is."""
+    """A column's coordinates along the axes that make a column. The first one is in range where the column is."""
     found, rest = [], Uint32(column)
     for extent in reversed(extents[1:]):
         found.append(Int32(rest % Uint32(extent)))
@@ -339,7 +342,7 @@ def _coordinates(column: Int32, extents: tuple[Int32, ...]) -> Places:
 
 
 def _further(place: Places, hop: Places, extents: tuple[Int32, ...]) -> Places:
-    """The coordinates of a column as far on as `hop` is from the first."""
+    """The coordinates of the column that is `hop` after `place`."""
     found, carry = [], Int32(0)
     for at, by, extent in reversed(list(zip(place[1:], hop[1:], extents[1:], strict=True))):
         value = at + by + carry
@@ -361,8 +364,8 @@ def store_row(
     aligned: cutlass.Constexpr[bool],
     per_row: cutlass.Constexpr[int],
 ):
-    """Store one vector of a row, from column + offset on, as `load_row` loads it. Neighbouring threads of a row hold
-    neighbouring vectors; all lanes of a warp take part."""
+    """Store one vector of a row, from column + offset on, as `load_row` loads it. Neighbouring threads of a row have neighbouring
+    vectors. All lanes of a warp take part."""
     count = cute.size(src)
     vec, first = count // parts, column + offset
     place = start + cutlass.Int64(column) * parts + offset * parts
@@ -390,7 +393,7 @@ def store_row(
 
 
 def _bits_inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int) -> cutlass.Uint32:
-    """One bit for each of a vector's columns, from `first` on, that lies inside the row."""
+    """A bit mask of a vector's columns, from `first` on, that are inside the row."""
     return device.first_bits(Int64(columns - first), vec) & ~device.first_bits(Int64(-first), vec)
 
 
@@ -405,8 +408,8 @@ def scatter_row(
     columns: cutlass.Int32,
     width: cutlass.Constexpr[int],
 ):
-    """Store one vector of a row as `gather_row` loads it, element by element; of each `width` columns that share a value, the
-    first's."""
+    """Store one vector of a row as `gather_row` loads it, element by element. Of `width` columns that share a value, the first is
+    stored."""
     vec = cute.size(src)
     for i in cutlass.range_constexpr(0, vec, min(vec, width)):
         c = first + i
@@ -415,5 +418,5 @@ def scatter_row(
 
 
 def _in_row(place: cute.Coord, modes: tuple[int | None, ...], column: Places) -> cute.Coord:
-    """A row's coordinates with those of a column."""
+    """A row's coordinates joined with a column's."""
     return tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))

@@ -36,14 +36,14 @@ def exp_to_one(x: Vector, approx: bool) -> Vector:
 
 
 def _exp_larger(x: Vector, scale: float) -> Vector:
-    """2 ** (scale * x + 24), where scale * x <= 0: by the hardware's function, which flushes denormal results. A 2**-24th of it is
-    right down to the least denormal number; its relative error is 2**-20 even where it is nearly one."""
+    """2 ** (scale * x + 24), where scale * x <= 0, by the hardware's function, which flushes denormal results. Multiplied by 2**-24
+    it is accurate down to the smallest denormal number; its relative error is 2**-20 even near one."""
     return cute.math.exp2(fma(x, scale, 24.0), fastmath=True)
 
 
 def exp_term(x: Vector, approx: bool) -> Vector:
-    """e ** x for x <= 0, as a term of a sum whose largest is one. Approximately by the hardware's 2 ** x, denormal results
-    flushed: that is within two ulp of one. What rounds the exponent adds 1.3 |x| e ** x 2**-24, less than half an ulp of one."""
+    """e ** x for x <= 0, as a term of a sum whose largest term is one. Approximately by the hardware's 2 ** x, with denormal
+    results flushed: within two ulp of one. Rounding the exponent adds 1.3 |x| e ** x 2**-24, less than half an ulp of one."""
     if approx and x.dtype is Float32:
         return cute.math.exp2(x * 1.4426950408889634, fastmath=True)
     return cute.math.exp(x)
@@ -51,7 +51,7 @@ def exp_term(x: Vector, approx: bool) -> Vector:
 
 def exp2(x: Vector, approx: bool, exact: bool) -> Vector:
     """2 ** x within 2.1 ulp, denormal results kept; exactly through float64."""
-    del approx  # the hardware's own function is the library's
+    del approx  # the library uses the hardware's function
     return wide(cute.math.exp2, exact, x)
 
 
@@ -81,7 +81,7 @@ def sigmoid(x: Vector, approx: bool) -> Vector:
         # 2**-24 of both terms: where their sum overflows, the result is 0
         power = cute.math.exp2(fma(x, -_LOG2E, -24.0), fastmath=True)
         return _rcp(power + 2.0**-24) * 2.0**-24
-    power = cute.math.exp(-cute.math.abs(x))  # never overflows, so the tail is right down to the smallest number
+    power = cute.math.exp(-cute.math.abs(x))  # never overflows, so the tail is accurate down to the smallest number
     total = 1.0 + power
     near = _rcp(total)
     return where(x >= 0.0, 1.0, power) * fma(near, fma(-total, near, 1.0), near)
@@ -187,16 +187,18 @@ def _lg2(x: Float32) -> Float32:
     return Float32(llvm.call_intrinsic(Float32.mlir_type, "llvm.nvvm.lg2.approx.f", [x.ir_value()], [], []))
 
 
-# log2 of what a normal variable exceeds u with: a polynomial in u, least relative error for 0 <= u <= 8, falling beyond
+# log2 of the probability that a normal variable exceeds u: a polynomial in u, least relative error for 0 <= u <= 8, falling
+# beyond
 _GELU = (
     -1.2624585e-06, 4.8203292e-05, -8.072483e-04, 7.944579e-03, -5.2635383e-02, -4.5995682e-01, -1.15061, -1.000043,
 )  # fmt: skip
-_FAR = 1e4  # where 2 ** that is 0, and polynomials are finite still
+_FAR = 1e4  # where 2 ** that is 0, and polynomials are still finite
 
 
 def gelu(x: Vector, approx: bool, exact: bool) -> Vector:
     """x / 2 * (1 + erf(x / sqrt(2))), within x * x + 5 ulp; exactly through float64; approximately within 2**-15 + x * x * 2**-22
-    of relative error, or 2**-62 beside where x < -8. It is x > 0 ? x : 0, less |x| times what a normal variable exceeds |x| with."""
+    of relative error, plus 2**-62 where x < -8. It is (x > 0 ? x : 0) minus |x| times the probability that a normal variable
+    exceeds |x|."""
     if not approx or x.dtype is not Float32:
         return 0.5 * x * erfc(x * -0.7071067811865476, approx, exact)
     u = minimum(cute.math.abs(x), _FAR)
@@ -206,15 +208,15 @@ def gelu(x: Vector, approx: bool, exact: bool) -> Vector:
     return cute.math.fma(-u, cute.math.exp2(q, fastmath=True), maximum(x, 0.0))
 
 
-# What a normal variable exceeds u with, over its density at u, over t = 1 / (1 + 0.46 u), u >= 0: polynomial in t, whose error
-# is least relative to the sum of the quotient and u
+# The probability that a normal variable exceeds u, over its density at u, over t = 1 / (1 + 0.46 u), u >= 0: a polynomial in t
+# with the least error relative to the sum of the quotient and u
 _MILLS = (-0.29823202, 0.73355275, 0.345858, 0.47210646)
 
 
 def dgelu(x: Vector, approx: bool, exact: bool) -> Vector:
     """The derivative of `gelu`, the sum of the normal distribution's Phi(x) and x phi(x), within x * x + 5 ulp of |Phi(x)| +
-    |x phi(x)|; exactly through float64; approximately within 2**-15 + x * x * 2**-22 of that, and 2**-122 beside. At the
-    infinities NaN, as jax.vjp of jnp's."""
+    |x phi(x)|; exactly through float64; approximately within 2**-15 + x * x * 2**-22 of that, plus 2**-122. NaN at the
+    infinities, as jax.vjp of jnp's."""
     if not approx or x.dtype is not Float32:
         return 0.5 * erfc(x * -0.7071067811865476, approx, exact) + x * (exp(x * x * -0.5, False) * 0.3989422804014327)
     u = cute.math.abs(x)

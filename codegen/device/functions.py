@@ -1,8 +1,8 @@
 """Device functions that every generated kernel shares, on per-thread vectors (`cute.TensorSSA`).
 
-They are traced into the kernel that calls them. Arguments named `a`, `b`, `x` are vectors of one type; where a row of
-the op table allows a constant beside a vector, a Python number is taken too. Behaviour at NaN, infinities and signed
-zeros is jnp's. Error bounds are in ulp of the exact result, float32, measured over every float32 input.
+They are traced into the kernel that calls them. Arguments named `a`, `b`, `x` are vectors of one type. Where a row of the op
+table allows a constant with a vector, they also take a Python number. Behaviour at NaN, infinities and signed zeros is jnp's.
+Error bounds are in ulp of the exact result, float32, measured over every float32 input.
 
 Longer than 500 lines: it has the device function of each row of the table of operations.
 """
@@ -22,23 +22,23 @@ from cutlass._mlir.dialects import vector as mlir_vector
 
 WARP = 32  # threads
 Vector: TypeAlias = Any  # cute.TensorSSA
-Operand: TypeAlias = Any  # a Vector, or a Python number beside one
+Operand: TypeAlias = Any  # a Vector, or a Python number used with one
 
 
 def compute_type(*tensors: cute.Tensor | None) -> type[Numeric]:
-    """What floating values are computed in: float64 where an operand is, else float32."""
+    """The type in which floats are computed: float64 where an operand is float64, else float32."""
     wide = any(t is not None and t.element_type is Float64 for t in tensors)
     return Float64 if wide else Float32
 
 
 def narrow(*arrays: cute.Tensor | None) -> bool:
-    """Whether every array that there is holds floats narrower than float32: outputs, of whose ulp the error of approximations
-    is less than half, or what terms of sums are made of."""
+    """Whether all present arrays hold floats narrower than float32. The arrays are outputs, where the error of approximations is
+    then less than half an ulp, or the arguments of a sum's terms."""
     return all(t.element_type.is_float and t.element_type.width < 32 for t in arrays if t is not None)
 
 
 def as_vectors(*operands: Operand) -> list[Vector]:
-    """Python numbers among the operands, made vectors like the others."""
+    """The operands, with Python numbers converted to vectors like the others."""
     like = next(o for o in operands if isinstance(o, cute.TensorSSA) and o.dtype is not Boolean)
     return [o if isinstance(o, cute.TensorSSA) else cute.full_like(like, o) for o in operands]
 
@@ -55,7 +55,7 @@ def _copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64
     else:
         left = valid
         if cutlass.const_expr(cute.size(src) & (cute.size(src) - 1) != 0):
-            # Parts come together: the compiler, knowing that one element is there if another is, would read past the last
+            # Elements are copied together: from one element's presence the compiler would infer others', and read past the last
             left = unseen(Int32(valid))
         for i in cutlass.range(cute.size(src), unroll_full=True):
             if i < left:
@@ -63,15 +63,15 @@ def _copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64
 
 
 def unseen(word: cutlass.Int32) -> cutlass.Int32:
-    """The same word; the compiler does not know that it is."""
+    """The same word, but the compiler does not know that."""
     return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r"))
 
 
 def next_coordinates(
     coordinates: tuple[cutlass.Int32, ...], extents: tuple[cutlass.Int32, ...]
 ) -> tuple[cutlass.Int32, ...]:
-    """The coordinates of the element after, in memory order. `extents` are those of the last coordinates; one that has
-    none never wraps."""
+    """The coordinates of the next element, in memory order. `extents` are the sizes of the last coordinates; a coordinate without
+    one never wraps."""
     found, carry = list(coordinates), cutlass.Int32(1)
     for i in reversed(range(len(found))):
         value = found[i] + carry
@@ -87,8 +87,8 @@ def next_coordinates(
 
 @cute.jit
 def load_anywhere(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> None:
-    """Copy the elements from `offset` on of a compact tensor to registers, wherever they start: the two aligned vectors
-    that hold them, shifted into place. Where the tensor's last elements fill no vector, element by element."""
+    """Copy the elements from `offset` on of a compact tensor to registers, at any alignment: loads the two aligned vectors that
+    contain them, and shifts. Where the tensor's last elements fill no vector, it loads them one by one."""
     vec = cute.size(dst)
     if cutlass.const_expr(not shiftable(dst)):
         load_elements(src, offset, dst)
@@ -110,7 +110,7 @@ def shiftable(vector: cute.Tensor) -> bool:
 
 
 def shift_into(both: cute.Tensor, skip: cutlass.Int32, dst: cute.Tensor) -> None:
-    """dst = as many of the elements in two vectors side by side, from the one at `skip` in the first on."""
+    """dst = a vector's worth of the elements in two adjacent vectors, from element `skip` of the first on."""
     words = cute.recast_tensor(both, Uint32)
     shift_words([words[i] for i in range(cute.size(words))], skip, cute.size(dst) - 1, dst)
 
@@ -119,7 +119,7 @@ def shift_into(both: cute.Tensor, skip: cutlass.Int32, dst: cute.Tensor) -> None
 def load_elements(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> None:
     """Copy the elements from `offset` on of a compact tensor to registers one by one; zeros outside the tensor."""
     extent = extent_of(src)
-    # Whole at the end: registers that are filled in pieces would make the loads of other vectors wait for each other
+    # Stored at once: registers that are filled in pieces would serialise the loads of other vectors
     held = cute.make_rmem_tensor((cute.size(dst),), src.element_type)
     held.fill(0)
     for i in cutlass.range(cute.size(dst), unroll_full=True):
@@ -129,7 +129,7 @@ def load_elements(src: cute.Tensor, offset: cutlass.Int64, dst: cute.Tensor) -> 
 
 
 def whole_vectors(tensor: cute.Tensor, vec: int) -> cutlass.Int64:
-    """How many of a compact tensor's elements fill aligned vectors: all but the last few."""
+    """The number of a compact tensor's elements in complete aligned vectors: all except the last few."""
     extent = extent_of(tensor)
     return extent - extent % vec
 
@@ -149,10 +149,10 @@ def store_anywhere(
     valid: cutlass.Int64,
     group: cutlass.Constexpr[int] = 32,
 ) -> cutlass.Uint32:
-    """Store a lane's vector to a compact tensor from `offset` on, wherever that is: each lane stores the aligned vector
-    that begins with the end of the lane before it. All lanes of a warp take part, `group` neighbours with consecutive
-    vectors; `before` and `after` count the row's elements before this vector and from its start on, and `valid` the array's from its start on.
-    Returns bits: which elements are left to store one by one, at the ends of warps and rows."""
+    """Store a lane's vector to a compact tensor from `offset` on, at any alignment: each lane stores the aligned vector that begins
+    with the end of the previous lane's vector. All lanes of a warp take part, `group` neighbours with consecutive vectors. `before`
+    and `after` are the numbers of the row's elements before this vector and from its start on, and `valid` of the array's elements
+    from its start on. Returns a bit mask of the elements left to store one by one, at the ends of warps and rows."""
     vec = cute.size(src)
     rest = first_bits(valid, vec)
     if cutlass.const_expr(_in_words(src)):
@@ -168,9 +168,7 @@ def store_anywhere(
         stores = (valid > 0) & (before >= 0) & (after >= vec - skip) & ((skip == 0) | joined)
         if stores:
             cute.autovec_copy(shifted, vector(dst, base, vec))
-        head = first_bits(
-            vec - skip, vec
-        )  # what this lane's aligned vector takes of its elements; the rest is the next one's
+        head = first_bits(vec - skip, vec)  # its elements in this lane's aligned vector; the next lane stores the rest
         taken = cutlass.select_(stores, head, Uint32(0))
         next_stores = (lane < group - 1) & (before >= 0) & (after >= 2 * vec - skip)
         taken = taken | cutlass.select_(next_stores, ~head, Uint32(0))
@@ -196,12 +194,12 @@ def _in_words(vector: cute.Tensor) -> bool:
 
 
 def misalignment(offset: cutlass.Int64, vec: int) -> cutlass.Int32:
-    """How many elements after a multiple of `vec`, a power of two, a place that is not negative lies."""
+    """The distance in elements from a multiple of `vec`, a power of two, to a place that is not negative."""
     return Int32(offset) & (vec - 1)
 
 
 def extent_of(tensor: cute.Tensor) -> cutlass.Int64:
-    """How many elements a tensor has."""
+    """The number of a tensor's elements."""
     extent = cutlass.Int64(1)
     for length in cute.flatten(tensor.shape) if cute.rank(tensor) else ():
         extent = extent * length
@@ -209,12 +207,12 @@ def extent_of(tensor: cute.Tensor) -> cutlass.Int64:
 
 
 def shift_words(words: list[cutlass.Uint32], skip: cutlass.Int32, most: int, dst: cute.Tensor) -> None:
-    """dst = the elements held in `words` from the one at `skip` on, which is `most` at most: whole words by selection, the
-    rest by a funnel shift."""
+    """dst = the elements in `words` from element `skip` on, where `skip` is at most `most`: whole words by selection, the rest by a
+    funnel shift."""
     target = cute.recast_tensor(dst, Uint32)
     width, count = dst.element_type.width, cute.size(target)
     bits = skip * width
-    words = [*words, words[-1]]  # what lies after the last word is never asked for
+    words = [*words, words[-1]]  # elements after the last word are never used
     step = 1 << (max(most * width // 32, 1).bit_length() - 1)
     while step:
         far = (bits & (32 * step)) != 0
@@ -230,14 +228,14 @@ def shift_words(words: list[cutlass.Uint32], skip: cutlass.Int32, most: int, dst
 
 
 def as_bytes(tensor: cute.Tensor | None) -> cute.Tensor | None:
-    """A tensor of bools as the bytes they are in memory, 0 or 1."""
+    """A tensor of bools as their bytes in memory, 0 or 1."""
     if tensor is None:
         return None
     return cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=Uint8), tensor.layout)
 
 
 def place(own: cutlass.Int32, first: cute.Tensor | None) -> cutlass.Int32:
-    """A position in the whole, of one in an array that begins at `first` (1,) there; at 0 without."""
+    """The position in the whole array of a position in a shard that begins at `first` (1,), or at 0 without."""
     return own if first is None else own + first[0]
 
 
@@ -253,7 +251,7 @@ def counting(vec: int, first: cutlass.Int32) -> Vector:
 
 
 def clip_index(index: Numeric, extent: cutlass.Int32) -> cutlass.Int32:
-    """An index brought inside 0 .. extent - 1, as jnp.take(mode="clip"); negative ones count from 0, not from the end."""
+    """An index clamped to 0 .. extent - 1, as jnp.take(mode="clip"); a negative index becomes 0."""
     index = cutlass.Int64(index)
     index = cutlass.select_(index < 0, cutlass.Int64(0), index)
     last = cutlass.Int64(extent) - 1
@@ -264,28 +262,28 @@ def clip_index(index: Numeric, extent: cutlass.Int32) -> cutlass.Int32:
 
 
 def add(a: Operand, b: Operand) -> Vector:
-    """a + b, never contracted with the product that an operand is."""
+    """a + b, never fused with a product that is an operand."""
     return _rounded("add", *as_vectors(a, b))
 
 
 def subtract(a: Operand, b: Operand) -> Vector:
-    """a - b, never contracted with the product that an operand is."""
+    """a - b, never fused with a product that is an operand."""
     a, b = as_vectors(a, b)
     return _rounded("add", a, -b)
 
 
 def multiply(a: Operand, b: Operand) -> Vector:
-    """a * b, never contracted with a sum that takes it."""
+    """a * b, never fused with a sum that takes it."""
     return _rounded("mul", *as_vectors(a, b))
 
 
 def settled(x: Vector) -> Vector:
-    """x, which no sum that takes it is contracted with: x + -0.0, rounded by itself."""
+    """x, never fused with a sum that takes it: x + -0.0, rounded separately."""
     return _rounded("add", x, cute.full_like(x, negative_zero(x.dtype)))
 
 
 def _rounded(name: str, a: Vector, b: Vector) -> Vector:
-    """A float operation by the instruction that compilers leave as it is: `mul.rn` or `add.rn` in PTX."""
+    """A float operation by an instruction that compilers do not fuse: `mul.rn` or `add.rn` in PTX."""
     intrinsic = f"llvm.nvvm.{name}.rn.{'d' if a.dtype is Float64 else 'f'}"
 
     def apply(p: Numeric, q: Numeric) -> Numeric:
@@ -330,14 +328,14 @@ def divide_by_row(a: Vector, b: Vector, approx: bool) -> Vector:
         return divide(a, b, approx)
     one = cute.full((1,), b[0], Float32)
     size = cute.math.abs(one)
-    # what keeps the reciprocal a normal number: a power of two
+    # a power of two that keeps the reciprocal a normal number
     scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
     return a * cute.full_like(a, (1.0 / (one * scale))[0]) * cute.full_like(a, scale[0])
 
 
 def divide_by_count(a: Numeric, count: Numeric) -> Numeric:
-    """a / count, correctly rounded where that is a normal number, for loops in which `count`, a whole number, stays what it is:
-    one division before the loop, and the remainder of its product with `a` to correct that (Markstein, 1990)."""
+    """a / count, correctly rounded where that is a normal number, for loops in which `count`, a whole number, is constant: one
+    reciprocal before the loop, and a correction by the remainder of its product with `a` (Markstein, 1990)."""
     if not isinstance(a, Float32):
         return a / count
     total, by = cute.full((1,), a, Float32), cute.full((1,), count, Float32)
@@ -353,8 +351,8 @@ def reciprocal(x: Vector, approx: bool) -> Vector:
 
 
 def sqrt(x: Vector, approx: bool) -> Vector:
-    """sqrt(x), correctly rounded; approximately within 2**-22 of relative error, denormal numbers included: squares of ordinary
-    ones are."""
+    """sqrt(x), correctly rounded; approximately within 2**-22 of relative error, denormal numbers included, which squares of
+    normal numbers may be."""
     if approx and x.dtype is Float32:
         return each(lambda v: cute.math.sqrt(v, approx=True), x)
     return cute.math.sqrt(x)
@@ -373,14 +371,14 @@ def power(a: Operand, b: Operand) -> Vector:
 
 
 def remainder(a: Operand, b: Operand) -> Vector:
-    """What is left of a after a / b rounded toward zero: the sign is a's."""
+    """The remainder of a / b rounded toward zero: its sign is a's."""
     a, b = as_vectors(a, b)
     if a.dtype.is_float:
         return cute.math.rem(a, b)
     zero = b == 0
     safe = cute.where(zero, cute.full_like(b, 1), b)
     magnitude = cute.math.abs(a) % cute.math.abs(safe)
-    # That of the least integer, which has no absolute value, is negative already
+    # The smallest integer has no absolute value, but is already negative
     negative = cute.where(magnitude > 0, -magnitude, magnitude)
     result = cute.where(a < 0, negative, magnitude)
     return cute.where(zero, a, result)
@@ -406,7 +404,7 @@ def minimum(a: Operand, b: Operand) -> Vector:
 
 
 def sign(x: Vector) -> Vector:
-    """-1, 0 or 1; zeros and NaN as they are."""
+    """-1, 0 or 1; zeros and NaN are unchanged."""
     one = cute.full_like(x, 1)
     return cute.where(x > 0, one, cute.where(x < 0, -one, x))
 
@@ -440,13 +438,14 @@ def isfinite(x: Vector) -> Vector:
 
 
 def cast(x: Vector, dtype: type[Numeric]) -> Vector:
-    """To another type: floats rounded to nearest even, float8 saturating; to integers toward zero, saturating, NaN to 0."""
+    """Converts to another type: floats are rounded to nearest even, float8 saturates; to integers, rounds toward zero, saturates,
+    and NaN becomes 0."""
     if x.dtype is dtype:
         return x
     if x.dtype is BFloat16 and dtype is Float32 and cute.size(x.shape) % 2 == 0:
         return _widened(x)
     if dtype.is_float and dtype.width < 16 and not x.dtype.is_float:
-        # No instruction converts integers, which the compiler overlooks where it makes one conversion of two
+        # No instruction converts integers, which the compiler ignores where it merges two conversions
         x = minimum(x.to(Float32), 2.0**20)
     if x.dtype is Boolean or dtype.is_float:
         return x.to(dtype)
@@ -459,46 +458,50 @@ def cast(x: Vector, dtype: type[Numeric]) -> Vector:
     x = where(isnan(x), 0.0, x)
     if dtype.width < 32:  # exact in float32: clamp, then convert through int32
         return minimum(maximum(x, float(low)), float(high)).to(Int32).to(dtype)
-    # PTX saturates conversions to 32 and 64 bits; what it reaches from below 2**32 or 2**64 is the limit itself
+    # PTX saturates conversions to 32 and 64 bits; values that saturate give exactly the limit
     return maximum(x, float(low)).to(dtype)
 
 
-_UNITS = 1.5 * 2.0**23  # floats near it are one apart: adding it rounds what is added to a whole number, ties to even
+_UNITS = (
+    1.5 * 2.0**23
+)  # floats near it are one apart: adding it to a number rounds that to a whole number, ties to even
 
 
 def round_to(x: Vector, dtype: type[Numeric]) -> Vector:
-    """round(x) in an integer type, saturating, NaN to 0. In one of at most 16 bits by additions: the instructions that round and
+    """round(x) in an integer type, saturating, NaN to 0. For at most 16 bits it uses additions: the instructions that round and
     convert take four times as long as others, and each element would need both."""
     if x.dtype is not Float32 or dtype.width > 16:
         return cast(cute.math.roundeven(x), dtype)
     low, high = limits(dtype)
     x = minimum(maximum(where(isnan(x), 0.0, x), float(low)), float(high))
     units = cute.full((1,), _UNITS, Float32).bitcast(Int32)[0]
-    # The subtraction goes, as it leaves the low bits alone. ptxas, asked to store those of a register that a float instruction
-    # wrote, converts the float: a move between, which costs nothing, hides where they come from
+    # The subtraction is left out, since it does not change the low bits. ptxas converts the float where the low bits of a
+    # register are stored that a float instruction wrote: a move between them, which costs nothing, prevents that
     return (each(unseen, (x + _UNITS).bitcast(Int32)) - units).to(dtype)
 
 
 def round_quotient(a: Vector, b: Vector, dtype: type[Numeric]) -> Vector:
-    """round(a / b) in an integer type, as `round_to`, where b is one value for the whole vector: one division for all, and the
-    remainder of its product with `a` to correct that (Markstein, 1990). The quotient is correctly rounded before, where it is
+    """round(a / b) in an integer type, as `round_to`, where b is one value for the whole vector: one reciprocal for all, and a
+    correction by the remainder of its product with `a` (Markstein, 1990). The quotient is first correctly rounded, where it is
     from 2**-2 to 2**20; others round to 0, or saturate."""
     if a.dtype is not Float32 or dtype.width > 16:
         return cast(cute.math.roundeven(divide(a, b, False)), dtype)
     one = cute.full((1,), b[0], Float32)
     size = cute.math.abs(one)
-    # what keeps the reciprocal, and the remainder, normal numbers: a power of two
+    # a power of two that keeps the reciprocal and the remainder normal numbers
     scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
     a, by, inverse = a * cute.full_like(a, scale[0]), one * scale, 1.0 / (one * scale)
     near = a * cute.full_like(a, inverse[0])
     rest = cute.math.fma(-near, cute.full_like(a, by[0]), a)
     exact = cute.math.fma(rest, cute.full_like(a, inverse[0]), near)
-    return round_to(where(cute.math.abs(near) < 2.0**20, exact, near), dtype)  # of infinite ones the rest is NaN
+    return round_to(
+        where(cute.math.abs(near) < 2.0**20, exact, near), dtype
+    )  # for infinite quotients the correction is NaN
 
 
 def _widened(x: Vector) -> Vector:
-    """bfloat16 to float32, an even number of them: each is the upper half of a float32. An instruction an element, where the
-    compiler's own conversion of every second one, which is an upper half already, takes two."""
+    """An even number of bfloat16 to float32: each is the upper half of a float32. It takes one instruction per element, where the
+    compiler's conversion takes two for every second element, which is already an upper half."""
     words, count = x.bitcast(Int32), cute.size(x.shape)
     order = [half * (count // 2) + i for i in range(count // 2) for half in (0, 1)]
     both = mlir_vector.shuffle((words * 0x10000).ir_value(), (words & -0x10000).ir_value(), order)
@@ -506,13 +509,13 @@ def _widened(x: Vector) -> Vector:
 
 
 def negative_zero(dtype: type[Numeric]) -> Numeric:
-    """-0.0, from its bits: of the Python numbers -0.0 and 0.0, which are equal, the DSL makes one constant, the first it meets."""
+    """-0.0, from its bits: the DSL makes one constant of the equal Python numbers -0.0 and 0.0, the first one it sees."""
     integer = {16: Int16, 32: Int32, 64: Int64}[dtype.width]
     return cute.full((1,), -(2 ** (dtype.width - 1)), integer).bitcast(dtype)[0]
 
 
 def limits(dtype: type[Numeric]) -> tuple[int, int]:
-    """The least and the greatest value of an integer type."""
+    """The smallest and the largest value of an integer type."""
     if dtype.signed:
         return -(2 ** (dtype.width - 1)), 2 ** (dtype.width - 1) - 1
     return 0, 2**dtype.width - 1

@@ -1,5 +1,5 @@
-"""Device functions of kernels that fold over rows: what a block's rows come to, and, in a kernel of its own that follows,
-what all blocks' do. Every fold has a fixed order: two runs agree to the bit.
+"""Device functions of kernels that reduce over rows: the partial results of each block, and, in a second kernel, their
+reduction. Every reduction has a fixed order: two runs agree to the bit.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from codegen.shared import COUNTER
 
 
 def shared_columns(threads: int, per_row: int, count: int, dtypes: tuple[type[Numeric], ...]) -> list[cute.Tensor]:
-    """Shared memory in which the rows of a block meet: `count` columns a thread, one statistic after the other in the
-    same place."""
+    """Shared memory in which a block reduces its rows: `count` columns per thread, and one statistic after the other in the same
+    place."""
     if threads == per_row:
         return []
     held = [Int32 if d is Boolean else d for d in dtypes]
@@ -42,7 +42,7 @@ def store_parts(
     per_row: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
 ):
-    """Write what a block's rows came to, folded in the order of its threads, to `parts` (parts, columns). Where they are not
+    """Reduce a block's rows in the order of its threads, and write the partial results to `parts` (parts, columns). Where not
     `ragged`, a vector of columns is written at once."""
     tidx, _, _ = cute.arch.thread_idx()
     row, lane = tidx // per_row, tidx % per_row
@@ -74,30 +74,30 @@ def store_parts(
 
 
 def overlaps() -> bool:
-    """Whether a kernel may be launched while the one before it ends, which hides some microseconds of the launch."""
+    """Whether a kernel may be launched while the previous one ends, which hides some microseconds of the launch."""
     return CuTeDSL._get_dsl().get_arch_enum().major >= 9
 
 
 @cute.jit
 def begin_next():
-    """Once all blocks are here, the next kernel is launched."""
+    """Allow the next kernel to be launched, once all blocks are here."""
     if cutlass.const_expr(overlaps()):
         cute.arch.griddepcontrol_launch_dependents()
 
 
 @cute.jit
 def await_last():
-    """Wait for what the kernel before has written."""
+    """Wait for the writes of the previous kernel."""
     if cutlass.const_expr(overlaps()):
         cute.arch.griddepcontrol_wait()
 
 
 # Keeping pace
 #
-# Blocks that walk down rows have equal shares of them, so that sums have one order. Memory does not serve all processors alike:
-# one half of an H100's is done after 3/4 of the time (three of its five stacks lie on one side), and leaves the other half with
-# a memory that this alone cannot keep busy. So all blocks count the rows that they have done, and one that is ahead of their
-# mean pauses. What is computed does not depend on it.
+# Blocks that loop over rows have equal shares of them, so that sums have one order. But memory does not serve all SMs equally:
+# half of an H100's SMs finish after 3/4 of the time (three of its five memory stacks are on one side), and the other half alone
+# cannot saturate the memory. So all blocks count their finished rows, and a block that is ahead of their mean pauses. Results do
+# not depend on it.
 
 AHEAD = 1  # rows that a block may be ahead
 PAUSE = 600  # nanoseconds
@@ -105,7 +105,7 @@ PAUSE = 600  # nanoseconds
 
 @cute.kernel
 def begin(counter: cute.Tensor):
-    """Before a kernel whose blocks keep pace: nobody has done a row."""
+    """Reset the counter before a kernel whose blocks keep pace."""
     begin_next()
     tidx, _, _ = cute.arch.thread_idx()
     if tidx < COUNTER:
@@ -114,8 +114,8 @@ def begin(counter: cute.Tensor):
 
 @cute.jit
 def rows_seen(at_once: cutlass.Constexpr[int]):
-    """Shared memory for how many rows all blocks had done when this one came to its last rows, of the first word: (COUNTER,
-    at_once)."""
+    """Shared memory for the counts of rows that all blocks had finished when this block started its last rows; the first word
+    counts: (COUNTER, at_once)."""
     seen = SmemAllocator().allocate_tensor(Int32, cute.make_layout((COUNTER, at_once)), 16)
     tidx, _, _ = cute.arch.thread_idx()
     if tidx == 0:
@@ -125,10 +125,10 @@ def rows_seen(at_once: cutlass.Constexpr[int]):
 
 @cute.jit
 def keep_pace(counter: cute.Tensor, done: cutlass.Int32, seen: cute.Tensor, apart: cutlass.Constexpr[bool]):
-    """A block comes to a row. Its first thread pauses if the block was ahead when it had `done` so many rows, and all blocks
-    those that it has `seen` (COUNTER,). Then it counts this row in the `counter` (COUNTER,), and sends for what that is now: it
-    is there when the copies are that the thread commits next. `apart`: the block's threads do not wait for each other in a row.
-    Of a counter without words, there is nothing to keep to."""
+    """Called where a block starts a row. Its first thread pauses if the block was ahead when it had `done` rows and all blocks the
+    rows that it has `seen` (COUNTER,). Then it counts this row in the `counter` (COUNTER,), and starts a copy of the counter, which
+    completes with the copies that the thread commits next. `apart`: the block's threads do not wait for each other in a row.
+    Without words in the counter, it does nothing."""
     tidx, _, _ = cute.arch.thread_idx()
     if tidx * COUNTER < counter.shape[0]:
         blocks, _, _ = cute.arch.grid_dim()
@@ -146,7 +146,7 @@ def _pause() -> None:
     llvm.inline_asm(None, [], f"nanosleep.u32 {PAUSE};", "", has_side_effects=True)
 
 
-AT_ONCE = 17  # values that a thread has on their way: 8 warps ask at once for a part of each of 132 multiprocessors
+AT_ONCE = 17  # loads that a thread has in flight: 8 warps load the partial results of 132 SMs at once
 
 
 @cute.jit
@@ -158,13 +158,13 @@ def fold_every(
     end: cutlass.Int32,
     step: cutlass.Constexpr[int],
 ):
-    """Fold what is read, of each statistic by its number, at `first`, `first + step`, ... before `end` into what is `held`, in
-    this order."""
+    """Reduce the values that `read` returns for each statistic's number at `first`, `first + step`, ... before `end` into `held`,
+    in this order."""
     for start in cutlass.range(first, end, step * AT_ONCE):
         several = [cute.make_rmem_tensor((AT_ONCE,), h.element_type) for h in held]
         for k in cutlass.range_constexpr(len(ops)):
             nothing = held[k].element_type(identity(ops[k], held[k].element_type))
-            for i in cutlass.range_constexpr(AT_ONCE):  # no branch stands between one read and the next
+            for i in cutlass.range_constexpr(AT_ONCE):  # no branch is between one read and the next
                 place = start + i * step
                 several[k][i] = cutlass.select_(place < end, read(k, cutlass.min(place, end - 1)), nothing)
         for k in cutlass.range_constexpr(len(ops)):
@@ -173,18 +173,19 @@ def fold_every(
                 held[k].store(combine(ops[k], held[k].load(), value))
 
 
-FEW = 8  # parts of a column that one thread folds alone
+FEW = 8  # partial results of a column that a single thread reduces
 
 
 def columns_beside(parts: cute.Tensor) -> cutlass.Int32:
-    """Columns that a block of 256 threads finishes: 32, whose parts 8 warps share, or where these are few, one a thread."""
+    """The number of columns that a block of 256 threads finishes: 32, whose partial results 8 warps share, or, with few partial
+    results, one per thread."""
     return cutlass.select_(parts.shape[0] > FEW, Int32(WARP), Int32(256))
 
 
 @cute.jit
 def over_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, ...]], column: cutlass.Int32):
-    """All parts of a column folded, of each statistic, by a thread, or by the 8 warps of a block, of which the first one gets
-    the results (`columns_beside`), in one order. Each of `parts` is (parts, columns)."""
+    """Reduce all partial results of a column, for each statistic, in a fixed order: by one thread, or by the 8 warps of a block,
+    where the first warp gets the results (`columns_beside`). Each of `parts` is (parts, columns)."""
     tidx, _, _ = cute.arch.thread_idx()
     warp, lane, warps = tidx // WARP, tidx % WARP, 8
     held = _nothing(parts, ops)
@@ -209,7 +210,7 @@ def over_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, ...]]
 
 
 def _one(values: cute.Tensor, place: tuple[Any, Any]) -> Vector:
-    """One of them, as a vector."""
+    """One of the values, as a vector."""
     return cute.full((1,), values[place], values.element_type)
 
 
@@ -221,8 +222,9 @@ def over_parts_of(
     extents: tuple[cutlass.Int32, ...],
     kept: cutlass.Constexpr[tuple[bool, ...]],
 ):
-    """All parts of all columns folded, of each statistic, that share their `place` along some of several axes, by a block of
-    256 threads. Each of `parts` is (parts, columns), `extents` make a column, `kept` says which of them make a place."""
+    """Reduce all partial results of all columns with the same `place` along some axes, for each statistic, by a block of 256
+    threads. Each of `parts` is (parts, columns), `extents` are the sizes of the axes of a column, and `kept` says which of them
+    make a place."""
     tidx, _, _ = cute.arch.thread_idx()
     held, threads = _nothing(parts, ops), 256
     count = _product(extents, kept)
@@ -236,7 +238,7 @@ def over_parts_of(
 
 @cute.jit
 def over_all_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, ...]]):
-    """All parts folded, of each statistic, by a block of 256 threads. Each of `parts` is (parts,)."""
+    """Reduce all partial results, for each statistic, by a block of 256 threads. Each of `parts` is (parts,)."""
     tidx, _, _ = cute.arch.thread_idx()
     held, threads = _nothing(parts, ops), 256
     fold_every(held, ops, lambda k, part: parts[k][part], tidx, parts[0].shape[0], threads)
@@ -244,7 +246,7 @@ def over_all_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, .
 
 
 def _nothing(parts: list[cute.Tensor], ops: tuple[str, ...]) -> list[cute.Tensor]:
-    """Registers for a thread's values, one of each statistic."""
+    """Registers for a thread's values, one for each statistic, with the identity."""
     held = [cute.make_rmem_tensor((1,), p.element_type) for p in parts]
     for h, op in zip(held, ops, strict=True):
         h.fill(identity(op, h.element_type))
@@ -252,7 +254,7 @@ def _nothing(parts: list[cute.Tensor], ops: tuple[str, ...]) -> list[cute.Tensor
 
 
 def _product(extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> cutlass.Int32:
-    """The product of the extents that are not kept."""
+    """The product of the sizes that are not kept."""
     count = Int32(1)
     for extent, k in zip(extents, kept, strict=True):
         count = count if k else count * extent
@@ -262,12 +264,12 @@ def _product(extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> cutl
 def _interleaved(
     place: cutlass.Int32, other: cutlass.Int32, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]
 ) -> cutlass.Int32:
-    """The column at a place along the axes that are kept and at another along the rest."""
+    """The column at one place along the kept axes and at another along the rest."""
     column, stride = Int32(0), Int32(1)
     left = {
         True: sum(kept),
         False: len(kept) - sum(kept),
-    }  # of the outermost axis of each kind, what is left is the place
+    }  # for the outermost axis of each kind, the quotient is the coordinate
     rest = {True: place, False: other}
     for extent, k in zip(reversed(extents), reversed(kept), strict=True):
         left[k] -= 1

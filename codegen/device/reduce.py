@@ -1,9 +1,9 @@
-"""Device functions of kernels that reduce: folding values over threads, blocks and clusters.
+"""Device functions of kernels that reduce along rows, over threads, blocks and clusters.
 
-A row is shared by `per_row` neighbouring threads of a block (a power of two), and by all blocks of a cluster. Each thread
-holds `vectors` pieces of `vec` columns, `step` columns apart. What lies beyond a row's end is never accessed; values
-there are replaced by the reduction's identity. Every fold has a fixed order: two runs agree to the bit. How pieces are read and
-written stands in `access`, how rows are folded in `partials`.
+A row is shared by `per_row` neighbouring threads of a block (a power of two), and by all blocks of a cluster. Each thread holds
+`vectors` pieces of `vec` columns, `step` columns apart. Elements beyond a row's end are never accessed; their values are
+replaced by the reduction's identity. Every reduction has a fixed order: two runs agree to the bit. `access` loads and stores
+pieces, and `partials` reduces over rows.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from codegen.device import functions as device
 from codegen.device.functions import WARP
 
 Vector = device.Vector
-# Which of a vector's columns lie inside a row: all (None), a mask, or its first column and how many the row has
+# The columns of a vector that are inside a row: all (None), a mask, or its first column and the row's number of columns
 Inside: TypeAlias = Any
-# A sum that follows a maximum: their places among the statistics, the exponential, and the factor inside it
+# A sum that follows a maximum: their places among the statistics, the exponential, and the factor in its argument
 Rescaled: TypeAlias = tuple[int, int, str, float]
-AT_ONCE = 8  # values of warps that every lane reads
+AT_ONCE = 8  # warps' values that every lane reads
 
 
 def identity(op: str, dtype: type[Numeric]) -> Any:
-    """What changes nothing that it is combined with: of sums of floats -0.0, since 0.0 makes -0.0 to 0.0, and so would cost an
+    """The identity of a reduction. For sums of floats it is -0.0, since adding 0.0 changes -0.0, so the compiler could not drop the
     addition; `result` ends such sums."""
     if op in ("sum", "mean"):
         return device.negative_zero(dtype) if dtype.is_float else 0
@@ -51,7 +51,7 @@ def combine(op: str, a: Vector, b: Vector) -> Vector:
 
 
 def result(op: str, value: Vector) -> Vector:
-    """What has been folded, once all is: a sum of nothing, or of -0.0 alone, is 0.0, as jnp has it."""
+    """The final result of a reduction: an empty sum, or a sum of only -0.0, is 0.0, as in jnp."""
     return value + 0.0 if op in ("sum", "mean") and value.dtype.is_float else value
 
 
@@ -63,7 +63,7 @@ def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
 def accumulate(
     running: list[cute.Tensor], ops: tuple[str, ...], values: Vector | tuple[Vector, ...], inside: Inside
 ) -> None:
-    """Fold vectors in, one for each statistic, where their columns lie inside the row."""
+    """Reduce vectors, one for each statistic, into the running values, where their columns are inside the row."""
     values = values if isinstance(values, tuple) else (values,)
     for held, op, value in zip(running, ops, values, strict=True):
         value = value.to(held.element_type)
@@ -75,7 +75,7 @@ def accumulate(
 
 
 def _inside_row(value: Vector, op: str, first: cutlass.Int32, columns: cutlass.Int32) -> Vector:
-    """A vector with what adds nothing where its columns, from `first` on, lie outside the row."""
+    """A vector with the identity where its columns, from `first` on, are outside the row."""
     held = cute.make_rmem_tensor(value.shape, value.dtype)
     held.store(value)
     _replace_outside(held, op, first, columns)
@@ -85,7 +85,7 @@ def _inside_row(value: Vector, op: str, first: cutlass.Int32, columns: cutlass.I
 @cute.jit
 def _replace_outside(held: cute.Tensor, op: cutlass.Constexpr[str], first: cutlass.Int32, columns: cutlass.Int32):
     vec = cute.size(held)
-    if (first < 0) | (first + vec > columns):  # few vectors: for the others a branch costs less than masks
+    if (first < 0) | (first + vec > columns):  # true for few vectors: for the others a branch costs less than masks
         for i in cutlass.range(vec, unroll_full=True):
             if (first + i < 0) | (first + i >= columns):
                 held[i] = held.element_type(identity(op, held.element_type))
@@ -102,7 +102,7 @@ def accumulators(vec: int, vectors: int, op: str, dtype: type[Numeric]) -> cute.
 def column_accumulators(
     vec: int, vectors: int, op: str, dtype: type[Numeric], shared: bool, threads: int
 ) -> cute.Tensor:
-    """The same; `shared`: in a thread's own part of shared memory, 16 bytes of it next to those of its neighbour."""
+    """The accumulators of columns; `shared`: in a thread's part of shared memory, interleaved with its neighbours' by 16 bytes."""
     if not shared:
         return accumulators(vec, vectors, op, dtype)
     dtype = Int32 if dtype is Boolean else dtype
@@ -120,7 +120,7 @@ def column_accumulators(
 def accumulate_at(
     v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Inside
 ) -> None:
-    """Fold vectors into those of the v-th vector's columns; each into one value, where those have one result."""
+    """Reduce vectors into the running values of the v-th vector's columns, or into a single value where these share a result."""
     for held, op, value in zip(running, ops, values, strict=True):
         if cute.size(held, mode=[0]) < cute.size(value.shape):
             one = accumulator(cute.size(value.shape), op, held.element_type)
@@ -139,20 +139,20 @@ def accumulate_at(
 
 
 def columns_left(total: cutlass.Int64, row: cutlass.Int32, width: int) -> cutlass.Int32:
-    """How many of `total` elements lie in this row of `width`."""
+    """The number of `total` elements that are in this row of `width` elements."""
     left = total - Int64(row) * width
     left = cutlass.select_(left < width, left, Int64(width))
     return Int32(cutlass.select_(left < 0, Int64(0), left))
 
 
 def within(v: int, vectors: int, ragged: bool) -> bool:
-    """Whether a thread's v-th vector of a row that exists surely lies inside it: only the last may pass its end, and, where
-    vectors do not begin with the row, the last but one, and the first begin before it."""
+    """Whether a thread's v-th vector of an existing row is certainly inside it. Only the last one may cross its end. Where vectors
+    do not begin with the row, so may the last but one, and the first may begin before the row."""
     return 0 < v < vectors - 2 if ragged else v < vectors - 1
 
 
 def inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int, ragged: bool, certain: bool) -> Inside:
-    """Which of a vector's columns, from `first` on, lie inside the row."""
+    """The columns of a vector, from `first` on, that are inside the row."""
     if certain:
         return None
     return (first, columns) if ragged else cute.full((vec,), first < columns, Boolean)
@@ -163,15 +163,15 @@ def count_up(first: cutlass.Int32, vec: int) -> Vector:
     return device.counting(vec, first)
 
 
-# Folding over threads
+# Reductions over threads
 
 
 def shared(
     threads: int, per_row: int, cluster: int, dtypes: tuple[type[Numeric], ...], turns: int = 1
 ) -> list[cute.Tensor]:
-    """Shared memory for one stage's statistics, for each of them (turns, rows, warps of a row, in all blocks that share
-    it). In a cluster the last tensor holds a barrier for each turn, which counts the bytes that all blocks send. Rows
-    that take turns need no barrier between one's reading and the next but one's writing."""
+    """Shared memory for one stage's statistics, for each of them (turns, rows, warps of a row in all its blocks). In a cluster the
+    last tensor holds a barrier for each turn, which counts the bytes that all blocks send. With turns, no barrier is needed
+    between the reads of a row and the writes of the row after the next."""
     if per_row <= WARP and cluster == 1:
         return []
     rows, warps = threads // per_row, max(per_row // WARP, 1) * cluster
@@ -186,8 +186,8 @@ def shared(
 
 @cute.jit
 def meet(buffers: list[cute.Tensor], cluster: cutlass.Constexpr[int]):
-    """Before the first fold: the blocks of a cluster are all there, and so are the barriers of their stages, `buffers`
-    the shared memory of all of these."""
+    """Before the first reduction: wait until all blocks of a cluster run and the barriers of their stages are initialised.
+    `buffers` is the shared memory of all stages."""
     if cutlass.const_expr(cluster > 1):
         tidx, _, _ = cute.arch.thread_idx()
         if tidx == 0:
@@ -201,7 +201,7 @@ def meet(buffers: list[cute.Tensor], cluster: cutlass.Constexpr[int]):
 
 
 def over_vector(running: cute.Tensor, op: str) -> Vector:
-    """A thread's own values folded, in pairs."""
+    """The reduction of a thread's own values, in pairs."""
     values = [cute.full((1,), running[i], running.element_type) for i in range(cute.size(running))]
     while len(values) > 1:
         odd = values[len(values) & ~1 :]
@@ -210,7 +210,7 @@ def over_vector(running: cute.Tensor, op: str) -> Vector:
 
 
 def over_lanes(value: Vector, op: str, lanes: int) -> Vector:
-    """Folded over groups of this many neighbouring lanes; all of them get the result."""
+    """The reduction over groups of `lanes` neighbouring lanes; all of them get the result."""
     while lanes > 1:
         lanes //= 2
         other = cute.arch.shuffle_sync_bfly(value[0], lanes)
@@ -219,8 +219,8 @@ def over_lanes(value: Vector, op: str, lanes: int) -> Vector:
 
 
 def over_group(value: Vector, op: str, columns: int) -> Vector:
-    """Each group of so many columns of a row folded, to a vector that holds the result for each of its columns. A group lies
-    with neighbouring lanes, a whole number of vectors; all lanes of a warp take part."""
+    """The reduction of each group of `columns` columns of a row, as a vector with the result for each column. A group is a whole
+    number of vectors of neighbouring lanes, or a part of one. All lanes of a warp take part."""
     vec = cute.size(value.shape)
     held = cute.make_rmem_tensor((vec,), Int32 if value.dtype is Boolean else value.dtype)
     held.store(value.to(held.element_type))
@@ -232,8 +232,8 @@ def over_group(value: Vector, op: str, columns: int) -> Vector:
 
 @cute.jit
 def _meet_row(row: cutlass.Int32, rows: cutlass.Constexpr[int], per_row: cutlass.Constexpr[int]):
-    """The threads of a row wait for each other, and not for the block's other rows. Each row's barrier is a constant: for
-    numbers that it does not know, the assembler gives a block all 16, of which a multiprocessor has too few for many blocks."""
+    """The threads of a row wait for each other, but not for the block's other rows. Each row's barrier is a constant: for unknown
+    numbers the assembler reserves all 16 for a block, and an SM has too few for many blocks."""
     if cutlass.const_expr(1 < rows < 16):
         for i in cutlass.range_constexpr(rows):
             if row == i:
@@ -252,8 +252,8 @@ def over_row(
     turn: cutlass.Int32 = 0,
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ):
-    """Each row's statistics, from all its threads' running values; every thread gets them. Rows that a block folds one
-    after the other have the turns 0, 1, 2, ..."""
+    """Each row's statistics, from all its threads' running values; every thread gets them. Rows that a block reduces one after the
+    other have the turns 0, 1, 2, ..."""
     values = [[over_vector(r, op)] for r, op in zip(running, ops, strict=True)]
     values = all_over_lanes(values, ops, min(per_row, WARP), rescaled)
     if cutlass.const_expr(per_row > WARP or cluster > 1):
@@ -271,7 +271,7 @@ def over_row(
                     buffers[k][slot, row, warp] = values[k][0]
             _meet_row(row, cute.size(buffers[0], mode=[1]), per_row)
         warps = cute.size(buffers[0], mode=[2])
-        # Few values are read by all lanes sooner than lanes can hand them on; those that are rescaled cost more than that
+        # For few values, a read by all lanes is faster than shuffles; rescaled values cost more than that
         lanes = 1 if cutlass.const_expr(warps <= AT_ONCE and len(rescaled) == 0) else min(WARP, warps)
         values = [_of_warps(buffers[k], slot, row, lane % lanes, lanes) for k in range(len(ops))]
         values = all_over_lanes(values, ops, lanes, rescaled)
@@ -281,13 +281,13 @@ def over_row(
 def all_over_lanes(
     values: list[list[Vector]], ops: tuple[str, ...], lanes: int, rescaled: tuple[Rescaled, ...]
 ) -> list[Vector]:
-    """Each statistic folded over what a lane has of it, and over groups of this many neighbouring lanes. Sums that follow
-    a maximum are rescaled to that of all these lanes first."""
+    """The reduction of each statistic over a lane's values, and over groups of `lanes` neighbouring lanes. Sums that follow a
+    maximum are first rescaled to the maximum of all these lanes."""
     followed = {place: (maximum, power, scale) for place, maximum, power, scale in rescaled}
     found: list[Vector] = []
     for k, op in enumerate(ops):
         own = values[k]
-        if k in followed:  # a sum, which stands after its maximum
+        if k in followed:  # a sum, which comes after its maximum
             maximum, power, scale = followed[k]
             seen, risen_to = values[maximum], found[maximum][0]
             own = [rescale(value, m[0], risen_to, power, scale) for value, m in zip(own, seen, strict=True)]
@@ -300,7 +300,7 @@ def all_over_lanes(
 
 @cute.jit
 def _send(values: list, buffers: list[cute.Tensor], barrier, slot, row, warp, lane, cluster: cutlass.Constexpr[int]):
-    """A warp's values to every block of the cluster, whose barrier counts their bytes as they come."""
+    """Send a warp's values to every block of the cluster, whose barrier counts the bytes."""
     tidx, _, _ = cute.arch.thread_idx()
     own = cute.arch.block_idx_in_cluster() * (cute.size(buffers[0], mode=[2]) // cluster) + warp
     count = cute.size(buffers[0]) // cute.size(buffers[0], mode=[0])
@@ -318,7 +318,7 @@ def _send(values: list, buffers: list[cute.Tensor], barrier, slot, row, warp, la
 
 
 def _of_warps(buffer: cute.Tensor, slot, row, lane, lanes: int) -> list[Vector]:
-    """What a lane of so many folds first of all warps' values of a row, of every block of the cluster: a power of two of them."""
+    """The values of a row's warps, in every block of the cluster, that one of `lanes` lanes reduces first: a power of two of them."""
     count = cute.size(buffer, mode=[2])
     if lanes > 1:
         return [cute.full((1,), buffer[slot, row, base + lane], buffer.element_type) for base in range(0, count, lanes)]
@@ -331,8 +331,8 @@ def _of_warps(buffer: cute.Tensor, slot, row, lane, lanes: int) -> list[Vector]:
 
 
 def rescale(value: Vector, was: Numeric, now: Numeric, power: str, scale: float) -> Vector:
-    """Sums of `power` of `scale` times differences from the maximum `was`, as sums of those from `now`, which is no less. A
-    thread that has met nothing but -inf adds nothing to a row that holds more."""
+    """Rescales sums of `power` of `scale` times differences from the maximum `was` to the maximum `now`, which is no smaller. A
+    thread that has seen only -inf adds nothing to a row with larger values."""
     was, now = (cute.full((1,), m, value.dtype) for m in (was, now))
     factor = _POWERS[power]((was - now) * scale)
     factor = device.where(was == now, 1.0, factor)  # also where both are infinite
@@ -345,7 +345,7 @@ _POWERS = {"exp": cute.math.exp, "exp2": cute.math.exp2}
 
 
 def exponentials(value: Vector, maximum: Numeric, power: str, scale: float, finite: bool) -> Vector:
-    """`power` of `scale` times the differences from a maximum; from 0 where only a `finite` one counts, and it is not."""
+    """`power` of `scale` times the differences from a maximum, or from 0 where `finite` and the maximum is not finite."""
     base = cute.full((1,), maximum, value.dtype)
     if finite:
         base = device.where(device.isfinite(base), base, 0.0)
@@ -355,8 +355,8 @@ def exponentials(value: Vector, maximum: Numeric, power: str, scale: float, fini
 def risen(
     maximum: cute.Tensor, seen: cute.Tensor, sums: list[cute.Tensor], ways: tuple[tuple[str, float], ...], once: bool
 ) -> Numeric:
-    """The maximum of all that a thread has met, which is then what it has `seen`; its sums so far are rescaled to it, each
-    in its way (power, scale), unless the row is read `once`, and there are none yet."""
+    """The new maximum of a thread's values, which becomes `seen`. Its sums so far are rescaled to it, each in its way (power,
+    scale), unless the row is read `once`, where there are none yet."""
     now = over_vector(maximum, "max")[0]
     if not once:
         for held, (power, scale) in zip(sums, ways, strict=True):
@@ -366,5 +366,5 @@ def risen(
 
 
 def rescale_kept(kept: cute.Tensor, seen: cute.Tensor, maximum: Numeric, power: str, scale: float) -> None:
-    """Exponentials that a thread keeps, of differences from what it has `seen`, as those from the row's maximum."""
+    """Rescales the exponentials that a thread holds from the maximum that it has `seen` to the row's maximum."""
     kept.store(rescale(kept.load(), seen[0], maximum, power, scale))

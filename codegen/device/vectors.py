@@ -1,4 +1,4 @@
-"""Vectors in global memory, accessed or not without a branch: what comes after can be scheduled among what came before.
+"""Predicated accesses of vectors in global memory, without a branch, so that later instructions can move before them.
 
 A branch around a load or a store keeps the compiler from overlapping one vector's arithmetic with the next one's memory;
 an instruction under a predicate does not.
@@ -20,8 +20,8 @@ _SUFFIX = {1: "b32", 2: "v2.b32", 4: "v4.b32"}
 
 
 def load(src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged: bool) -> cute.Tensor:
-    """The `vec` elements from `place` on of a compact tensor, or as many as are `valid`: (vec,) registers. Where not
-    `ragged`, all or none are, and `place` is a multiple of `vec`."""
+    """Load `vec` elements from `place` on of a compact tensor, or the first `valid` of them: (vec,) registers. Where not `ragged`,
+    all or none are valid, and `place` is a multiple of `vec`."""
     dst = cute.make_rmem_tensor((vec,), src.element_type)
     if ragged or not _whole_words(dst):
         _load_some(src, place, valid, dst)
@@ -34,7 +34,7 @@ def load(src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged:
 
 
 def store(src: cute.Tensor, dst: cute.Tensor, place: Int64, valid: cutlass.Int32, ragged: bool) -> None:
-    """The (vec,) registers, or as many as are `valid`, to a compact tensor from `place` on, as `load` takes them."""
+    """Store (vec,) registers, or the first `valid` of them, to a compact tensor from `place` on, as `load` loads them."""
     if ragged or not _whole_words(src):
         _store_some(src, dst, place, valid)
     else:
@@ -44,8 +44,7 @@ def store(src: cute.Tensor, dst: cute.Tensor, place: Int64, valid: cutlass.Int32
 
 
 def compact_stride(tensor: cute.Tensor, mode: int) -> Any:
-    """A compact tensor's stride: the product of the extents within the mode, in 64 bits, and known to be a multiple of what
-    they are multiples of."""
+    """A compact tensor's stride: the product of the sizes within the mode, in 64 bits, with their known divisors."""
     stride: Any = 1
     for inner in range(cute.rank(tensor) - 1, mode, -1):
         extent = tensor.shape[inner]
@@ -101,5 +100,5 @@ def _store_words(address: Int64, words: list[Uint32], there: Boolean) -> None:
 
 
 def typed(tensor: Any, dtype: Any) -> Any:
-    """The same tensor, of this CuTe dtype: one that is made of a pointer is signed, as the pointer does not know better."""
+    """The same tensor, of this CuTe dtype: a tensor made from a pointer is signed, because a pointer has no sign."""
     return type(tensor)(tensor, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What a generated contraction calls: the main loop that its plan names, over operands as JAX has them."""
+"""The entry of generated contractions: runs the main loop that the plan selects, on operands in JAX's layout."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def launch(
 
     mA: (M, K), with `batched` (L, M, K). mBs: (K, N), or (N, K) where `b_is_nk`, with `batched` a leading L: one of them, or
     with paired = "two" two; its columns are (2, N) where they are "halves" and (N, 2) where "interleaved".
-    config: which main loop, and what it is told, as `gemms.Tile.launch` writes it.
+    config: the main loop and its settings, as the plan's tile writes them.
     row_parts: (L, M, parts), one for each of `row_ops`, column_parts: (L, parts, N), one for each of `column_ops`, float32
-    or int32: what each tile's rows and columns of what the epilogue returns come to.
-    whole: the tensors that have every element of the output, or of a batch of it, of those that the epilogue reads ahead, in
-    its order: how many elements side by side they have for each, and whether each batch has its own.
+    or int32: the partial results of each tile's rows and columns of the epilogue's results.
+    whole: of the tensors that the epilogue prefetches, in its order, those with every element of the output or of a batch
+    of it: the number of adjacent elements for each output element, and whether each batch has its own.
     """
     name, options = read_config(config)
     if cutlass.const_expr(not batched):
@@ -74,7 +74,7 @@ def launch(
 
 
 def part(tensor: cute.Tensor | None, mode: int, which: int) -> cute.Tensor | None:
-    """One of the parts that a mode counts; nothing of nothing."""
+    """One of the parts along a mode; None for None."""
     if tensor is None:
         return None
     others = [i for i in range(cute.rank(tensor)) if i != mode]
@@ -85,7 +85,7 @@ def part(tensor: cute.Tensor | None, mode: int, which: int) -> cute.Tensor | Non
 
 
 def _joined(mB: cute.Tensor, mode: int) -> cute.Tensor:
-    """A mode and the one after it, which lies within it, as one."""
+    """Merges a mode with the next one, which is contiguous within it."""
     shape = [mB.shape[i] for i in range(cute.rank(mB))]
     stride = [vectors.compact_stride(mB, i) for i in range(cute.rank(mB))]
     shape[mode : mode + 2] = [shape[mode] * shape[mode + 1]]

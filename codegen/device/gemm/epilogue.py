@@ -1,7 +1,7 @@
-"""The end of a GEMM: from a warp's accumulators, as tensor cores leave them, to calls of a generated epilogue.
+"""The end of a GEMM: from a warp's accumulators, in the layout of tensor cores, to calls of a generated epilogue.
 
-Piece by piece they pass through shared memory and become vectors of rows (`gemm_pieces`), what the epilogue reads for
-them is read ahead, and what it returns is folded (`gemm_folds`).
+Accumulators pass through shared memory piece by piece and become vectors of rows (`pieces`). The epilogue's operands are
+prefetched, and its results are reduced (`folds`).
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def finish(
     operands: tuple | None = None,
     first: tuple | None = None,
 ):
-    """Run an epilogue over what a warp holds of a tile; all its lanes take part. If `staged`, `begin` has begun it.
+    """Run an epilogue on a warp's part of a tile; all its lanes take part. If `staged`, `begin` must be called before.
 
     acc: (2, 2, J, I) registers, float32 or int32: in the i-th slab a lane holds columns 8j + 2*(lane%4) + {0, 1} of rows
         lane//4 + {0, 8}; or, if in `fours`, columns 8(j - j%2) + 4*(lane%4) + 2*(j%2) + {0, 1}. The columns of "halves" are
-        those of the one accumulator, then those of the other.
-    stage: (form.stage, warps) words of shared memory, 16-byte aligned, which nothing else uses; `warp` is this one's place.
-    peer: which of the `form.warps` that share its columns it is.
+        the columns of the first accumulator, then of the second.
+    stage: (form.stage, warps) words of shared memory, 16-byte aligned, which nothing else uses; `warp` is the warp's index.
+    peer: the warp's index among the `form.warps` that share its columns.
     place: row and column of the output, and the batch, where the warp's accumulators begin; slabs are `slab_step` rows apart.
     extents: rows and columns of the output.
     memory: the epilogue's tensors; row_parts (L, M, pieces) and column_parts (L, pieces, N), float32 or int32, one for each
         fold.
-    pieces: where in these what this warp's columns, and these warps' rows, come to is written.
-    operands: what `begin` was given.
-    first: what `first_columns` has read, where that was called.
+    pieces: the indices in these of the partial results of this warp's columns and of these warps' rows.
+    operands: the operands given to `begin`.
+    first: the result of `first_columns`, where that was called.
     """
     tensors, row_parts, column_parts = memory
     tensors = tuple(_compact(t) for t in tensors)
@@ -63,7 +63,7 @@ def finish(
     columns = zip(form.column_ops, column_parts, strict=True)
     rColumns = [reduce.accumulators(form.vec, walk.turns, op, p.element_type) for op, p in columns]
 
-    cute.arch.sync_warp()  # the tile before is read
+    cute.arch.sync_warp()  # the previous tile is read
     gemm_pieces.write(acc, shared, gemm_pieces.write_place(lane, walk, form), walk.order[0], walk, form)
     if cutlass.const_expr(form.rolled):
         _in_loops(acc, shared, walk, tensors, rRows, rColumns, form, operands, first)
@@ -88,8 +88,8 @@ def _in_loops(
     operands: tuple | None,
     first: tuple | None,
 ):
-    """The epilogue of each piece in a loop over its vectors: its code is run more often than it is fetched. Each vector, and
-    what was read ahead for it into shared memory, comes to registers as soon as the one before is computed that far."""
+    """The epilogue of each piece in a loop over its vectors, so that its code is executed more often than it is fetched. Each vector
+    and its prefetched operands in shared memory are loaded to registers while the previous vector is computed."""
     order, lane = walk.order, cute.arch.lane_idx()
     coming: Any = _columns(walk, 0, lane, tensors, form) if cutlass.const_expr(first is None) else first
     slots = form.ahead * walk.buffers
@@ -120,9 +120,9 @@ def _in_loops(
         more = i + 1 < len(order)
         if cutlass.const_expr(walk.buffers > 1 and more):
             if cutlass.const_expr(i > 0):
-                cute.arch.sync_warp()  # the piece before is read
+                cute.arch.sync_warp()  # the previous piece is read
             _bring(acc, shared, i + 1, written, walk, form, operands)
-        j = i + 1 if more else i  # past the last piece, what is read again is not used
+        j = i + 1 if more else i  # past the last piece, the repeated read is not used
         # The next vector is in this piece or, past its end, the first of the next piece
         first_spot = (reading, Int32(0), lane, walk.row_of(0, 0, 0, lane), walk.first_column(0, lane))
         after = _spot(j, 0, walk, form)
@@ -145,7 +145,7 @@ def _in_loops(
             if cutlass.const_expr(early):
                 at, slot, which, row, column = following
                 _put(gemm_pieces.read(shared + at, walk, acc.element_type, form), vector)
-                # What is staged is there whatever the column
+                # Staged operands are there for every column
                 there = below if form.staged > 0 else cutlass.select_(column < walk.N, walk.M, Int32(0))
                 _put(_own((row, column, walk.whole(row, there)), slot, which, walk, tensors, form, operands), own)
                 if cutlass.const_expr(walk.steps > 1):
@@ -169,7 +169,7 @@ def _in_loops(
 
 
 def _bring(acc: cute.Tensor, shared: Int32, i: int, place: Int32, walk: Pieces, form: Form, operands: Any) -> None:
-    """The i-th piece to shared memory, and what it needs there, for all lanes to read."""
+    """Write the i-th piece to shared memory, and wait for its operands there, for all lanes to read."""
     gemm_pieces.write(acc, shared + i % walk.buffers * form.buffer, place, walk.order[i], walk, form)
     if form.staged > 0:
         _await_operands(i, walk, form, operands)
@@ -177,7 +177,7 @@ def _bring(acc: cute.Tensor, shared: Int32, i: int, place: Int32, walk: Pieces, 
 
 
 def _put(sources: Sequence[cute.Tensor], places: Sequence[cute.Tensor]) -> None:
-    """Registers to others, whose names a loop knows."""
+    """Copy registers to others, which a loop carries."""
     for source, place in zip(sources, places, strict=True):
         place.store(source.load())
 
@@ -192,9 +192,9 @@ def _unrolled(
     rColumns: list,
     form: cutlass.Constexpr[Form],
 ):
-    """The epilogue of each piece vector by vector, what it needs read pieces ahead into registers."""
+    """The epilogue of each piece, vector by vector, unrolled; its operands are prefetched into registers some pieces before."""
     order, lane = walk.order, cute.arch.lane_idx()
-    read: list[Any] = [None]  # of the pieces that come next, the one before first
+    read: list[Any] = [None]  # the operands of the next pieces
     for i in cutlass.range_constexpr(min(form.ahead, len(order))):
         read.append(_operands(walk, i, lane, read[-1], tensors, form))
     cute.arch.sync_warp()
@@ -222,8 +222,8 @@ def _unrolled(
 
 
 def _compact(tensor: cute.Tensor | None) -> cute.Tensor | None:
-    """The same tensor, its strides made of its extents: products of 32-bit numbers, which take fewer instructions than strides
-    of 64 bits."""
+    """The same tensor with strides computed from its sizes: products of 32-bit numbers take fewer instructions than 64-bit
+    strides."""
     if tensor is None or cute.rank(tensor) < 2:
         return tensor
     strides = tuple(vectors.compact_stride(tensor, mode) for mode in range(cute.rank(tensor)))
@@ -241,7 +241,8 @@ def _bring_next(
     tensors: tuple,
     form: Form,
 ) -> None:
-    """The piece after the i-th to shared memory, which is read up to that one; and what a later one needs, to `read`."""
+    """Write the piece after the i-th to shared memory, whose pieces up to the i-th are read; load a later piece's operands to
+    `read`."""
     if i + 1 == len(walk.order):
         return
     if walk.buffers == 1:
@@ -256,10 +257,10 @@ def _bring_next(
 
 
 def _operands(walk: Pieces, i: int, lane: Int32, before: Any, tensors: tuple, form: Form) -> list[tuple]:
-    """What the epilogue reads for the vectors of the i-th piece, given what it read for those of the piece before."""
+    """The epilogue's operands for the vectors of the i-th piece, given those of the previous piece."""
     turn, slab, part = walk.order[i]
     c = walk.first_column(turn, lane)
-    # Where the columns are as before, so is what all rows share
+    # For the same columns, operands that all rows share are the same
     fixed = before[0][0] if slab + part > 0 else _columns(walk, turn, lane, tensors, form)
     found = []
     for step in range(walk.steps):
@@ -273,7 +274,7 @@ def _operands(walk: Pieces, i: int, lane: Int32, before: Any, tensors: tuple, fo
 
 
 def _columns(walk: Pieces, turn: int, lane: Int32, tensors: tuple, form: Form) -> tuple:
-    """What the epilogue reads of a lane's columns in a turn, the same for all rows."""
+    """The epilogue's operands for a lane's columns in a turn, which all rows share."""
     if form.columns is None:
         return ()
     c = walk.first_column(turn, lane)
@@ -283,8 +284,8 @@ def _columns(walk: Pieces, turn: int, lane: Int32, tensors: tuple, form: Form) -
 def first_columns(
     acc: cute.Tensor, place: tuple, slab_step: int, extents: tuple, tensors: tuple, form: Form
 ) -> tuple | None:
-    """Before the products of a tile: what the epilogue will read first, on its way meanwhile, for `finish`, which must follow
-    with the same arguments. None where it reads that itself."""
+    """Before the products of a tile: prefetch the epilogue's first operands for `finish`, which must follow with the same arguments.
+    None where `finish` loads them itself."""
     if not form.rolled:
         return None
     tensors = tuple(_compact(t) for t in tensors)
@@ -300,17 +301,17 @@ def begin(
     form: cutlass.Constexpr[Form],
     operands: tuple,
 ):
-    """Before the products of a tile, where `form.staged`: send for what its first pieces need. `finish` must follow, with the
-    same arguments. operands: a warp's own `staged` bytes of shared memory for each of `ahead` pieces, aligned as
-    `staging.ALIGNED` says, and two barriers for each, of one arrival; how many tiles it began before; which row of
-    all batches' its first is; the fetchers of `form.boxes`."""
+    """Before the products of a tile, where `form.staged`: start the copies of its first pieces' operands. `finish` must follow,
+    with the same arguments. operands: a warp's `staged` bytes of shared memory for each of `ahead` pieces, aligned to
+    `staging.ALIGNED`, and two barriers for each, of one arrival; the number of tiles that it began before; the index of
+    its first row among all batches' rows; the fetchers of `form.boxes`."""
     walk = gemm_pieces.walk_over(acc, place, extents, slab_step, form)
     for i in cutlass.range_constexpr(min(form.ahead * walk.buffers, len(walk.order))):
         _fetch_operands(i, walk, form, operands)
 
 
 def _fetch_operands(i: int, walk: Pieces, form: Form, operands: Any) -> None:
-    """Send for the operands of the i-th piece, in the place of those before that are read."""
+    """Start the copies of the i-th piece's operands, into the place of earlier ones that are read."""
     memory, barriers, _, row, fetchers = operands
     turn, slab, part = walk.order[i]
     slot = i % (form.ahead * walk.buffers)
@@ -322,14 +323,16 @@ def _fetch_operands(i: int, walk: Pieces, form: Form, operands: Any) -> None:
 
 
 def _await_operands(i: int, walk: Pieces, form: Form, operands: Any) -> None:
-    """Until those of the i-th piece have come."""
+    """Wait for the operands of the i-th piece."""
     (_, barriers, tiles, *_), slots = operands, form.ahead * walk.buffers
-    before = len(range(i % slots, len(walk.order), slots)) * tiles  # times that other tiles had its place
+    before = (
+        len(range(i % slots, len(walk.order), slots)) * tiles
+    )  # the number of earlier uses of its place by other tiles
     cute.arch.mbarrier_wait(barriers + i % slots, (before + i // slots) & 1)
 
 
 def _spot(i: int, step: Int32 | int, walk: Pieces, form: Form) -> tuple[Int32 | int, ...]:
-    """How far a step of the i-th piece is from a lane's first: where its accumulators lie, bytes to its slot, its vector there,
+    """The offsets of a step of the i-th piece from a lane's first: of its accumulators, of its slot in bytes, of its vector there, of
     its row and column."""
     turn, slab, part = walk.order[i]
     slot = i % (form.ahead * walk.buffers) * (form.staged // walk.buffers)
@@ -338,7 +341,7 @@ def _spot(i: int, step: Int32 | int, walk: Pieces, form: Form) -> tuple[Int32 | 
 
 
 def _moved(spot: tuple[Int32, ...], way: tuple[Int32 | int, ...]) -> tuple[Int32, ...]:
-    """Where one comes to from a spot."""
+    """A spot plus offsets."""
     return tuple(a + b for a, b in zip(spot, way, strict=True))
 
 
@@ -353,8 +356,8 @@ def _own_at(i: int, lane: Int32, walk: Pieces, tensors: tuple, form: Form, opera
 def _own(
     place: tuple[Int32, ...], slot: Int32 | int, vector: Int32, walk: Pieces, tensors: tuple, form: Form, operands: Any
 ) -> tuple[cute.Tensor, ...]:
-    """What an epilogue reads for a vector of a row, column and count: what was read ahead into shared memory, so many bytes on,
-    and the rest from where it lies."""
+    """The epilogue's operands for a vector of a row, column and count: prefetched ones from shared memory, at `slot` bytes, the
+    others from global memory."""
     if form.tiles is None:
         return ()
     load: Any = vectors.load

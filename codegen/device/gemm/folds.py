@@ -1,5 +1,4 @@
-"""What the epilogue of a GEMM returns, folded over the rows and columns of a tile, in a fixed order: two runs agree to the
-bit."""
+"""Reduces the results of a GEMM's epilogue over the rows and columns of a tile, in a fixed order: two runs agree to the bit."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from codegen.device.gemm.pieces import Form, Pieces
 def fold(
     found: tuple, column: Int32, limit: Int32, at: int, turn: int, rRows: list, rColumns: list, form: Form
 ) -> None:
-    """What the epilogue returned for one vector, that begins at a `column` of a row of `limit` columns (none where there is no
-    such row), into the statistics of its row and its columns."""
+    """Reduce the epilogue's results for one vector, which begins at a `column` of a row of `limit` columns (0 where the row does
+    not exist), into the statistics of its row and its columns."""
     inside = reduce.inside(column, limit, form.vec, form.ragged, False)
     ops = form.row_ops + form.column_ops
     assert len(found) == len(ops), f"an epilogue returned {len(found)} vectors to be folded by {ops}"
@@ -33,7 +32,7 @@ def fold(
         one = reduce.accumulator(form.vec, op, dtype)
         reduce.accumulate([one], (op,), value, inside if form.ragged else None)
         folded = reduce.over_vector(one, op)
-        if not form.ragged:  # all of it counts, or none
+        if not form.ragged:  # all of the vector counts, or none
             nothing = dtype(reduce.identity(op, dtype))
             folded = cute.full((1,), cutlass.select_(column < limit, folded[0], nothing), dtype)
         rRows[k][at] = reduce.combine(op, total, folded)[0]
@@ -41,7 +40,7 @@ def fold(
 
 
 def turn_round(rRows: list) -> None:
-    """The next row's statistics to the first place, those of the first to the last: a loop over rows has all in turn there."""
+    """Rotate the rows' statistics: the next row's move to the first place, so that a loop over rows finds each of them there."""
     for held in rRows:
         first = held[0]
         for at in range(1, cute.size(held)):
@@ -58,7 +57,7 @@ def store_rows(
     row_parts: tuple,
     form: cutlass.Constexpr[Form],
 ):
-    """Rows' statistics, folded over the lanes that share a row, to memory."""
+    """Reduce the rows' statistics over the lanes that share a row, and store them."""
     count = cute.size(rRows[0])
     for at in cutlass.range_constexpr(count):
         r, _, _ = walk.place(at // (count // walk.slabs), 0, at % (count // walk.slabs), lane, Int32(0))
@@ -81,7 +80,7 @@ def store_columns(
     column_parts: tuple,
     form: cutlass.Constexpr[Form],
 ):
-    """Columns' statistics, folded over a warp's rows, then, in shared memory, over those of its peers, to memory."""
+    """Reduce the columns' statistics over a warp's rows, then, in shared memory, over its peers', and store them."""
     words = [cute.recast_ptr(stage.iterator, dtype=p.element_type) for p in column_parts]
     vec, turns, per_row, column = form.vec, cute.size(rColumns[0], mode=[1]), walk.per_row, walk.column
     span = turns * per_row * vec  # columns of the output
@@ -110,7 +109,7 @@ def store_columns(
 
 
 def _over_rows(value: Numeric, op: str, per_row: int) -> Numeric:
-    """Folded over the lanes of a warp that hold the same column of other rows."""
+    """The reduction over the lanes of a warp that hold other rows of the same column."""
     total, lanes = cute.full((1,), value, type(value)), WARP // 2
     while lanes >= per_row:
         total = reduce.combine(op, total, cute.full((1,), cute.arch.shuffle_sync_bfly(total[0], lanes), type(value)))
@@ -119,7 +118,7 @@ def _over_rows(value: Numeric, op: str, per_row: int) -> Numeric:
 
 
 def _over_peers(first, op: str, dtype: type[Numeric], form: Form) -> Numeric:
-    """Folded over the warps that share a column, in their order."""
+    """The reduction over the warps that share a column, in their order."""
     total = cute.full((1,), reduce.identity(op, dtype), dtype)
     for p in range(form.warps):
         value = (first + p * (form.step * form.stage)).load()

@@ -1,7 +1,8 @@
-"""Products whose contracted axis is shared out among the blocks of a cluster: how their parts come together.
+"""Split-K products: the blocks of a cluster share the contracted axis, and their partial sums are added.
 
-Each block leaves its accumulators in its shared memory; then each adds up what all blocks of the cluster have for its own
-share of the tile's columns, in the order of the blocks, so that two runs agree to the bit, and goes on with that share.
+Each block stores its accumulators in its shared memory. Then each block adds the accumulators of all blocks of the cluster for
+its own share of the tile's columns, in the order of the blocks, so that two runs agree to the bit, and continues with that
+share.
 """
 
 from __future__ import annotations
@@ -56,6 +57,6 @@ def add_up(
 
 
 def _four(words: cute.Pointer, at: cutlass.Int32, thread: cutlass.Int32, threads: int) -> cute.Tensor:
-    """Where a thread's accumulators of a block of columns lie, beside those of all others."""
+    """The place of a thread's accumulators of a block of columns, interleaved with all other threads'."""
     place = cute.assume((at * threads + thread) * 4, divby=4)
     return cute.make_tensor(words + place, cute.make_layout((4,)))

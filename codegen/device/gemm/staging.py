@@ -1,8 +1,8 @@
-"""Operands of an epilogue on their way through shared memory: TMA brings them while the products before are handled, and no
-register holds them meanwhile. A piece of each array comes as one box, row by row; a barrier counts the bytes that have come.
+"""Prefetches operands of an epilogue into shared memory: TMA copies them while earlier products are handled, and they take no
+registers meanwhile. A piece of each array is copied as one box, row by row, and a barrier counts the bytes.
 
-An epilogue reads vectors through a function like `vectors.load`: `Slots.load` is that for what has come. It must be asked for
-the arrays in the order in which they were sent for.
+An epilogue loads vectors with a function like `vectors.load`; for prefetched operands this is `Slots.load`. It must be called
+for the arrays in the order of their copies.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from codegen.device import vectors
 from codegen.device.gemm import tensorcore
 
 ALIGNED = 128  # bytes in shared memory to which a box is aligned
-_WORDS: dict[int, type[Numeric]] = {8: Int8, 16: Int16, 32: Int32, 64: Int64}  # what is copied has no other type
+_WORDS: dict[int, type[Numeric]] = {8: Int8, 16: Int16, 32: Int32, 64: Int64}  # copies only need the width of a type
 
 
 @dataclass(frozen=True)
 class Box:
-    """What of an array comes at once: some rows, and `columns` of the output, each of so many elements side by side."""
+    """The part of an array that is copied at once: some rows, and `columns` of the output, each with some adjacent elements."""
 
     rows: int
     columns: int
@@ -46,8 +46,8 @@ Fetcher: TypeAlias = tuple[cute.CopyAtom, cute.Tensor]  # TMA's copy of a box, a
 
 
 def fetcher(src: cute.Tensor, parts: int, batched: bool, rows: int, columns: int) -> tuple[Box, Fetcher]:
-    """For a tensor (..., rows, columns), or (..., rows, columns, parts), whose rows are whole 16 bytes and follow each other at
-    one distance."""
+    """The fetcher of a tensor (..., rows, columns), or (..., rows, columns, parts), whose rows have a multiple of 16 bytes and a
+    constant stride."""
     box = Box(rows, columns, parts, _WORDS[src.element_type.width], batched)
     own = cute.rank(src) - (1 if parts == 1 else 2)  # modes that count rows
     high, whole = Int32(1), 128 // box.word.width
@@ -69,8 +69,8 @@ def fetch(
     target: cute.Pointer,
     barrier: cute.Pointer,
 ) -> None:
-    """Send for a box of each array, that begins at a column and at one of two rows, of all batches' or of a batch's; zeros
-    where the array ends."""
+    """Start the copy of a box of each array, which begins at a column and at one of two rows: counted over all batches, or within a
+    batch. Zeros past the array's end."""
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(barrier, sum(box.size for box in boxes))
     at = 0
@@ -86,7 +86,7 @@ def fetch(
 def partition(
     load: cute.CopyAtom, gX: cute.Tensor, sX: cute.Tensor, rank: Int32 | int, sharers: int
 ) -> tuple[cute.Tensor, cute.Tensor]:
-    """What this block loads of each box, in shared and in global memory."""
+    """The part of each box that this block loads, in shared and in global memory."""
     rank = rank if sharers > 1 else 0
     layout = cute.make_layout(sharers)
     found: Any = cpasync.tma_partition(load, rank, layout, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
@@ -95,7 +95,7 @@ def partition(
 
 @dataclass
 class Slots:
-    """Where a piece's operands lie, one array after the other."""
+    """The places of a piece's operands, one array after the other."""
 
     start: Int32  # an address in shared memory
     boxes: tuple[Box, ...]

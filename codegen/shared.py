@@ -1,15 +1,108 @@
-"""What plans and device code agree on: sizes of memory that both count with, and the text of a GEMM's main loop."""
+"""What plans and device code agree on: launches, which plans make and kernels read, and sizes of memory that both count with."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from codegen.parsing import parse_expression
 
 COUNTER = 4  # words of memory by which blocks keep pace: the first counts; so many are copied past the nearest cache
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a call adds to the plan of an element-wise kernel. A kernel is compiled for each."""
+
+    vec: int  # elements of a thread
+    ragged: bool  # whether the arrays' end, or where coordinates count a row's, lies inside a vector
+    threads: int  # of a block
+
+    @property
+    def constants(self) -> dict[str, Launch]:
+        """What the launcher takes of it."""
+        return {"how": self}
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """One more than full ones: for the rest, or where the arrays are empty."""
+        return rows * columns // (self.vec * self.threads) + 1
+
+
+@dataclass(frozen=True)
+class RowLaunch:
+    """What a call adds to the plan of a kernel that reduces along rows. A kernel is compiled for each."""
+
+    vec: int  # columns of a vector; a whole row, where a thread has several: it may hold columns of several groups
+    ragged: bool  # whether N is not a multiple of vec
+    threads: int  # of a block
+    per_row: int  # threads of a block that share a row
+    vectors: int  # of a thread
+    cluster: int  # blocks that share a row
+    kept: bool  # whether the row stays in registers; else each pass reads it again
+    exact: bool  # whether every vector of every thread lies inside the row
+    carried: bool  # whether expensive values stay in registers; else each pass computes them again
+    lean: bool = False  # whether nothing stays there but the row, not even what the compiler would keep
+    resident: int = 0  # blocks that an SM has registers for, at least, unless 0
+    at_once: int = 1  # neighbouring rows of a thread, which are read and written together
+
+    @property
+    def constants(self) -> dict[str, RowLaunch]:
+        """What the launcher takes of it."""
+        return {"how": self}
+
+    @property
+    def rows_a_block(self) -> int:
+        return self.threads // self.per_row * self.at_once
+
+    def blocks(self, rows: int, columns: int = 0) -> int:
+        """One more than full ones: for the rest, or no rows at all."""
+        del columns
+        return (rows // self.rows_a_block + 1) * self.cluster
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a kernel that walks down rows is compiled for."""
+
+    vec: int  # columns of a vector
+    ragged: bool  # whether N, or where all arrays are one long row the number of elements, is not a multiple of vec
+    threads: int  # of a block
+    per_row: int  # threads of a block that share a row
+    vectors: int  # of a thread
+    cluster: int  # blocks that share a row
+    at_once: int  # rows that a thread holds: one that is reduced, others in flight
+    exact: bool  # whether every vector of every thread lies inside a row
+    whole: bool  # whether a block, or a cluster of them, has all columns; else one vector of each of its threads
+    lean: bool = False  # whether nothing of a row stays in registers but what was read
+    resident: int = 0  # blocks that an SM has registers for, at least, unless 0
+    staged: bool = False  # whether rows come to shared memory, and one of them to registers; else all to registers
+    shared_sums: bool = False  # whether the partial results of a thread's columns lie there; else in registers
+    paced: bool = False  # whether blocks wait for those that memory serves worse, if a call is long
+    each: int | None = None  # neighbouring columns whose results are one, of those that no result keeps: a vector, or 1
+    first: RowLaunch | None = None  # where rows have statistics: of the kernel that writes them, unless this one does
+
+
+@dataclass(frozen=True)
+class WalkLaunch(Walk):
+    """What a call adds to the plan of a kernel that walks down rows: each of `parts` groups of blocks takes every parts-th
+    row, or as many at once as a block holds, and leaves one partial result for every column."""
+
+    parts: int = 1
+    long: bool = False  # whether there are so many rows that blocks keep pace, where they may
+
+    @property
+    def constants(self) -> dict[str, Walk]:
+        """What the launcher takes of it: no kernel depends on how many rows there are."""
+        return {"how": Walk(**{f.name: getattr(self, f.name) for f in fields(Walk)})}
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Those that walk down the rows that meet; other kernels fold their parts. Even of no columns there is one piece."""
+        del rows
+        pieces = self.cluster if self.whole else -(-columns // (self.per_row * self.vec))
+        return self.parts * (1 if isinstance(pieces, int) and pieces == 0 else pieces)
+
 
 # The Hopper GEMM
 STAGED_ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide

@@ -19,6 +19,19 @@ from codegen.device.functions import WARP
 EVICT = cute.nvgpu.CacheEvictionPriority
 
 
+def registers(
+    tensor: cute.Tensor | None,
+    shape: tuple[int, ...],
+    default: float | None = None,
+    dtype: type[Numeric] = cutlass.Float32,
+) -> cute.Tensor:
+    """A thread's registers for elements of a tensor; of one that is left out, they hold its default, of type `dtype`."""
+    found = cute.make_rmem_tensor(shape, dtype if tensor is None else tensor.element_type)
+    if tensor is None:
+        found.fill(default)
+    return found
+
+
 @cute.jit
 def load_one(src: cute.Tensor, place: cute.Coord, there: cutlass.Boolean, dst: cute.Tensor):
     """A row's single value; zero where the row does not exist."""
@@ -182,9 +195,12 @@ def _neighbours(tensor: cute.Tensor, row: Int32, registers: cute.Tensor) -> tupl
     return first, device.extent_of(tensor) - first, math.gcd(count, 128 // tensor.element_type.width)
 
 
-def staging(dtype: type[Numeric], count: int, vectors: int, rows: int, threads: int) -> cute.Tensor:
-    """A thread's part of shared memory, for its vectors of `count` elements of several rows: (count, vectors, rows). The vectors
-    of neighbouring threads are adjacent."""
+def staging(tensor: cute.Tensor | None, count: int, vectors: int, rows: int, threads: int) -> cute.Tensor | None:
+    """A thread's part of shared memory, for its vectors of `count` elements of several rows of a tensor that is there: (count,
+    vectors, rows). The vectors of neighbouring threads are adjacent."""
+    if tensor is None:
+        return None
+    dtype = tensor.element_type
     tidx, _, _ = cute.arch.thread_idx()
     whole = SmemAllocator().allocate_tensor(dtype, cute.make_layout((threads * count * vectors * rows,)), 16)
     layout = cute.make_layout((count, vectors, rows), stride=(1, threads * count, threads * count * vectors))

@@ -462,6 +462,16 @@ def cast(x: Vector, dtype: type[Numeric]) -> Vector:
     return maximum(x, float(low)).to(dtype)
 
 
+def floats(x: Vector | cute.Tensor, dtype: type[Numeric] = Float32) -> Vector:
+    """A vector, or registers' values, in the type that floats are computed in."""
+    return cast(x.load() if isinstance(x, cute.Tensor) else x, dtype)
+
+
+def full(count: int, value: Operand, dtype: type[Numeric] = Float32) -> Vector:
+    """A vector that holds one value."""
+    return cute.full((count,), value, dtype)
+
+
 _UNITS = (
     1.5 * 2.0**23
 )  # floats near it are one apart: adding it to a number rounds that to a whole number, ties to even

@@ -78,6 +78,11 @@ def overlaps() -> bool:
     return CuTeDSL._get_dsl().get_arch_enum().major >= 9
 
 
+def finishing_grid(blocks: Int32, stream: Any) -> dict[str, Any]:
+    """How a kernel that folds the parts is launched in so many blocks."""
+    return {"grid": (blocks, 1, 1), "block": (256, 1, 1), "stream": stream, "use_pdl": overlaps()}
+
+
 @cute.jit
 def begin_next():
     """Allow the next kernel to be launched, once all blocks are here."""

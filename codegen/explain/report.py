@@ -22,13 +22,13 @@ from codegen.explain.words import words
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, dtype_of, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.sizes import Shape, array_bytes, elements, extents
-from codegen.plan.launches import Extents, Launch, RowLaunch, WalkLaunch
+from codegen.plan.launches import Extents
 from codegen.plan.limits import lacks
 from codegen.plan.op import Gemm, Op
 from codegen.plan.planner import overrides
 from codegen.plan.reductions import Reduction
 from codegen.plan.tiles import Product
-from codegen.shared import read_config
+from codegen.shared import Launch, RowLaunch, WalkLaunch, read_config
 from codegen.spec.spec import Array, Spec
 
 

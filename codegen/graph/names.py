@@ -9,16 +9,16 @@ from codegen.errors import Mistake, shown
 
 # Names that generated files use at module level, and Python's names that must keep their meaning there.
 RESERVED = frozenset("""
-    cuda cutlass cute jax jnp access device partials reduce runtime compute int_compute row_axes approx vec stream implementation precision NamedTuple SPEC
+    cuda cutlass cute jax jnp access device partials reduce rowwise runtime compute int_compute row_axes approx vec stream implementation precision NamedTuple SPEC
     print range len tuple list dict set int float bool str bytes object type super self None True False
 """.split())  # fmt: skip
 # A kernel's own variables, with which a parameter or an output would clash.
 KERNEL_NAMES = frozenset("""
-    tidx bidx bdim size start valid i row row_i rows cols rest rest_i ragged threads blocks
+    tidx bidx bdim size start valid i row row_i rows cols rest rest_i ragged threads blocks how
 """.split())  # fmt: skip
 # Variables of the kernels that reduce: values of a chain with such a name are renamed.
 REDUCING_NAMES = frozenset("""
-    functools gemm config acc batch tensors operands turn paced
+    functools gemm config how index at acc batch own early later all_rows tensors operands turn paced
     tidx bidx row rows cols columns column count first first_row first_of_row step passes p v c u values certain inside vec ragged threads
     per_row vectors cluster kept exact carried lean resident at_once staged shared_sums held whole k base part parts piece pieces pace rows_a_block total width row_count
     found there element_count once place some begin seen beside

@@ -22,7 +22,7 @@ from typing import Any
 
 from codegen import cache, extras
 from codegen.graph.nodes import DTYPES
-from codegen.plan.launches import Extents, Launch, RowLaunch, WalkLaunch
+from codegen.plan.launches import Extents
 from codegen.plan.planner import overrides
 from codegen.plan.reductions import Reduction
 from codegen.runtime.call import views
@@ -33,6 +33,7 @@ from codegen.runtime.compiled.launcher_call import LauncherCall
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
+from codegen.shared import Launch, RowLaunch, WalkLaunch
 
 with extras.needed("build"):
     from elftools.elf.elffile import ELFFile

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
-from codegen.plan.launches import Extents, Launch
+from codegen.plan.launches import Extents
 from codegen.plan.planner import MAX_AXES, Names, Planner
+from codegen.shared import Launch
 from codegen.spec.spec import Array, Spec
 
 THREADS = 512  # of a block: 128 to 1024 differ by 1% in bandwidth, and 512 leaves a thread 128 registers

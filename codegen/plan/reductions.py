@@ -26,8 +26,9 @@ from codegen.graph import online
 from codegen.graph.nodes import DTYPES, Node, lost_axes
 from codegen.plan import walking
 from codegen.plan.access import Access, Extent, Group, View, vector_width
-from codegen.plan.launches import IDLE, Extents, RowLaunch, WalkLaunch
+from codegen.plan.launches import IDLE, Extents
 from codegen.plan.walking import clusters
+from codegen.shared import RowLaunch, WalkLaunch
 from codegen.spec.spec import Array
 
 MAX_THREADS = 1024

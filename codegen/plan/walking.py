@@ -2,7 +2,7 @@
 
 Where a row has statistics of its own, a block holds whole rows, or a cluster of blocks does, each its span of columns:
 the columns' results stay with the block, and the row is read once. Elsewhere a block has some columns only; rows too
-long for a cluster take that form too, their statistics written by a kernel before (`WalkLaunch.first`).
+long for a cluster take that form too, their statistics written by a kernel before (`Walk.first`).
 
 A thread holds one row that it folds, and the next on its way, in registers or in shared memory.
 """
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from codegen.plan.launches import WalkLaunch
+from codegen.shared import WalkLaunch
 
 WALKED_THREAD_BYTES = 96  # bytes of a row that a thread keeps before the row gets more threads
 COSTLY_THREAD_BYTES = 64  # where something costly is computed of them
@@ -147,8 +147,8 @@ def whole(
             parts = least_steps(apart, slots, handfuls)
         parts = min(parts, _most_parts.get())
         launch = WalkLaunch(
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, parts, lean, resident, staged,
-            shared_sums, paced=paced, long=long,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, lean, resident, staged,
+            shared_sums, paced=paced, parts=parts, long=long,
         )  # fmt: skip
         if at_once > 1 and filled(full * apart, slots) > 0.75:
             return launch
@@ -211,7 +211,9 @@ def tiles(
     full = shares(pieces, slots, waves)
     parts = min(max(1, min(full, handfuls)), _most_parts.get())
     resident = resident if full * pieces <= slots else 0  # all at once; else a block that is done makes room
-    return WalkLaunch(vec, ragged, threads, per_row, 1, 1, at_once, False, False, parts, resident=resident)
+    return WalkLaunch(
+        vec, ragged, threads, per_row, 1, 1, at_once, exact=False, whole=False, resident=resident, parts=parts
+    )
 
 
 def shares(pieces: int, slots: int, waves: int) -> int:
@@ -253,7 +255,9 @@ def everything(
     at_once, wide = rows_at_once(width, written, False, dear, None if ragged else arch), threads * vec
     rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
     parts = max(1, min(resident * processors(arch), -(-rows // at_once), _most_parts.get()))
-    return WalkLaunch(vec, ragged, threads, threads, 1, 1, at_once, False, True, parts, resident=resident)
+    return WalkLaunch(
+        vec, ragged, threads, threads, 1, 1, at_once, exact=False, whole=True, resident=resident, parts=parts
+    )
 
 
 def rows_at_once(width: int, written: int, values: bool, dear: bool, arch: str | None) -> int:

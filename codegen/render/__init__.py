@@ -18,6 +18,7 @@ from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
 from codegen.render.literals import dict_literal
 from codegen.render.rows import RowContext
+from codegen.render.wrapping import wrapped
 from codegen.spec.embedding import to_data
 
 with extras.needed("build"):
@@ -58,7 +59,8 @@ def render_op(op: Op) -> str:
     text = template.render(values, imports=context.imports(template.render(values, imports=[])))
     # The template's runs of empty lines, not the spec's
     head, spec, rest = text.partition(values["spec"])
-    return re.sub(r"\n{4,}", "\n\n\n", head) + spec + re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"
+    code = re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"
+    return re.sub(r"\n{4,}", "\n\n\n", head) + spec + wrapped(code)
 
 
 def derived_ops(op: Op) -> dict[str, Op]:

@@ -11,11 +11,11 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Statement, topological
 from codegen.language.reference import Reference
 from codegen.plan.access import Access
-from codegen.plan.launches import RowLaunch
 from codegen.plan.op import Op
 from codegen.plan.planner import dtype_constant
 from codegen.plan.reductions import Statistic
 from codegen.render.common import camel
+from codegen.render.row_access import Load, Staged
 from codegen.render.rows import Function, RowContext, in_tuple
 from codegen.shared import COUNTER
 
@@ -34,6 +34,8 @@ class WalkContext(RowContext):
     """What the column template shows."""
 
     template = "column.py.jinja"
+    record = "own"
+    index = "row"
 
     def kernel(self) -> dict:
         finishes = [self.finish(f) for f in self.finishes()]
@@ -52,14 +54,10 @@ class WalkContext(RowContext):
             "tiles": tiles,
             "first": self.first_launch(),
             "row_statistics": self.row_statistics(),
-            "staging": [row for row in map(self.load_row, self.vector_loads()) if row["staged"]],
-            "column_loads": [row for row in map(self.load_row, self.vector_loads()) if not row["of_row"]],
-            "row_loads": [row for row in self.row_loads() if row["of_row"]],
-            "once_loads": [
-                row | {"text": row["text"].replace(f", {self.there()}, ", ", True, ")}
-                for row in self.row_loads()
-                if not row["of_row"]
-            ],
+            "staging": [load for load in map(self.load, self.vector_loads()) if load.staged],
+            "column_loads": [load for load in map(self.load, self.vector_loads()) if not load.of_row],
+            "row_loads": [load for load in self.row_loads() if load.of_row],
+            "once_loads": [load for load in self.row_loads() if not load.of_row],
             "walk": self.walk(),
             "finishes": finishes,
             "launch_extents": self.launch_extents_of(tiles, finishes),
@@ -73,21 +71,19 @@ class WalkContext(RowContext):
         """A thread reads several rows ahead: to registers, or whole vectors of whole rows also to shared memory."""
         return ", k" if access.mode == "flat" and self.plan.rows else ", u"
 
-    def load_row(self, access: Access) -> dict:
-        row = super().load_row(access) | {"staged": ""}
-        if access.mode == "flat" and row["of_row"] and self.plan.rows:
-            assert access.array is not None
-            tensor, staged = self.tensors[access.array.name], f"s{row['name'][1:]}"
-            parts = access.array.parts if access.interleaved else 1
-            modes = "None, None, None, k" if access.interleaved else "None, None, k"
-            row |= {
-                "staged": staged,
-                "staging": f"{staged} = access.staging({tensor}.element_type, vec * {parts}, vectors, at_once, threads)",
-                "fetch": f"access.fetch_row({tensor}, {self.start(access)}, column, step, columns, {staged}[None, None, u], {parts})",
-                "take": f"access.take_row({staged}[None, None, u], column, step, columns, {row['name']}[{modes}])",
-                "registers": f"{row['name']}[{modes}]",
-            }
-        return row
+    def load(self, access: Access) -> Load:
+        found = super().load(access)
+        if access.mode != "flat" or not found.of_row or not self.plan.rows:
+            return found
+        name, parts = f"s{found.name[1:]}", access.array.parts if access.array and access.interleaved else 0
+        modes, count = ("None, None, None, k", f"vec * {parts}") if parts else ("None, None, k", "vec")
+        of_parts = f", parts={parts}" if parts else ""
+        staged = Staged(
+            f"{name} = access.staging({found.tensor}, {count}, vectors, at_once, threads)",
+            f"fetch({found.tensor}, {self.start(access)}, {name}, u{of_parts})",
+            f"take({name}, u, {found.name}[{modes}])",
+        )
+        return replace(found, staged=staged, registers=f"{found.name}[{modes}]")
 
     # The kernel that writes the statistics of rows too long for one
 
@@ -108,7 +104,7 @@ class WalkContext(RowContext):
         found = []
         for s, store in zip(self.plan.rows, self.plan.first.stores, strict=True):
             tensor, register = f"m{camel(store.name)}", f"r{camel(store.name)}"
-            load = f"access.load_one({tensor}, {self.place(store)}, {self.there()}, {register}[None, u])"
+            load = f"load_one({tensor}, {self.place(store)}, {register}[None, u])"
             found.append({"name": s.name, "register": register, "tensor": tensor, "load": load})
         return found
 
@@ -129,7 +125,7 @@ class WalkContext(RowContext):
         return " * ".join(self.groups[i].name for i in self.plan.spread)
 
     def row_lines(self) -> list[str]:
-        return self.coordinate_lines(self.plan.walked_groups, "row") if self.plan.apart else super().row_lines()
+        return self.coordinate_lines(self.plan.walked_groups, self.index) if self.plan.apart else super().row_lines()
 
     def place_lines(self) -> list[str]:
         """The coordinates that all rows share which a block meets."""
@@ -154,13 +150,8 @@ class WalkContext(RowContext):
         first = self.first()
         if first is None:
             return None
-        types = RowLaunch.__annotations__
-        constants = [(f"rows_{name}", types[name]) for name in first.launch_constants()]
-        words = (
-            [t["name"] for t in first.tensor_lines()] + [p.constant for p in self.static] + [n for n, _ in constants]
-        )
-        name, counter = f"{first.spec.op}_launch", self.counter()
-        return {"name": name, "constants": constants, "arguments": ", ".join(words), "counter": counter}
+        words = [t["name"] for t in first.tensor_lines()] + [p.constant for p in self.static] + ["how.first"]
+        return {"name": f"{first.spec.op}_launch", "arguments": ", ".join(words), "counter": self.counter()}
 
     # What is folded over rows
 
@@ -199,21 +190,6 @@ class WalkContext(RowContext):
             comment = f"({COUNTER}) rows that all blocks have done, with room, or nothing"
             rows.append({"name": self.counter(), "hint": "cute.Tensor", "comment": comment})
         return super().tensor_lines() + rows
-
-    def launch_constants(self) -> tuple[str, ...]:
-        own: tuple[str, ...] = (
-            "vec",
-            "ragged",
-            "threads",
-            "per_row",
-            "vectors",
-            "cluster",
-            "at_once",
-            "exact",
-            "resident",
-        )
-        own += ("each",) if self.plan.shares else ()
-        return own if self.plan.first is None else (*own, "staged", "shared_sums", "lean", "whole", "paced")
 
     def late(self, access: Access) -> bool:
         """Whether an output needs all rows."""
@@ -267,7 +243,7 @@ class WalkContext(RowContext):
             "arguments": self.arguments(function, "vec"),
             "results": ", ".join([*names, *values]),
             "inside": any(not s.once for s in self.plan.columns),
-            "once": self.there() if once else "",
+            "once": bool(once),
             "folds": [f for f in folds if f],
             "store_parts": self.fold_lists(self.of_columns(), "{running}, {ops}, [{parts}]"),
             "over_row": self.fold_lists(self.totals(), "{running}, {ops}"),
@@ -295,9 +271,6 @@ class WalkContext(RowContext):
 
     def start(self, access: Access) -> str:
         return "cutlass.Int64(row) * width" if self.plan.collapsed else super().start(access)
-
-    def once(self, access: Access) -> str:
-        return str(self.plan.of_row(access))
 
     # The kernels that finish: one for each set of axes that outputs over rows have
 
@@ -343,20 +316,20 @@ class WalkContext(RowContext):
         tensors = [t for t in self.tensor_lines() if t["name"] in wanted]
         static = [p for p in self.static if p.name in {*function.params, *map(dtype_constant, function.params)}]
         loads = [
-            {"guard": self.guard(a), "text": f"access.load_one({self.tensors[a.array.name]}, {self.finish_place(finish, a)}, there, {self.fragment(a)})"}
+            f"rowwise.load_one({self.tensors[a.array.name]}, {self.finish_place(finish, a)}, there, {self.fragment(a)})"
             for a in inputs if a.array is not None
         ]  # fmt: skip
         places = [
             f"{self.tensors[a.array.name]}[{self.finish_place(finish, a)[1:-1].rstrip(',')}] = {self.fragment(a)}[0]"
             for a in stores if a.array is not None
         ]  # fmt: skip
-        coordinates = self.column_coordinates(finish, " ".join([*places, *(row["text"] for row in loads), *arguments]))
+        coordinates = self.column_coordinates(finish, " ".join([*places, *loads, *arguments]))
         text = " ".join([*coordinates, *arguments, *(f["text"] for f in folds), *means])
         counts = {"row_count": self.count(False), "element_count": self.count(True)}
         numbers = [(g.name, "cutlass.Int32", g.name) for g in self.groups] if not self.plan.collapsed else []
         numbers += [(name, "cutlass.Int64", value) for name, value in counts.items()]
         numbers = [n for n in numbers if self.mentions([text], n[0])]
-        constants = [p.constant for p in static] + ["each"] * self.mentions([text], "each")
+        constants, each = [p.constant for p in static], self.mentions([text], "each")
         return {
             "name": finish.name,
             "what": "a column" if finish.kept == self.plan.spread else "each result" if finish.kept else "everything",
@@ -366,13 +339,13 @@ class WalkContext(RowContext):
             "function": function,
             "tensors": tensors,
             "static_params": [{"name": p.constant, "kind": p.kind} for p in static],
-            "each": "each" in constants,
+            "each": each,
             "numbers": numbers,
             "folds": folds,
             "parts": self.tensors_of_columns(finish),
             "count": f"{self.tensors_of_columns(finish)}.shape[1]",
             "settings": lines,
-            "fragments": [self.fragment_row(a, "1,") | {"shape": "(1,)"} for a in (*inputs, *stores)],
+            "fragments": [self.registers_of(a, ["1"]) for a in (*inputs, *stores)],
             "loads": loads,
             "arguments": arguments,
             "results": ", ".join(a.name for a in stores),
@@ -381,7 +354,7 @@ class WalkContext(RowContext):
             "grid": self.finish_grid(finish),
             "launch_arguments": [
                 ", ".join(t["name"] for t in tensors),
-                ", ".join([*constants, *(value for _, _, value in numbers)]),
+                ", ".join([*constants, *["how.each"] * each, *(value for _, _, value in numbers)]),
             ],
         }  # fmt: skip
 

@@ -37,8 +37,11 @@ DEVICE = (
     "gemm",
     "partials",
     "reduce",
+    "rowwise",
     "vectors",
 )  # what generated kernels call of `codegen.device`
+
+LAUNCHES = ("Launch", "RowLaunch", "Walk")  # and of `codegen.shared`
 
 
 class Context:
@@ -296,7 +299,8 @@ class Context:
     def as_computed(self, load: str, kind: str) -> str:
         """What a load gives, in the type in which the chain computes values of its kind."""
         if kind == "float":
-            return f"device.cast({load}, {self.compute()})"
+            values = load.removesuffix(".load()")
+            return f"device.floats({values}, compute)" if self.wide else f"device.floats({values})"
         return f"{load}.to(cutlass.{self.integer})" if kind == "int" else f"{load} != 0"
 
     def byte_tensors(self) -> list[str]:
@@ -321,9 +325,9 @@ class Context:
         plain = all(d.kind != "int" and (d.kind == "bool" or d.size > 1) for d in dtypes)
         return "{0}.to({1})" if plain else "device.cast({0}, {1})"
 
-    def launch_arguments(self) -> list[str]:
-        names = [t["name"] for t in self.tensor_lines()]
-        return [", ".join(names), ", ".join([*(p.constant for p in self.static), "vec", "ragged", "threads"])]
+    def launch_arguments(self) -> str:
+        """What the launcher hands to the kernel."""
+        return ", ".join([*(t["name"] for t in self.tensor_lines()), *(p.constant for p in self.static), "how"])
 
     # The JAX side
 
@@ -339,7 +343,9 @@ class Context:
         if "device" in used:
             lines[-1] = "from codegen import device, runtime"
             used.remove("device")
-        return [*lines, f"from codegen.device import {', '.join(used)}"] if used else lines
+        lines += [f"from codegen.device import {', '.join(used)}"] if used else []
+        launches = [name for name in LAUNCHES if f"Constexpr[{name}]" in body]
+        return [*lines, f"from codegen.shared import {', '.join(launches)}"] if launches else lines
 
     def result_class(self) -> dict | None:
         if len(self.spec.outputs) == 1:
@@ -389,6 +395,11 @@ class Context:
             "  TypeError, ValueError: an argument's dtype or shape does not fit; the message says which.",
         ]
         return lines
+
+
+def full(width: str, value: str, dtype: str) -> str:
+    """A vector of one value."""
+    return f"device.full({width}, {value})" if dtype == "cutlass.Float32" else f"device.full({width}, {value}, {dtype})"
 
 
 def is_narrow(dtype: str) -> bool:

@@ -6,7 +6,7 @@ from codegen.graph import emit
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Op
-from codegen.render.common import Context, camel, quoted
+from codegen.render.common import Context, camel, full, quoted
 from codegen.spec.spec import Array
 
 
@@ -147,9 +147,15 @@ class ElementwiseContext(Context):
                 default = access.array.default if access in self.plan.loads else None
             kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
             default_type = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}[kind]
+            held = None if default is None else emit.literal(default)
+            values = "" if held is None else f", {held}"
+            values += f", {default_type}" if values and default_type != "cutlass.Float32" else ""
+            made = (
+                f"access.registers({tensor}, {shape}{values})" if tensor else f"cute.make_rmem_tensor({shape}, {dtype})"
+            )
             rows[name] = {
-                "name": name, "shape": shape, "dtype": dtype, "tensor": tensor,
-                "default": None if default is None else emit.literal(default), "default_type": default_type,
+                "name": name, "shape": shape, "dtype": dtype, "tensor": tensor, "text": made,
+                "default": held, "default_type": default_type,
             }  # fmt: skip
         return list(rows.values())
 
@@ -319,7 +325,7 @@ class ElementwiseContext(Context):
         for access in self.plan.loads:
             if access.mode == "size":
                 assert access.group is not None
-                texts[access.name] = f"cute.full((vec,), {self.groups[access.group].name}, cutlass.{self.integer})"
+                texts[access.name] = full("vec", self.groups[access.group].name, f"cutlass.{self.integer}")
                 continue
             name = self.fragment(access)
             if access.array is None:
@@ -331,7 +337,7 @@ class ElementwiseContext(Context):
             texts[access.name] = self.as_computed(load, kind)
         for p in self.spec.params:
             dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
-            texts[p.name] = f"cute.full((vec,), {self.parameter_text(p)}, {dtype})"
+            texts[p.name] = full("vec", self.parameter_text(p), dtype)
         return list(texts.values())
 
     def stores(self) -> list[dict]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from codegen.graph import emit
 from codegen.plan.access import Access, Group
@@ -13,10 +13,60 @@ from codegen.plan.reductions import Reduction
 from codegen.render.common import Context, camel
 
 
+@dataclass(frozen=True)
+class Fragment:
+    """Registers of a thread: their name, and what makes them."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RowLoad:
+    """A load of one value for each row."""
+
+    tensor: str
+    place: str
+    registers: str
+    guard: str  # the tensor, if it may be left out
+    of_row: bool
+    first: bool  # whether other loads of the row need it
+
+    @property
+    def call(self) -> str:
+        return f"load_one({self.tensor}, {self.place}, {self.registers})"
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load of vectors of a row."""
+
+    name: str  # its registers, with those of all rows that a thread has
+    tensor: str
+    registers: str
+    values: set[str]  # their names in the chain
+    of_row: bool  # whether each row has its own
+    one_vector: bool  # whether it is read when it is needed, as all rows share it
+    call: str
+    together: str = ""  # the load of all rows that a thread has at once
+    staged: Staged | None = None
+
+
+@dataclass(frozen=True)
+class Staged:
+    """How what is loaded comes to shared memory first."""
+
+    memory: str
+    fetch: str  # methods of the thread's view of the row
+    take: str
+
+
 class RowAccess(Context):
     """What of a row kernel's context is about memory."""
 
     plan: Reduction
+    record = "row"  # what the kernel calls a thread's view of its row
+    index = "index"  # and the row's number
 
     def planned(self, op: Op) -> Reduction:
         assert isinstance(op.plan, Reduction)
@@ -51,7 +101,7 @@ class RowAccess(Context):
     def row_lines(self) -> list[str]:
         """The coordinates of the row, where several groups make its place."""
         groups = self.plan.row_groups
-        return [] if [g.coordinate for g in groups] == ["row"] else self.coordinate_lines(groups, "row")
+        return [] if [g.coordinate for g in groups] == ["row"] else self.coordinate_lines(groups, self.index)
 
     @staticmethod
     def coordinate_lines(groups: tuple[Group, ...], rest: str) -> list[str]:
@@ -65,7 +115,9 @@ class RowAccess(Context):
 
     def coordinate(self, group: int) -> str:
         name = self.groups[group].coordinate
-        return "iRows" if name == "row" and self.plan.kept > 1 else name
+        if name == "row":
+            return "iRows" if self.plan.kept > 1 else self.index
+        return name
 
     def place(self, access: Access) -> str:
         """The coordinates of a row in an array, at its first column."""
@@ -84,11 +136,6 @@ class RowAccess(Context):
                 table = self.tensors[access.array.name]
                 words.append(f"device.clip_index(r{camel(access.name)}At[0], {table}.shape[{mode}])")
         return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
-
-    def start(self, access: Access) -> str:
-        """The place of a row's first column in an array."""
-        assert access.array is not None
-        return f"cute.crd2idx({self.place(access)}, {self.tensors[access.array.name]}.layout)"
 
     def columns_of(self, access: Access) -> str:
         """A row's place in an array that has some of the column axes, which mode has which, and these axes' extents."""
@@ -109,7 +156,7 @@ class RowAccess(Context):
         name, _ = access.index_of
         index = self.plan.view(name)
         own = replace(access, array=index.array, tokens=index.tokens, index_of=None, part=None)
-        return f"{self.plan.taken_mode(access)}, {self.tensors[name]}, {self.place(own)}, {self.modes(own)}"
+        return f"({self.plan.taken_mode(access)}, {self.tensors[name]}, {self.place(own)}, {self.modes(own)})"
 
     def group_of(self, access: Access) -> int:
         """How many columns share a value of an output that lacks the last column axes."""
@@ -169,102 +216,99 @@ class RowAccess(Context):
     def row_stores(self) -> list[Access]:
         return [a for a in self.plan.stores if a.mode == "row"]
 
-    def kernel_fragments(self) -> list[dict]:
-        rows = [self.fragment_row(access, "vec, vectors") for access in self.vector_loads()]
+    def kernel_fragments(self) -> list[Fragment]:
+        """The registers of a thread, each named once."""
+        found: dict[str, Fragment] = {}
+        for access in self.vector_loads():
+            self.keep(found, self.fragment_of(access, "vec, vectors"))
         for access in self.plan.loads:
             if access.mode == "row":
-                rows.append(self.fragment_row(access, "1,"))
+                self.keep(found, self.fragment_of(access, "1"))
             if access.index_of and not self.plan.picks(access):
                 index = self.tensors[access.index_of[0]]
-                rows.append({"name": f"r{camel(access.name)}At", "shape": "(1,)", "dtype": f"{index}.element_type",
-                             "tensor": index, "default": None, "default_type": ""})  # fmt: skip
+                self.keep(found, Fragment(f"r{camel(access.name)}At", f"access.registers({index}, (1,))"))
         for access in (*self.vector_stores(), *self.row_stores()):
-            shape = "1," if access.mode == "row" else "vec, vectors" if self.plan.whole_rows else "vec,"
-            row = self.fragment_row(access, f"{shape}, at_once" if self.plan.whole_rows else shape)
-            if all(row["name"] != other["name"] for other in rows):
-                rows.append(row)
-        return rows
+            shape = "1" if access.mode == "row" else "vec, vectors" if self.plan.whole_rows else "vec"
+            self.keep(found, self.fragment_of(access, f"{shape}, at_once" if self.plan.whole_rows else shape))
+        return list(found.values())
 
-    def fragment_row(self, access: Access, shape: str) -> dict:
+    @staticmethod
+    def keep(found: dict[str, Fragment], fragment: Fragment) -> None:
+        found.setdefault(fragment.name, fragment)
+
+    def fragment_of(self, access: Access, shape: str) -> Fragment:
+        """The registers that an access fills, of `shape` for what all rows share."""
         if access.array is None:
-            return {"name": self.fragment(access), "shape": f"({shape})", "dtype": "cutlass.Int32", "tensor": "",
-                    "default": None, "default_type": ""}  # fmt: skip
-        tensor = self.tensors[access.array.name]
+            return Fragment(self.fragment(access), f"cute.make_rmem_tensor(({shape}), cutlass.Int32)")
         shape = shape.replace("vectors", "1") if self.one_vector(access) else shape
         words = [str(access.array.parts)] if access.interleaved else []
-        words += [w for w in shape.replace(" ", "").split(",") if w]
+        words += shape.split(", ")
         if self.of_row(access) and access.array in self.spec.inputs:
             words.append({", k": "held", ", u": "at_once"}[self.of_row(access)])
-        shape = f"({', '.join(words)})" if len(words) > 1 else f"({words[0]},)"
+        return self.registers_of(access, words)
+
+    def registers_of(self, access: Access, shape: list[str]) -> Fragment:
+        assert access.array is not None
+        text = f"{self.tensors[access.array.name]}, ({', '.join(shape)}{',' if len(shape) == 1 else ''})"
         default = access.array.default if access.array in self.spec.inputs else None
-        kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
-        types = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}
-        return {
-            "name": self.fragment(access), "shape": shape, "dtype": f"{tensor}.element_type", "tensor": tensor,
-            "default": None if default is None else emit.literal(default), "default_type": types[kind],
-        }  # fmt: skip
+        if default is not None:
+            kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
+            types = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}
+            dtype = "" if types[kind] == "cutlass.Float32" else f", {types[kind]}"
+            text += f", {emit.literal(default)}{dtype}"
+        return Fragment(self.fragment(access), f"access.registers({text})")
 
     # Loads
 
-    def there(self) -> str:
-        """Whether there is such a row."""
-        return "columns > 0" if self.plan.collapsed else f"row < {self.rows_text()}"
-
-    def row_loads(self) -> list[dict]:
+    def row_loads(self) -> list[RowLoad]:
         """One value a row: loads at the row's place, indices of tables before them. Those that the row's own loads need
         come `first`."""
-        there, rows = self.there(), []
+        found = []
         for access in self.plan.loads:
             if access.index_of and not self.plan.picks(access):
                 index = self.plan.view(access.index_of[0])
                 own = replace(access, array=index.array, tokens=index.tokens, index_of=None, mode="row", part=None)
-                text = f"access.load_one({self.tensors[index.array.name]}, {self.place(own)}, {there}, r{camel(access.name)}At)"
-                of_row = self.plan.of_row(access)
-                rows.append({"guard": "", "text": text, "of_row": of_row, "first": access.mode != "row"})
+                words = self.tensors[index.array.name], self.place(own), f"r{camel(access.name)}At"
+                found.append(RowLoad(*words, "", self.plan.of_row(access), access.mode != "row"))
             if access.mode == "row":
                 assert access.array is not None
-                tensor = self.tensors[access.array.name]
-                text = f"access.load_one({tensor}, {self.place(access)}, {there}, {self.registers(access)})"
-                of_row = self.plan.of_row(access)
-                rows.append({"guard": self.guard(access), "text": text, "of_row": of_row, "first": False})
-        return rows
+                words = self.tensors[access.array.name], self.place(access), self.registers(access)
+                found.append(RowLoad(*words, self.guard(access), self.plan.of_row(access), False))
+        return found
 
-    def load_row(self, access: Access) -> dict:
-        name = self.fragment(access)
-        row = {
-            "name": name,
-            "registers": self.registers(access),
-            "guard": self.guard(access),
-            "values": self.loaded_by(access),
-            "of_row": self.plan.of_row(access),
-            "one_vector": self.one_vector(access),
-        }
-        if access.mode == "flat":
-            assert access.array is not None
-            tensor = self.tensors[access.array.name]
-            parts = access.array.parts if access.interleaved else 1
-            aligned = self.plan.shifts and self.plan.aligned(access)
-            into = f"{self.registers(access)}, {parts}, ragged, {aligned}, {self.once(access)}"
-            first = "c" if self.one_vector(access) else "column"
-            rows = f"access.load_rows({tensor}, first_row, {name}, place)"
-            text = f"access.load_row({tensor}, {self.start(access)}, {first}, step, columns, {into})"
-            return row | {"text": text, "rows": rows}
-        extents = ", ".join(g.name for g in self.plan.column_groups)
-        if access.mode == "index":
+    def load(self, access: Access) -> Load:
+        """How this thread's vectors come to registers."""
+        name, tensor = self.fragment(access), self.tensors[access.array.name] if access.array else ""
+        shared, own = self.one_vector(access), self.plan.of_row(access) if access.array is not None else False
+        found = Load(name, tensor, self.registers(access), self.loaded_by(access), own, shared, self.load_call(access))
+        if access.mode == "flat" and own:
+            return replace(found, together=f"rowwise.load_together({tensor}, first_row, {name}, place)")
+        return found
+
+    def load_call(self, access: Access) -> str:
+        """The method that reads it, of a row, one of its parts or a vector."""
+        registers = self.registers(access)
+        if access.array is None:
             assert access.group is not None
-            mode = access.group - self.plan.kept
-            return row | {"text": f"access.load_index({mode}, ({extents},), column, step, {name})"}
-        assert access.array is not None
-        tensor, where = self.tensors[access.array.name], self.columns_of(access)
-        into = f"{self.registers(access)}, {'ragged or at_once > 1' if self.plan.whole_rows else 'ragged'}"
+            extents = ", ".join(g.name for g in self.plan.column_groups)
+            return f"load_index({access.group - self.plan.kept}, ({extents},), {registers})"
+        tensor = self.tensors[access.array.name]
+        if access.mode == "flat":
+            parts = f", parts={access.array.parts}" if access.interleaved else ""
+            if not self.plan.of_row(access):
+                return f"load_shared({tensor}, {self.start(access)}, {registers}{parts})"
+            return f"load({tensor}, {self.start(access)}, {registers}{parts}{self.unaligned(access)})"
         if self.plan.picks(access):
-            text = f"access.pick_row({tensor}, {where}, {self.picked(access)}, column, step, columns, {into})"
-            return row | {"text": text}
-        return row | {"text": f"access.gather_row({tensor}, {where}, column, step, columns, {into})"}
+            return f"pick({tensor}, {self.columns_of(access)}, {self.picked(access)}, {registers})"
+        return f"gather({tensor}, {self.columns_of(access)}, {registers})"
 
-    def once(self, access: Access) -> str:
-        """Whether a row's vectors are read but once."""
-        return "kept" if self.plan.of_row(access) else "False"
+    def unaligned(self, access: Access) -> str:
+        """Whether an array's ragged rows are read or written where vectors are not aligned in memory."""
+        return ", aligned=False" if self.plan.shifts and not self.plan.aligned(access) else ""
+
+    def start(self, access: Access) -> str:
+        """The place of a row's first column in an array."""
+        return self.place(access)
 
     def loaded_by(self, access: Access) -> set[str]:
         """The names in the chain of what one load brings."""

@@ -13,8 +13,8 @@ from codegen.graph.nodes import Node
 from codegen.graph.online import rescaled
 from codegen.plan.access import Access
 from codegen.plan.reductions import Carried, Statistic
-from codegen.render.common import camel
-from codegen.render.row_access import RowAccess
+from codegen.render.common import camel, full
+from codegen.render.row_access import Load, RowAccess
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class RowContext(RowAccess):
             "settings": self.kernel_settings(),
             "fragments": self.kernel_fragments(),
             "row_loads": self.row_loads(),
-            "loads": [row for row in map(self.load_row, self.vector_loads()) if row["of_row"]],
+            "loads": [load for load in map(self.load, self.vector_loads()) if load.of_row],
             "stages": [self.stage(i) for i in range(len(self.plan.stages))],
             "sweeps": [self.sweep(stages) for stages in self.plan.sweeps],
             "meeting": ", ".join(f"*{self.shared(sweep[0])}" for sweep in self.plan.sweeps),
@@ -181,8 +181,8 @@ class RowContext(RowAccess):
 
     def statistic_text(self, statistic: Statistic, width: str) -> str:
         if statistic.kind == "bool":
-            return f"cute.full(({width},), {statistic.name}, cutlass.Int32) != 0"
-        return f"cute.full(({width},), {statistic.name}, {self.statistic_type(statistic)})"
+            return f"{full(width, statistic.name, 'cutlass.Int32')} != 0"
+        return full(width, statistic.name, self.statistic_type(statistic))
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def operand_texts(self, width: str) -> dict[str, str]:
@@ -190,7 +190,7 @@ class RowContext(RowAccess):
         texts = {access.name: self.operand_text(access, width) for access in self.plan.loads}
         for p in self.spec.params:
             dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
-            texts[p.name] = f"cute.full(({width},), {self.parameter_text(p)}, {dtype})"
+            texts[p.name] = full(width, self.parameter_text(p), dtype)
         return texts
 
     def operand_text(self, access: Access, width: str) -> str:
@@ -199,41 +199,21 @@ class RowContext(RowAccess):
             assert access.group is not None
             group = self.groups[access.group]
             if access.mode == "size":
-                return f"cute.full(({width},), {group.name}, {integer})"
+                return full(width, group.name, integer)
             if access.group < self.plan.kept:
-                return f"cute.full(({width},), {group.coordinate}, {integer})"
+                return full(width, self.coordinate(access.group), integer)
             if len(self.plan.column_groups) == 1:
-                return f"reduce.count_up(c, {width}).to({integer})"
+                return f"reduce.count_up(at.c, {width}).to({integer})"
             return f"r{camel(access.name)}[None, v{self.of_row(access)}].load().to({integer})"
         assert access.array is not None
         name, kind, v = self.fragment(access), self.spec.kind(access.array), "0" if self.one_vector(access) else "v"
         if access.mode == "row":
-            load = f"cute.full(({width},), {name}[0{self.of_row(access)}], {name}.element_type)"
+            load = full(width, f"{name}[0{self.of_row(access)}]", f"{name}.element_type")
         elif access.interleaved:
             load = f"{name}[{access.part}, None, {v}{self.of_row(access)}].load()"
         else:
             load = f"{name}[None, {v}{self.of_row(access)}].load()"
         return self.as_computed(load, kind)
-
-    def launch_arguments(self) -> list[str]:
-        names = [t["name"] for t in self.tensor_lines()]
-        return [", ".join(names), ", ".join([*(p.constant for p in self.static), *self.launch_constants()])]
-
-    def launch_constants(self) -> tuple[str, ...]:
-        return (
-            "vec",
-            "ragged",
-            "threads",
-            "per_row",
-            "vectors",
-            "cluster",
-            "kept",
-            "exact",
-            "carried",
-            "lean",
-            "resident",
-            "at_once",
-        )
 
     # Passes over the row
 
@@ -243,6 +223,7 @@ class RowContext(RowAccess):
         return {
             **self.fold_of(self.plan.stages[number]),
             "shared": self.shared(number),
+            "memory": f"rowwise.shared(how, {', '.join(self.statistic_type(s) for s in self.plan.stages[number])})",
             "function": function,
             "arguments": self.arguments(function, "vec"),
             "carried": self.carried(function, number),
@@ -253,10 +234,11 @@ class RowContext(RowAccess):
         """One pass over a row: its stages, and what their statistics are folded to over the row's threads."""
         found = [self.stage(i) for i in stages]
         statistics = [s for i in stages for s in self.plan.stages[i]]
-        loads = {load["text"]: load for stage in found for load in stage["loads"]}
+        loads = {load.call: load for stage in found for load in stage["loads"]}
         return {
             **self.fold_of(tuple(statistics)),
             "shared": self.shared(stages[0]),
+            "memory": f"rowwise.shared(how, {', '.join(self.statistic_type(s) for s in statistics)})",
             "stages": found,
             "loads": list(loads.values()),
             **(self.rising(stages) if len(stages) > 1 else {"maxima": [], "rescaled": "", "kept_values": []}),
@@ -273,8 +255,12 @@ class RowContext(RowAccess):
             "statistics": list(
                 zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)
             ),
-            "means": [(s.name, self.statistic_type(s)) for s in statistics if s.op == "mean"],
+            "means": [self.mean_of_row(s) for s in statistics if s.op == "mean"],
         }
+
+    def mean_of_row(self, statistic: Statistic) -> str:
+        dtype = self.statistic_type(statistic)
+        return f"{statistic.name} = {self.record}.mean({statistic.name}{'' if dtype == 'cutlass.Float32' else f', {dtype}'})"
 
     def rising(self, stages: tuple[int, ...]) -> dict:
         """How sums of exponentials follow maxima that are folded in the same pass."""
@@ -290,7 +276,7 @@ class RowContext(RowAccess):
                 name = camel(maximum.name)
                 maxima.append({
                     "name": maximum.name, "seen": f"r{name}Seen", "type": self.statistic_type(maximum),
-                    "risen": f"reduce.risen(r{name}, r{name}Seen, [{sums}], {texts}, kept and begin == 0)",
+                    "risen": f"reduce.risen(r{name}, r{name}Seen, [{sums}], {texts}, how.kept and begin == 0)",
                 })  # fmt: skip
         kept = []
         for s, way in ways:
@@ -310,13 +296,13 @@ class RowContext(RowAccess):
         statistics = self.plan.stages[stage]
         return f"s{camel(statistics[0].name)}" if len(statistics) == 1 else f"sStage{stage}"
 
-    def loads_for(self, function: Function) -> list[dict]:
+    def loads_for(self, function: Function) -> list[Load]:
         """The arrays that a pass reads; where the row is read again, also those of what is carried."""
         wanted = set(function.params)
         for carried in self.plan.carried:
             if carried.name in wanted:
                 wanted |= set(self.carried_function(carried).params)
-        return [row for row in map(self.load_row, self.vector_loads()) if row["values"] & wanted]
+        return [load for load in map(self.load, self.vector_loads()) if load.values & wanted]
 
     def final(self) -> dict | None:
         function = self.chain_function()
@@ -339,14 +325,11 @@ class RowContext(RowAccess):
             assert access.array is not None
             name, tensor = self.fragment(access), self.tensors[access.array.name]
             if access.mode == "gather":
-                lines[name] = (
-                    f"access.scatter_row({name}, {tensor}, {self.columns_of(access)}, c, columns, {self.group_of(access)})"
-                )
+                lines[name] = f"at.scatter({name}, {tensor}, {self.columns_of(access)}, {self.group_of(access)})"
                 continue
-            parts = access.array.parts if access.interleaved else 1
-            aligned = self.plan.shifts and self.plan.aligned(access)
-            where = f"{self.start(access)}, column, v * step, columns, {parts}, ragged, {aligned}, per_row"
-            lines[name] = f"access.store_row({self.written(access)}, {tensor}, {where})"
+            parts = f", parts={access.array.parts}" if access.interleaved else ""
+            where = f"{self.start(access)}{parts}{self.unaligned(access)}"
+            lines[name] = f"at.store({self.written(access)}, {tensor}, {where})"
         return list(lines.values())
 
     def rows_registers(self) -> str:
@@ -376,7 +359,7 @@ class RowContext(RowAccess):
             "arguments": self.arguments(function, "1"),
             "converted": [self.result_line(a) for a in rows],
             "stores": [
-                f"{self.tensors[a.array.name]}[{self.place(a)[1:-1].rstrip(',')}] = {self.written(a)}[0]"
+                f"{self.record}.store_one({self.written(a)}, {self.tensors[a.array.name]}, {self.place(a)})"
                 for a in rows
                 if a.array is not None
             ],

@@ -31,13 +31,13 @@ from codegen.measuring.compile import (
 )
 from codegen.measuring.tasks import Task, compile_tasks
 from codegen.plan.hopper_tiles import HALVES
-from codegen.plan.launches import Launch
 from codegen.plan.limits import lacks
 from codegen.plan.planner import overrides
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import kernels
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
+from codegen.shared import Launch
 from codegen.targets import USUAL
 from tests.turns import some
 

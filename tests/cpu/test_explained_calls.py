@@ -10,10 +10,10 @@ from codegen.explain.report import bindings, blocks_of, fused_bytes, launch_of
 from codegen.graph.nodes import ROWS, topological
 from codegen.language.sizes import default_shape
 from codegen.measuring.explained import interpreted_calls
-from codegen.plan.launches import RowLaunch, WalkLaunch
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.shared import RowLaunch, WalkLaunch
 
 
 @pytest.mark.parametrize("name", generated.__all__)

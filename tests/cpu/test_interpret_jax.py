@@ -188,6 +188,6 @@ def test_a_call_is_planned_for_the_architecture_it_is_compiled_for(monkeypatch):
     for arch in ("sm_80", "sm_90a"):
         monkeypatch.setenv("CUTE_DSL_ARCH", arch)
         named[arch] = call()
-    assert dict(named["sm_90a"].constants)["cluster"] > 1
-    assert dict(named["sm_80"].constants)["cluster"] == 1
+    assert dict(named["sm_90a"].constants)["how"].cluster > 1
+    assert dict(named["sm_80"].constants)["how"].cluster == 1
     assert (unnamed, told) == (named["sm_90a"], named["sm_80"])

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import cutlass.jax
@@ -19,6 +20,7 @@ import pytest
 from jax import export
 
 import generated
+from codegen import shared
 from codegen.checking.draw import Case
 from codegen.plan.reductions import Reduction
 from codegen.runtime.call.arguments import all_types
@@ -233,6 +235,28 @@ def test_the_device_functions_behind_a_kernel_count():
     hashes, constants = kernels._sources(faulty_kernels.double)
     assert faulty_kernels.__file__ in hashes
     assert f"THREADS = {faulty_kernels.THREADS}" in constants
+
+
+def test_every_field_of_a_launch_and_its_source_are_part_of_the_key():
+    tensor = ("float32", (1, 4), 16)
+
+    def key(how):
+        call = kernels.Call(
+            generated.rmsnorm._launch, (tensor, None), (tensor,), (("eps", 1e-6), ("how", how)), "sm_80"
+        )
+        return kernels.key_of(call, "")
+
+    row = shared.RowLaunch(4, False, 128, 32, 1, 1, True, True, False)
+    walk = shared.Walk(4, False, 128, 32, 1, 1, 1, True, True, first=row)
+    other = replace(row, at_once=2)
+    assert None not in (key(row), key(walk))
+    assert len({key(row), key(other), key(walk), key(replace(walk, first=other)), key(replace(walk, vec=8))}) == 5
+    assert key(row) == key(replace(other, at_once=1))
+    records = tuple(kernels._records(walk))
+    assert records == (shared.Walk, shared.RowLaunch)
+    assert shared.__file__ in kernels._sources(faulty_kernels.double, records)[0]
+    assert shared.__file__ not in kernels._sources(faulty_kernels.double)[0]
+    assert key(replace(row, vec=object())) is None  # nothing tells it from others
 
 
 def test_a_damaged_entry_is_compiled_again(counted, cold_cache):

@@ -9,8 +9,8 @@ from making import make_op
 import generated
 from codegen.checking.draw import Case
 from codegen.checking.testing import check_case
-from codegen.plan.launches import RowLaunch, WalkLaunch
 from codegen.runtime.call.arguments import Types
+from codegen.shared import RowLaunch, WalkLaunch
 
 LENGTHS = {
     "softmax": (9000, 40_000, 70_001), "rmsnorm": (16_393, 65_536, 9_001, 70_003), "layernorm": (16_384, 16_383),

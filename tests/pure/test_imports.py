@@ -39,11 +39,11 @@ MAY_IMPORT = {
     "runtime.xla": "graph spec language plan autodiff runtime.call",
     "runtime.compiled": "errors targets parsing cache plan interpret runtime.call",
     "runtime.sharding": "graph spec plan runtime.call runtime.xla",
-    "runtime.ops": "errors graph spec language plan autodiff pipeline interpret"
+    "runtime.ops": "errors shared graph spec language plan autodiff pipeline interpret"
     " runtime.call runtime.xla runtime.compiled runtime.sharding",
     "runtime": "runtime.call runtime.xla runtime.compiled runtime.ops",
     "checking": "errors extras graph spec plan autodiff runtime.call runtime.xla runtime.compiled runtime.ops",
-    "measuring": "errors extras cache graph spec language plan explain checking runtime.call runtime.compiled runtime.ops",
+    "measuring": "errors extras shared cache graph spec language plan explain checking runtime.call runtime.compiled runtime.ops",
     "cli": "errors extras targets cache library graph spec language plan pipeline render explain"
     " runtime.compiled runtime.ops checking measuring",
     "__main__": "errors extras cli",

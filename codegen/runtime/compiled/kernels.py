@@ -19,7 +19,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal
@@ -189,8 +189,11 @@ def name_of(call: CompiledCall) -> str:
 def key_of(call: CompiledCall, options: str, lines: bool = False) -> str | None:
     """Everything that determines the compiled code of a call with these options; None where that is unknown. With `lines`, the
     files' names are part of the code."""
-    sources = _sources(call.launch)
-    if sources is None or not all(isinstance(value, bool | int | float | str) for _, value in call.constants):
+    values = [value for _, value in call.constants]
+    if not all(isinstance(value, float) or _is_plain(value) for value in values):
+        return None
+    sources = _sources(call.launch, tuple(dict.fromkeys(record for value in values for record in _records(value))))
+    if sources is None:
         return None
     files, constants = sources
     name, dtypes = _launcher(call.launch).__qualname__, getattr(call.launch, "dtypes", ())
@@ -203,6 +206,21 @@ def key_of(call: CompiledCall, options: str, lines: bool = False) -> str | None:
     host = [sys.platform, platform.machine()]
     tensors = [call.inputs, call.outputs, dtypes]
     return repr([source, tensors, call.constants, call.arch, options, _compiler(call.arch), host])
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `repr` tells a constant from all others: a number or a word, or a record of such by name."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return all(_is_plain(getattr(value, f.name)) for f in fields(value))
+    return value is None or isinstance(value, bool | int | str)
+
+
+def _records(value: Any) -> Iterator[type]:
+    """The types of a constant that is a record, and of those in it."""
+    if is_dataclass(value):
+        yield type(value)
+        for f in fields(value):
+            yield from _records(getattr(value, f.name))
 
 
 def _compiler(arch: str) -> str:
@@ -226,10 +244,12 @@ def _launcher(launch: Any) -> FunctionType:
 
 
 @functools.lru_cache(maxsize=4096)
-def _sources(launch: Callable[..., None]) -> tuple[dict[str, str], tuple[str, ...]] | None:
-    """The sources of a launcher and of all functions that it may reach, without CuTe DSL: files, each with a hash of its content,
-    and global constants. None where a file differs from what was imported."""
-    functions, constants = _reached(launch)
+def _sources(
+    launch: Callable[..., None], records: tuple[type, ...] = ()
+) -> tuple[dict[str, str], tuple[str, ...]] | None:
+    """The sources of a launcher, of its constants' `records` and of all functions that it may reach, without CuTe DSL: files,
+    each with a hash of its content, and global constants. None where a file differs from what was imported."""
+    functions, constants = _reached(launch, records)
     files: dict[str, set[CodeType]] = {__file__: set()}
     for code in map(_code, functions):
         if not code.co_filename.startswith("<"):  # generated code, such as a dataclass's methods
@@ -257,14 +277,16 @@ def _written(content: bytes, file: str) -> frozenset[CodeType]:
 _FOREIGN = sys.stdlib_module_names | {"cutlass", "cuda", "jax", "jaxlib", "numpy"}
 
 
-def _reached(launch: Callable[..., None]) -> tuple[list[FunctionType], set[str]]:
-    """The functions of this project and its users that tracing a launcher may call, and their global constants."""
+def _reached(launch: Callable[..., None], records: tuple[type, ...]) -> tuple[list[FunctionType], set[str]]:
+    """The functions of this project and its users that tracing a launcher may call, methods of `records` among them, and their
+    global constants."""
     functions: list[FunctionType] = []
     constants: set[str] = set()
     seen: set[int] = set()
-    found: list[Any] = [type(launch), launch, _launcher(launch)]
+    found: list[Any] = [type(launch), launch, _launcher(launch), *records]
     while found:
         value = found.pop()
+        value = value.fget if isinstance(value, property) else value
         module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
         if id(value) in seen or str(module or "builtins").partition(".")[0] in _FOREIGN:
             continue

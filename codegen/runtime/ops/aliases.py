@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen.plan.launches import AnyLaunch, Launch, RowLaunch
+from codegen.plan.launches import AnyLaunch
 from codegen.plan.limits import why_not_in_place
 from codegen.runtime.call.described import CalledOp
+from codegen.shared import Launch, RowLaunch
 
 
 def in_place(op: CalledOp, how: AnyLaunch) -> dict[str, str]:

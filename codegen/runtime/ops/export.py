@@ -9,6 +9,7 @@ on a call.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -195,7 +196,7 @@ def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
         "outputs": [{"name": n, "dtype": dtype, "shape": shape} for n, (dtype, shape) in outputs.items()],
         "symbolic": names,
         "constraints": constraints,
-        "launch": {} if left else how.constants,
+        "launch": {} if left else dataclasses.asdict(how),
         "left_to_xla": left,
         "kernels": len(forward),
         "vjp": wanted.vjp,

@@ -29,7 +29,7 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
-from codegen.plan.launches import AnyLaunch, RowLaunch, WalkLaunch
+from codegen.plan.launches import AnyLaunch
 from codegen.plan.limits import lacks
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.planner import dtype_constant, overrides, unheld_types
@@ -44,6 +44,7 @@ from codegen.runtime.compiled.platform import choose, current_arch
 from codegen.runtime.ops import aliases, batching
 from codegen.runtime.sharding import partition, shards
 from codegen.runtime.xla.evaluate import wide
+from codegen.shared import RowLaunch, WalkLaunch
 from codegen.spec.spec import Array, Spec
 
 P = ParamSpec("P")

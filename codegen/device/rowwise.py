@@ -1,0 +1,265 @@
+"""Device functions of kernels that reduce along rows: a thread's view of its row, with what it reads, writes and reduces.
+
+`Row` is what a thread knows of one row, `Row.part` one of the passes' pieces of it, `vectors` at a time, and `Row.vector`
+one vector of that. How memory is accessed stands in `access`, how values are reduced in `reduce`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
+
+from codegen.device import access, reduce
+from codegen.device import functions as device
+from codegen.shared import RowLaunch, Walk
+
+
+def grid(how: RowLaunch, rows: Int32, stream: Any) -> dict[str, Any]:
+    """How a kernel is launched for so many rows."""
+    return {
+        "grid": (how.blocks(rows), 1, 1), "block": (how.threads, 1, 1), "cluster": (how.cluster, 1, 1), "stream": stream,
+        "min_blocks_per_mp": how.resident, "preferred_smem_carveout": -1,  # as much as the driver sees fit
+    }  # fmt: skip
+
+
+def walking_grid(how: Walk, blocks: Int32, stream: Any) -> dict[str, Any]:
+    """How a kernel that walks down rows is launched in so many blocks."""
+    paced = {} if how.first is None else {"use_pdl": how.paced}
+    return {
+        "grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "cluster": (how.cluster, 1, 1), "stream": stream,
+        "min_blocks_per_mp": how.resident, "preferred_smem_carveout": -1, **paced,
+    }  # fmt: skip
+
+
+def sizes(how: Walk) -> tuple[int, int, int, int, int, int]:
+    """Columns of a vector, vectors and threads, threads of a block that share a row, such blocks, and rows that a thread holds."""
+    return how.vec, how.vectors, how.threads, how.per_row, how.cluster, how.at_once
+
+
+def first_row(how: RowLaunch) -> Int32:
+    """The first of the neighbouring rows that this thread has a part of."""
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    return (bidx // how.cluster * (how.threads // how.per_row) + tidx // how.per_row) * how.at_once
+
+
+def shared(how: RowLaunch, *dtypes: type[Numeric]) -> list[cute.Tensor]:
+    """Shared memory in which a row's threads hand each other their partial results of these types."""
+    return reduce.shared(how.threads, how.per_row, how.cluster, dtypes)
+
+
+def start_of(tensor: cute.Tensor, place: cute.Coord | Int64) -> Int64:
+    """Where a row's first column lies, of its coordinates; of an array that is one long row it is known."""
+    return cute.crd2idx(place, tensor.layout) if isinstance(place, tuple) else place
+
+
+@dataclass(frozen=True)
+class Row:
+    """A thread's view of a row: its vectors lie `step` columns apart, from column `first` on."""
+
+    how: RowLaunch | Walk
+    there: Boolean  # whether there is such a row
+    length: Int32  # its columns
+    columns: Int32  # the same; 0 past the last row, of which nothing is accessed
+    first: Int32
+    passes: Int32 | int  # how many times `vectors` vectors of each thread the row takes
+    column: Int32  # that of this thread's first vector in a pass
+    once: bool  # whether each of its vectors is read once
+    together: bool  # whether it is read and written with its neighbours
+    shifts: bool  # whether vectors of ragged rows are aligned in memory, and not in the row
+    leads: Boolean | bool = False  # whether this thread is the row's first
+    v: int = 0  # the number of a vector in it
+    c: Int32 | None = None  # its column
+
+    @property
+    def step(self) -> int:
+        return self.how.per_row * self.how.cluster * self.how.vec
+
+    def part(self, p: Int32) -> Row:
+        """This thread's vectors in pass `p`."""
+        return replace(self, column=self.first + p * (self.step * self.how.vectors))
+
+    def vector(self, v: int) -> Row:
+        """One of a pass's vectors."""
+        return replace(self, v=v, c=self.column + v * self.step)
+
+    # Memory. Of an input that is left out nothing is read: its registers hold the default.
+
+    def load(
+        self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1, aligned: bool = True
+    ) -> None:
+        """This thread's vectors of a row of its own, which begins at `place` (`access.load_row`)."""
+        self._load(src, place, self.column, dst, parts, aligned and self.shifts, self.once)
+
+    def load_shared(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1) -> None:
+        """What all rows share: this vector of it, or all of this thread's."""
+        self._load(src, place, self.column if self.c is None else self.c, dst, parts, False, False)
+
+    def _load(self, src, place, column, dst, parts: int, aligned: bool, once: bool) -> None:
+        if src is not None:
+            start = start_of(src, place)
+            access.load_row(src, start, column, self.step, self.columns, dst, parts, self.how.ragged, aligned, once)
+
+    def load_one(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor) -> None:
+        """The one value of the row."""
+        load_one(src, place, self.there, dst)
+
+    def fetch(
+        self, src: cute.Tensor | None, place: cute.Coord, memory: cute.Tensor | None, u: int, parts: int = 1
+    ) -> None:
+        """Send for this thread's vectors, to its shared memory for the u-th of its rows."""
+        if src is not None and memory is not None:
+            start, to = start_of(src, place), memory[None, None, u]
+            access.fetch_row(src, start, self.column, self.step, self.columns, to, parts)
+
+    def take(self, memory: cute.Tensor | None, u: int, dst: cute.Tensor) -> None:
+        """What came there, to registers."""
+        if memory is not None:
+            access.take_row(memory[None, None, u], self.column, self.step, self.columns, dst)
+
+    def gather(
+        self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor
+    ) -> None:
+        """This thread's columns of an array that lacks some of the column axes (`access.gather_row`)."""
+        if src is not None:
+            apart = self.how.ragged or self.together
+            access.gather_row(src, place, modes, extents, self.column, self.step, self.columns, dst, apart)
+
+    def pick(
+        self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, index: tuple, dst: cute.Tensor
+    ) -> None:
+        """What an index says for each column: `index` is the mode it picks at, its array, a row's place in that and its
+        modes (`access.pick_row`)."""
+        if src is not None:
+            apart, where = self.how.ragged or self.together, (self.column, self.step, self.columns)
+            access.pick_row(src, place, modes, extents, *index, *where, dst, apart)
+
+    def load_index(self, mode: int, extents: tuple, dst: cute.Tensor) -> None:
+        """The coordinate of each column along one of the column axes."""
+        access.load_index(mode, extents, self.column, self.step, dst)
+
+    def store(
+        self, src: cute.Tensor, dst: cute.Tensor, place: cute.Coord, parts: int = 1, aligned: bool = True
+    ) -> None:
+        """This vector, unless a thread's rows are written together."""
+        if not self.together:
+            start, offset, how = start_of(dst, place), self.v * self.step, self.how
+            access.store_row(
+                src,
+                dst,
+                start,
+                self.column,
+                offset,
+                self.columns,
+                parts,
+                how.ragged,
+                aligned and self.shifts,
+                how.per_row,
+            )
+
+    def scatter(
+        self, src: cute.Tensor, dst: cute.Tensor, place: cute.Coord, modes: tuple, extents: tuple, width: int
+    ) -> None:
+        """This vector, to an array that lacks some of the column axes: one value for `width` columns."""
+        if not self.together:
+            access.scatter_row(src, dst, place, modes, extents, self.c, self.columns, width)
+
+    def store_one(self, src: cute.Tensor, dst: cute.Tensor, place: cute.Coord) -> None:
+        """The one value of the row."""
+        if not self.together:
+            dst[place] = src[0]
+
+    def forget(self, *arrays: tuple[cute.Tensor | None, cute.Tensor]) -> Row:
+        """The same row, if it is to be `lean`: the compiler keeps nothing that it computed from these arrays' registers."""
+        if not self.how.lean:
+            return self
+        first = device.unseen(self.first)
+        forget(*arrays)
+        return replace(self, first=first)
+
+    def writes(self) -> Boolean:
+        """Whether this thread writes the row's own results: its first one does; all, where rows are written together."""
+        return self.there & self.leads | self.together
+
+    # Values
+
+    def inside(self) -> reduce.Inside:
+        """Which columns of this vector lie inside the row."""
+        how = self.how
+        certain = how.exact or (
+            isinstance(how, RowLaunch) and how.kept and reduce.within(self.v, how.vectors, how.ragged)
+        )
+        return reduce.inside(self.c, self.columns, how.vec, how.ragged, certain)
+
+    def inside_once(self) -> reduce.Inside:
+        """The first column alone, of a row that exists: of one value a row."""
+        return reduce.inside(self.c, cutlass.select_(self.there, 1, 0), self.how.vec, True, False)
+
+    def reduce(
+        self, running: list[cute.Tensor], ops: tuple[str, ...], buffers: list[cute.Tensor], rescaled: tuple = ()
+    ) -> list[Numeric]:
+        """The row's statistics, from all its threads' running values (`reduce.over_row`)."""
+        return reduce.over_row(running, ops, buffers, self.how.per_row, self.how.cluster, rescaled=rescaled)
+
+    def mean(self, total: Numeric, dtype: type[Numeric] = Float32) -> Numeric:
+        """The mean of the row's values, of their sum."""
+        count = self.how.vec * self.how.vectors if self.together else self.length
+        return device.divide_by_count(total, dtype(count))
+
+
+def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: bool) -> Row:
+    """This thread's view of the row of this number, if it is `there`. Where rows are ragged and it `shifts`, vectors are
+    aligned in memory, and not in the row."""
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    columns = cutlass.select_(there, length, 0)
+    if how.at_once > 1:  # all rows of a thread are read together; what is read of one alone is what they share
+        columns = how.vec * how.vectors
+    first = Int32((bidx % how.cluster * how.per_row + tidx % how.per_row) * how.vec)
+    if shifts and how.ragged:
+        first -= Int32(Int64(index) * length % how.vec)
+    each = how.per_row * how.cluster * how.vec * how.vectors  # columns of a pass
+    passes = 1 if how.kept else (length + how.vec + each - 2) // each
+    leads = (bidx % how.cluster == 0) & (tidx % how.per_row == 0)
+    return Row(how, there, length, columns, first, passes, first, how.kept, how.at_once > 1, shifts, leads)
+
+
+def walked(how: Walk, there: Boolean, length: Int32, first: Int32) -> Row:
+    """A thread's view of one of the rows that it walks down, if it is `there`, of its columns from `first` on."""
+    columns = cutlass.select_(there, length, 0)
+    return Row(how, there, length, columns, first, 1, first, once=True, together=False, shifts=False)
+
+
+def walked_piece(how: Walk, index: Int32, total: Int64, first: Int32) -> Row:
+    """The same where all arrays are one row of `total` elements: of one of the pieces that a block takes in a step."""
+    width = how.threads * how.vec
+    columns = reduce.columns_left(total, index, width)
+    return Row(how, columns > 0, width, columns, first, 1, first, once=True, together=False, shifts=True)
+
+
+def every_row(how: Walk, length: Int32, first: Int32) -> Row:
+    """What all rows share of a thread's columns, from `first` on."""
+    return Row(how, Boolean(True), length, length, first, 1, first, once=False, together=False, shifts=False)
+
+
+def load_one(src: cute.Tensor | None, place: cute.Coord, there: Boolean | bool, dst: cute.Tensor) -> None:
+    """One value, of an array that may be left out."""
+    if src is not None:
+        access.load_one(src, place, there, dst)
+
+
+def forget(*arrays: tuple[cute.Tensor | None, cute.Tensor]) -> None:
+    """The compiler keeps nothing that it computed from the registers of these arrays."""
+    for tensor, registers in arrays:
+        if tensor is not None:
+            access.forget(registers)
+
+
+def load_together(src: cute.Tensor | None, row: Int32, dst: cute.Tensor, place: cute.Pointer) -> None:
+    """All rows that a thread has at once, from `row` on (`access.load_rows`)."""
+    if src is not None:
+        access.load_rows(src, row, dst, place)

@@ -1,0 +1,185 @@
+"""Lines of generated code that are too long, broken as a person would: at the commas of a bracket, or at operators."""
+
+from __future__ import annotations
+
+import io
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+WIDTH = 120
+OPENING, CLOSING = "([{", ")]}"
+# What a line may break before, from what binds least on
+OPERATORS = (("if", "else"), ("or",), ("and",), ("|",), ("&",), ("+", "-"), ("*", "/", "//", "%"))
+
+
+def wrapped(text: str, width: int = WIDTH) -> str:
+    """Python source whose logical lines are each on one line, or inside a string, with those that are longer than `width`
+    broken. A comment at the end of a line that is broken stands above it."""
+    inside = _lines_of_strings(text)
+    lines: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        lines += [line] if len(line) <= width or number in inside else _broken(line, width)
+    return "\n".join(lines)
+
+
+def _lines_of_strings(text: str) -> set[int]:
+    """The numbers of the lines that strings of several lines are on."""
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.STRING and token.start[0] != token.end[0]:
+            found |= set(range(token.start[0], token.end[0] + 1))
+    return found
+
+
+@dataclass(frozen=True)
+class _Word:
+    text: str
+    space: bool  # whether one stands before it
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """One line of code, on as many as it needs."""
+    code = line.lstrip()
+    indent = line[: len(line) - len(code)]
+    words, comment = _words(code)
+    if not words:
+        return [line]
+    return [*([indent + comment] if comment else []), *_laid_out(words, indent, "", width)]
+
+
+def _words(code: str) -> tuple[list[_Word], str]:
+    """The tokens of a piece of code, and the comment behind it."""
+    found, comment, end = [], "", 0
+    readline = io.StringIO(code).readline
+    try:
+        for token in tokenize.generate_tokens(readline):
+            if token.type == tokenize.COMMENT:
+                comment = token.string
+            elif token.string.strip() and token.start[0] == 1:
+                found.append(_Word(token.string, token.start[1] > end))
+                end = token.end[1]
+    except tokenize.TokenError:  # a bracket that this line opens is closed on another
+        pass
+    return found, comment
+
+
+def _join(words: list[_Word]) -> str:
+    return "".join((" " if w.space and i else "") + w.text for i, w in enumerate(words))
+
+
+def _laid_out(words: list[_Word], indent: str, tail: str, width: int) -> list[str]:
+    """Words at an indent, with `tail` behind them."""
+    text = indent + _join(words) + tail
+    if len(text) <= width:
+        return [text]
+    pair = _widest(words)
+    if pair is None:
+        return _at_operators(words, indent, tail, width) or [text]
+    first, last = pair
+    head, inner, rest = words[: first + 1], words[first + 1 : last], words[last:]
+    if not _fits_alone(words, first, last, width - len(indent)):
+        return _at_operators(words, indent, tail, width) or _at_targets(words, indent, tail, width) or [text]
+    return [indent + _join(head), *_filled(inner, indent + "    ", width), indent + _join(rest) + tail]
+
+
+def _at_targets(words: list[_Word], indent: str, tail: str, width: int) -> list[str]:
+    """An assignment to several names, which stand in parentheses on lines of their own; nothing for another statement."""
+    equals = next((i for i, w in enumerate(words) if w.text == "=" and not _depth(words[:i])), 0)
+    if not any(w.text == "," for w in words[:equals]):
+        return []
+    rest = [_Word(")", False), *words[equals:]]
+    return [indent + "(", *_filled(words[:equals], indent + "    ", width), *_laid_out(rest, indent, tail, width)]
+
+
+def _fits_alone(words: list[_Word], first: int, last: int, width: int) -> bool:
+    """Whether what stands before and behind a bracket is short enough for lines of its own."""
+    return len(_join(words[: first + 1])) <= width and len(_join(words[last:])) <= width
+
+
+def _widest(words: list[_Word]) -> tuple[int, int] | None:
+    """The outermost brackets with the most between them."""
+    found: list[tuple[int, int, int]] = []
+    open_at: list[int] = []
+    for i, word in enumerate(words):
+        if word.text in OPENING:
+            open_at.append(i)
+        elif word.text in CLOSING and open_at:
+            start = open_at.pop()
+            if not open_at and i > start + 1:
+                found.append((len(_join(words[start:i])), start, i))
+    return max(found, default=(0, 0, 0))[1:] if found else None
+
+
+def _filled(words: list[_Word], indent: str, width: int) -> list[str]:
+    """What stands between brackets: as many of its items on each line as fit."""
+    items = list(_split(words, (",",), after=True))
+    if len(items) == 1:
+        return _at_operators(items[0], indent, "", width) or _laid_out(items[0], indent, "", width)
+    if items[-1][-1].text != "," and not any(w.text == "for" for w in words):
+        items[-1] = [*items[-1], _Word(",", False)]
+    lines, current = [], ""
+    for item in items:
+        text = _join(item)
+        if current and len(indent) + len(current) + 1 + len(text) <= width:
+            current += " " + text
+            continue
+        lines += [indent + current] if current else []
+        current = text
+        if len(indent) + len(text) > width:
+            *more, last = _laid_out(item, indent, "", width)
+            lines += more
+            current = last.removeprefix(indent)
+    return [*lines, indent + current]
+
+
+def _at_operators(words: list[_Word], indent: str, tail: str, width: int) -> list[str]:
+    """An expression broken before operators: those outside brackets that bind least; nothing where there are none."""
+    if len(indent + _join(words) + tail) <= width:
+        return [indent + _join(words) + tail]
+    start = next((i + 1 for i, w in enumerate(words) if w.text in ("=", "return") and not _depth(words[:i])), 0)
+    body = words[start:]
+    for operators in OPERATORS:
+        parts = list(_split(body, operators, after=False))
+        if len(parts) > 1:
+            break
+    else:
+        return []
+    if start:
+        inner = _at_operators(body, indent + "    ", "", width)
+        return [indent + _join(words[:start]) + " (", *inner, indent + ")" + tail]
+    lines, current = [], ""
+    for part in parts:
+        text = _join(part)
+        if current and len(indent) + len(current) + 1 + len(text) + len(tail) <= width:
+            current += " " + text
+            continue
+        lines += [indent + current] if current else []
+        current = text
+        if len(indent) + len(text) + len(tail) > width:
+            *more, last = _laid_out(part, indent, "", width)
+            lines += more
+            current = last.removeprefix(indent)
+    return [*lines, indent + current + tail]
+
+
+def _depth(words: list[_Word]) -> int:
+    return sum((w.text in OPENING) - (w.text in CLOSING) for w in words)
+
+
+def _split(words: list[_Word], at: tuple[str, ...], after: bool) -> Iterator[list[_Word]]:
+    """The words in pieces that begin with (or end with) one of some words outside brackets."""
+    piece: list[_Word] = []
+    depth = 0
+    for word in words:
+        split = depth == 0 and word.text in at and (after or (bool(piece) and word.space))
+        if split and not after:
+            yield piece
+            piece = []
+        depth += (word.text in OPENING) - (word.text in CLOSING)
+        piece.append(word)
+        if split and after:
+            yield piece
+            piece = []
+    if piece:
+        yield piece

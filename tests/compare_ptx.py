@@ -1,0 +1,159 @@
+"""Compare the PTX of the kernels that two checkouts generate.
+
+Usage: `python tests/compare_ptx.py BEFORE AFTER [--ops NAMES] [--every N] [--archs sm_90a,sm_80] [--variants N] [--jobs N]`
+
+A change of how generated kernels are written must not change what they do. This compiles some variants of each op in both
+checkouts and compares the texts, after the names of kernels, of their parameters and of shared memory are replaced. It says
+which kernels are the same, and prints the first different lines of the others. It exits with 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+LENGTHS = (
+    12,
+    80 * 1024,
+    4 * 1024 * 1024,
+)  # more bytes of a row's inputs: several rows in a thread, clusters, read again
+
+
+def collect(task: tuple[str, str, int]) -> dict[str, str]:
+    """The PTX of some variants of an op's kernels, in the checkout that this process runs in."""
+    from codegen.measuring.tasks import kernels_named, load_package
+    from codegen.runtime.compiled import kernels
+
+    name, arch, count = task
+    found = {}
+    for op in kernels_named(load_package(Path("generated")), [name]):
+        for label, call in chosen(op, arch, count):
+            try:
+                found[f"{op.spec.op} {arch} {label}"] = kernels.binary(call, "ptx").ptx
+            except Exception as error:  # both checkouts must fail alike
+                found[f"{op.spec.op} {arch} {label}"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def chosen(op, arch: str, count: int) -> Iterator[tuple[str, object]]:
+    """At most so many of a kernel's variants, evenly spread, and one of each further row length."""
+    from codegen.measuring import compile as compiling
+    from codegen.plan.reductions import Reduction
+    from codegen.plan.limits import lacks
+
+    every = [v for v in compiling.variants(op) if not lacks(op, v.types, arch)]
+    picked = [every[i * len(every) // count] for i in range(count)] if len(every) > count else every
+    plan = op.plan
+    if every and isinstance(plan, Reduction) and compiling.row_lengths(op, every[0].types)[0] is not None:
+        fixed = any(axis in op.spec.extents for group in plan.column_groups for axis in group.axes)
+        types = every[0].types
+        width = plan.column_bytes({a.name: types.dtype(a) for a in op.spec.arrays})
+        if not fixed:
+            picked += [replace(every[0], columns=size // width) for size in LENGTHS]
+    for variant in picked:
+        try:
+            yield str(variant), compiling._call(op, variant, arch)[0]
+        except Exception as error:
+            print(f"{op.spec.op} {arch} {variant}: {error}", file=sys.stderr)
+
+
+def comparable(ptx: str) -> list[str]:
+    """The lines of PTX without comments, and with names that do not depend on what the source calls things."""
+    names: dict[str, str] = {}
+    for match in re.finditer(r"\.entry\s+(\w+)|\.(?:shared|global|const)\b[^;={]*?(\w+)\[", ptx):
+        name = match[1] or match[2]
+        names.setdefault(name, f"name{len(names)}")
+    for name in sorted(names, key=len, reverse=True):
+        ptx = re.sub(rf"\b{re.escape(name)}(?=\b|_param)", names[name], ptx)
+    lines = (re.sub(r"\s*//.*", "", line).rstrip() for line in ptx.splitlines())
+    return _numbered([line for line in lines if line])
+
+
+def _numbered(lines: list[str]) -> list[str]:
+    """The lines with registers and labels numbered as they come in each function, without the declarations that count them."""
+    seen: dict[str, str] = {}
+
+    def rename(match: re.Match[str]) -> str:
+        return seen.setdefault(match[0], f"{match[1]}{len(seen)}")
+
+    found = []
+    for line in lines:
+        if ".entry" in line or ".func" in line:
+            seen.clear()
+        if ".reg " not in line:
+            found.append(_COMMUTES.sub(_sorted, re.sub(r"(%[a-z]+|\$L__\w*?)\d+(?:_\d+)?\b", rename, line)))
+    return found
+
+
+_COMMUTES = re.compile(r"((?:and|or)\.pred\s+%\w+, )(%\w+), (%\w+)")
+
+
+def _sorted(match: re.Match[str]) -> str:
+    return match[1] + ", ".join(sorted((match[2], match[3])))
+
+
+def run(checkout: Path, options: argparse.Namespace) -> dict[str, str]:
+    """What `collect` finds in another checkout."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "ptx.json"
+        own = checkout / "tests/compare_ptx.py"  # which knows where things are there
+        script = own if own.exists() else Path(__file__).resolve()
+        command = [sys.executable, str(script), "--collect", str(out), *sys.argv[1:]]
+        environment = os.environ | {"PYTHONPATH": str(checkout)}
+        subprocess.run(command, cwd=checkout, env=environment, check=True)
+        return json.loads(out.read_text())
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare the PTX of the kernels that two checkouts generate.")
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("--ops", default="", help="names, separated by commas; all if left out")
+    parser.add_argument("--every", type=int, default=1, help="only every so many-th of them")
+    parser.add_argument("--archs", default="sm_90a,sm_80")
+    parser.add_argument("--variants", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--collect", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parsed()
+    if options.collect:
+        sys.path[0] = ""  # this checkout's modules, not those beside this file
+        from codegen.measuring.tasks import load_package
+
+        names = options.ops.split(",") if options.ops else load_package(Path("generated")).__all__[:: options.every]
+        tasks = [(name, arch, options.variants) for name in names for arch in options.archs.split(",")]
+        found: dict[str, str] = {}
+        with get_context("spawn").Pool(options.jobs, maxtasksperchild=16) as pool:
+            for more in pool.imap_unordered(collect, tasks):
+                found |= more
+        options.collect.write_text(json.dumps(found))
+        return 0
+    before, after = run(options.before.resolve(), options), run(options.after.resolve(), options)
+    different = sorted(before.keys() ^ after.keys())
+    for key in different:
+        print(f"only {'before' if key in before else 'after'}: {key}")
+    for key in sorted(before.keys() & after.keys()):
+        texts = comparable(before[key]), comparable(after[key])
+        if texts[0] != texts[1]:
+            different.append(key)
+            print(f"different: {key}")
+            print("\n".join(list(difflib.unified_diff(*texts, "before", "after", lineterm="", n=1))[:40]))
+    print(f"{len(before.keys() | after.keys()) - len(different)} kernels are the same, {len(different)} are not")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Generated code reads as a person would write it: lines end before column 120, signatures and kernels are short."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from codegen.render.wrapping import WIDTH, wrapped
+
+GENERATED = sorted(Path("generated").glob("*.py"))
+LONG = [
+    "y = f(" + ", ".join(f"argument{i}" for i in range(20)) + ")  # why",
+    "def f(" + ", ".join(f"parameter{i}: int = {i}" for i in range(12)) + "):\n    return parameter0",
+    "if x:\n    y = " + " + ".join(f"some_value_{i}" for i in range(14)),
+    "y = first * (" + " + ".join(f"some_value_{i}" for i in range(14)) + ") - last",
+    "y = f(g(" + ", ".join(f"argument{i}" for i in range(14)) + "), h(" + ", ".join(f"b{i}" for i in range(30)) + "))",
+    ", ".join(f"long_result_{i}" for i in range(8)) + " = f(" + ", ".join(f"argument{i}" for i in range(20)) + ")",
+    "a, b = [" + ", ".join(f"m{i}[0, u]" for i in range(20)) + "]",
+    "y = f(" + "x" * 60 + ")[" + "z" * 60 + ", None]",
+    "y = f(values for values in " + " + ".join(f"some_value_{i}" for i in range(14)) + ")",
+]
+
+
+@pytest.mark.parametrize("text", LONG)
+def test_a_broken_line_means_the_same(text):
+    made = wrapped(text)
+    assert ast.dump(ast.parse(made)) == ast.dump(ast.parse(text))
+    assert max(map(len, made.split("\n"))) <= WIDTH
+    assert ("# why" in made) == ("# why" in text)
+
+
+def test_what_fits_and_what_stands_in_strings_stays():
+    text = 'x = f(1,2)\n"""' + "word " * 50 + '"""\n'
+    assert wrapped(text) == text
+
+
+def test_generated_code_is_readable():
+    assert len(GENERATED) > 200
+    for path in GENERATED:
+        source = path.read_text()
+        tree = ast.parse(source)
+        quoted = {n for s in strings(tree) for n in range(s.lineno, (s.end_lineno or 0) + 1)}
+        for number, line in enumerate(source.split("\n"), 1):
+            assert len(line) <= WIDTH or number in quoted, f"{path}:{number}"
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name.endswith(("_kernel", "_launch")):
+                assert len(node.args.args) <= 20, f"{path}: {node.name}"
+
+
+def strings(tree):
+    return [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def test_a_norm_s_forward_kernel_is_on_one_screen():
+    source = Path("generated/rmsnorm.py").read_text()
+    (kernel,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "rmsnorm_kernel")
+    assert kernel.end_lineno - kernel.body[0].lineno < 50
+    assert not re.search(r"load_row|crd2idx", ast.unparse(kernel))

@@ -234,7 +234,7 @@ def alibi_bias_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDslope: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     H, Q, K = mDy.shape[1], mDy.shape[2], mDy.shape[3]
     pieces = (H * Q * K + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces

@@ -357,7 +357,7 @@ def attention_scores_backward_launch(
     stream: cuda.CUstream, mDscores: cute.Tensor, mDacc: cute.Tensor, mDbias: cute.Tensor, mColumnSumParts: cute.Tensor,
     scale: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     SP = mDscores.shape[1]
     pieces = (SP + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces

@@ -389,7 +389,7 @@ def batched_dense_gelu_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mZ: cute.Tensor, mDacc: cute.Tensor, mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     E, N = mDy.shape[0], mDy.shape[2]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces * E

@@ -62,7 +62,6 @@ def bilinear_form_kernel(
     parts = mTotalSumParts.shape[0] // pieces
     part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
 
@@ -364,7 +363,7 @@ def bilinear_form_backward_kernel(
     rows, N = mLeft.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
         pieces = cutlass.select_(pieces > 0, pieces, 1)
@@ -496,9 +495,9 @@ def bilinear_form_backward_launch(
 ):
     if cutlass.const_expr(not how.whole):
         bilinear_form_backward_rows_launch(stream, mDy, mLeft, mX, mRight, mRowSumOfRows, how.first)
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mX.shape[1]
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
         pieces = cutlass.select_(pieces > 0, pieces, 1)

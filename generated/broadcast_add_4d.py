@@ -199,7 +199,7 @@ def broadcast_add_4d_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDbias: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[3]
     pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces

@@ -113,7 +113,7 @@ def column_any_launch(
 ):
     mX = device.as_bytes(mX)
     mY = device.as_bytes(mY)
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mX.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnAnyParts.shape[0] * pieces

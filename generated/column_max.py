@@ -111,7 +111,7 @@ def column_max_finish(
 def column_max_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mColumnMaxParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mX.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnMaxParts.shape[0] * pieces
@@ -219,7 +219,7 @@ def column_max_first_launch(
     stream: cuda.CUstream, mY: cute.Tensor, mX: cute.Tensor, mOfRows0: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mY.shape[0]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces

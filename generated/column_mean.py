@@ -116,7 +116,7 @@ def column_mean_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mColumnMeanParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     rows, N = mX.shape[0], mX.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnMeanParts.shape[0] * pieces

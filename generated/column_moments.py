@@ -136,7 +136,7 @@ def column_moments_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mMean: cute.Tensor, mMeanSquare: cute.Tensor, mColumnMeanParts: cute.Tensor,
     mColumnMean2Parts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     rows, N = mX.shape[0], mX.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnMeanParts.shape[0] * pieces

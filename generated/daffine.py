@@ -169,7 +169,7 @@ def daffine_launch(
     mDbias: cute.Tensor, mDscale: cute.Tensor, mColumnSumParts: cute.Tensor, mTotalSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     pieces = cutlass.select_(pieces > 0, pieces, 1)

@@ -159,7 +159,7 @@ def dchannel_affine_launch(
     mDscale: cute.Tensor, mDshift: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     C, S = mDy.shape[1], mDy.shape[2]
     pieces = (C * S + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces

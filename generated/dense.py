@@ -269,7 +269,7 @@ def dense_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDbias: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces

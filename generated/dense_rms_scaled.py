@@ -632,7 +632,7 @@ def dense_rms_scaled_backward_kernel(
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
         pieces = cutlass.select_(pieces > 0, pieces, 1)
@@ -763,9 +763,9 @@ def dense_rms_scaled_backward_launch(
 ):
     if cutlass.const_expr(not how.whole):
         dense_rms_scaled_backward_rows_launch(stream, mDy, mAcc, mRstd, mWeight, mRowSumOfRows, how.first)
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
         pieces = cutlass.select_(pieces > 0, pieces, 1)

@@ -175,7 +175,7 @@ def dgelu_dbias_fp8_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mScale: cute.Tensor, mQ: cute.Tensor, mDbias: cute.Tensor,
     mAmax: cute.Tensor, mColumnSumParts: cute.Tensor, mTotalMaxParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     pieces = cutlass.select_(pieces > 0, pieces, 1)

@@ -154,7 +154,7 @@ def dgelu_dbias_group_fp8_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mQ: cute.Tensor, mScale: cute.Tensor, mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor, amax_min: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     B, G = mDy.shape[1], mDy.shape[2]
     pieces = (B * G + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces

@@ -162,7 +162,7 @@ def dgelu_dbias_row_fp8_kernel(
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
         pieces = cutlass.select_(pieces > 0, pieces, 1)
@@ -283,9 +283,9 @@ def dgelu_dbias_row_fp8_launch(
 ):
     if cutlass.const_expr(not how.whole):
         dgelu_dbias_row_fp8_rows_launch(stream, mDy, mX, mRowMaxOfRows, amax_min, how.first)
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
         pieces = cutlass.select_(pieces > 0, pieces, 1)

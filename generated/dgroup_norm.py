@@ -225,7 +225,7 @@ def dgroup_norm_kernel(
     B, G, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (C * S + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
@@ -410,9 +410,9 @@ def dgroup_norm_launch(
         dgroup_norm_rows_launch(
             stream, mDy, mX, mWeight, mRowMeanOfRows, mRowMean3OfRows, mRowMean2OfRows, mRowMean4OfRows, eps, how.first,
         )
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     G, C, S = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (C * S + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces * G

@@ -589,7 +589,7 @@ def gemm_linear_backward_launch(
     mDbeta: cute.Tensor, mColumnSumParts: cute.Tensor, mTotalSumParts: cute.Tensor, mTotalSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     pieces = cutlass.select_(pieces > 0, pieces, 1)

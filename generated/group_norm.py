@@ -540,7 +540,7 @@ def group_norm_backward_kernel(
     B, G, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (C * S + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
@@ -707,9 +707,9 @@ def group_norm_backward_launch(
         group_norm_backward_rows_launch(
             stream, mDy, mRstd, mRowMean, mX, mWeight, mRowSumOfRows, mRowSum2OfRows, how.first,
         )
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     G, C, S = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (C * S + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces * G

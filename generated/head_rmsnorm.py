@@ -350,7 +350,7 @@ def head_rmsnorm_backward_kernel(
     rows, D = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (D + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
@@ -480,9 +480,9 @@ def head_rmsnorm_backward_launch(
 ):
     if cutlass.const_expr(not how.whole):
         head_rmsnorm_backward_rows_launch(stream, mDy, mX, mWeight, mRowMeanOfRows, mRowSumOfRows, eps, how.first)
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     D = mDy.shape[1]
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (D + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces

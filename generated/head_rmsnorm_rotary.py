@@ -479,7 +479,7 @@ def head_rmsnorm_rotary_backward_kernel(
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (D + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
@@ -714,9 +714,9 @@ def head_rmsnorm_rotary_backward_launch(
         head_rmsnorm_rotary_backward_rows_launch(
             stream, mDy, mX, mWeight, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows, eps, how.first,
         )
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     S, D = mDy.shape[1], mDy.shape[4]
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (D + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces * S

@@ -422,7 +422,6 @@ def label_log_prob_backward_kernel(
     parts = mTotalSumParts.shape[0] // pieces
     part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)

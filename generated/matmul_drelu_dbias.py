@@ -237,7 +237,7 @@ def matmul_drelu_dbias_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mY: cute.Tensor, mDz: cute.Tensor, mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     N = mAcc.shape[1]
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces

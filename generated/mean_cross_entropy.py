@@ -198,14 +198,13 @@ def mean_cross_entropy_kernel(
     rows, N = mX.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
         pieces = cutlass.select_(pieces > 0, pieces, 1)
     parts = mTotalMeanParts.shape[0] // pieces
     part, piece = bidx // pieces, bidx % pieces
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
     approx_terms = device.narrow(mX)

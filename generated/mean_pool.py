@@ -126,7 +126,7 @@ def mean_pool_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mColumnMeanParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     rows, S, D = mX.shape[0], mX.shape[1], mX.shape[2]
     pieces = (D + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnMeanParts.shape[0] * pieces * rows

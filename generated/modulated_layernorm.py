@@ -426,7 +426,7 @@ def modulated_layernorm_backward_kernel(
     B, S, N = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
@@ -587,9 +587,9 @@ def modulated_layernorm_backward_launch(
         modulated_layernorm_backward_rows_launch(
             stream, mDy, mRstd, mRowMean, mX, mScale, mRowSumOfRows, mRowSum2OfRows, how.first,
         )
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     B, N = mDy.shape[0], mDy.shape[2]
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces * B

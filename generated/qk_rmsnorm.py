@@ -491,7 +491,7 @@ def qk_rmsnorm_backward_kernel(
     rows, D = mDqOut.shape[0], mDqOut.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (D + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
@@ -678,9 +678,9 @@ def qk_rmsnorm_backward_launch(
             stream, mDqOut, mDkOut, mQ, mK, mQWeight, mKWeight, mRowMeanOfRows, mRowSumOfRows, mRowMean2OfRows,
             mRowSum2OfRows, eps, how.first,
         )
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     D = mDqOut.shape[1]
-    pieces = cluster
+    pieces = how.cluster
     if cutlass.const_expr(not how.whole):
         pieces = (D + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces

@@ -383,7 +383,7 @@ def rotary_backward_launch(
     mDcos: cute.Tensor, mDsin: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row, cluster = how.vec, how.per_row, how.cluster
+    vec, per_row = how.vec, how.per_row
     S, D = mDy.shape[1], mDy.shape[4]
     pieces = (D + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces * S

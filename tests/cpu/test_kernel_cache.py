@@ -241,7 +241,7 @@ def test_every_field_of_a_launch_and_its_source_are_part_of_the_key():
     tensor = ("float32", (1, 4), 16)
 
     def key(how):
-        call = kernels.Call(
+        call = kernels.CompiledCall(
             generated.rmsnorm._launch, (tensor, None), (tensor,), (("eps", 1e-6), ("how", how)), "sm_80"
         )
         return kernels.key_of(call, "")

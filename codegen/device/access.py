@@ -57,7 +57,7 @@ def load_row(
     vec, vectors) where each column has several adjacent parts. Elements outside the tensor are zeros; elements outside the row
     may have any value. Where N is not a multiple of the vector width (`ragged`), `aligned` says that vectors are still aligned
     in memory, for which `first` may be negative; else each vector is assembled from the two aligned ones that contain it. Data
-    that is read `once` bypasses the L1 cache."""
+    that is read `once` is not kept in the L1 cache."""
     cached = EVICT.NO_ALLOCATE if once else EVICT.EVICT_NORMAL
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     count = cute.size(dst) // vectors

@@ -220,7 +220,7 @@ def over_lanes(value: Vector, op: str, lanes: int) -> Vector:
 
 def over_group(value: Vector, op: str, columns: int) -> Vector:
     """The reduction of each group of `columns` columns of a row, as a vector with the result for each column. A group is a whole
-    number of vectors of neighbouring lanes, or a part of one. All lanes of a warp take part."""
+    number of vectors of neighbouring lanes. All lanes of a warp take part."""
     vec = cute.size(value.shape)
     held = cute.make_rmem_tensor((vec,), Int32 if value.dtype is Boolean else value.dtype)
     held.store(value.to(held.element_type))

@@ -1,17 +1,17 @@
-"""How what a tile's warps hold passes through shared memory, from tensor cores to an epilogue's vectors.
+"""Passes the accumulators of a tile's warps through shared memory, from the layout of tensor cores to an epilogue's vectors.
 
-Tensor cores leave each lane pairs of neighbouring columns; an epilogue wants whole vectors of a row. So accumulators pass
-through shared memory, slab by slab of 16 rows, in pieces of at most 64 columns: each warp has a piece of its own, and
-needs no barrier but its own lanes'. It holds a piece by blocks of 8 columns. A block has two planes, its even columns and
-its odd ones, each 16 bytes of every row: the words that lanes hold, as stmatrix writes them. After each block lie
-GAP * 8 / columns free bytes, so that lanes that read from several blocks and rows meet in no bank. A lane's place and a
-block's, a plane's or a row's are added, so an instruction has all but the lane's in itself.
+Tensor cores give each lane pairs of neighbouring columns; an epilogue needs whole vectors of a row. So accumulators pass
+through shared memory, in slabs of 16 rows and pieces of at most 64 columns. Each warp has its own piece, and needs only a
+barrier of its own lanes. A piece consists of blocks of 8 columns. A block has two planes, its even and its odd columns, each
+with 16 bytes of every row: the words that lanes hold, as stmatrix writes them. After each block are GAP * 8 / columns free
+bytes, which avoid bank conflicts between lanes that read several blocks and rows. The address is the sum of a lane's offset and
+a constant for block, plane and row, so the constant is an immediate of the instruction.
 
-Without it, an epilogue straight from accumulators that packs its results to shared memory, all of its code unrolled, takes
-three instructions less an element, of seventeen; on an H100 GELU then took 1.13 to 1.16 of the product alone (8192 x 8192,
-K = 1024) where it took 1.09 so, ReLU as long. Pieces of 16 rows, whose loops are half as many but wait for each other's
-shared memory: 1.10. What it took beyond ReLU was the main loop's wait for instructions (`gemm_sm90`). These products run at
-the GPU's limit of power, where time is energy: an epilogue costs what its instructions and its bytes do, whether or not
+Alternatives: an epilogue directly on accumulators that packs its results to shared memory, fully unrolled, takes three
+instructions fewer per element, of seventeen. On an H100 GELU then took 1.13 to 1.16 of the product alone (8192 x 8192,
+K = 1024), against 1.09 here; ReLU took the same. With pieces of 16 rows, whose loops are half as many but wait for each
+other's shared memory, GELU took 1.10. GELU's time beyond ReLU's was the main loop's wait for instructions (`sm90`). These
+products run at the GPU's power limit, where time is energy: an epilogue costs its instructions and its bytes, whether or not
 tensor cores work meanwhile. Reading a residual costs 6 %, with SiLU or without.
 """
 
@@ -29,19 +29,19 @@ from codegen.device.functions import WARP
 from codegen.device.gemm import staging, tensorcore
 from codegen.shared import GAP, STAGED_ROWS, stage_bytes
 
-# A fold along rows that sums exponentials: its place, that of its maximum before it, exp or exp2, the factor of the
-# difference, and whether 0 stands for a maximum that is not finite
+# A fold along rows that sums exponentials: its index, the index of its maximum before it, exp or exp2, the factor of the
+# difference, and whether 0 replaces a maximum that is not finite
 Follows: TypeAlias = tuple[int, int, str, float, bool]
 
-PIECE = 64  # columns that pass through shared memory at once, at most
+PIECE = 64  # the most columns that pass through shared memory at once
 
 
 @dataclass(frozen=True)
 class Form:
-    """An epilogue, what it takes and gives, and how a tile's warps share its columns.
+    """An epilogue, its operands and results, and how a tile's warps share its columns.
 
-    run(acc, row, column, batch, valid, tensors, vec, ragged) is called for each vector, with what was read ahead for it, one
-    tuple, as its last argument where there are functions for that: columns(column, batch, valid, tensors, vec, ragged), called
+    run(acc, row, column, batch, valid, tensors, vec, ragged) is called for each vector. Its last argument is a tuple of prefetched
+    operands where there are functions for these: columns(column, batch, valid, tensors, vec, ragged), called
     once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged, load), which reads vectors by `load`, a
     function like `vectors.load`.
     """
@@ -50,63 +50,65 @@ class Form:
     columns: Callable[..., tuple] | None
     tiles: Callable[..., tuple] | None
     vec: int  # columns that a lane handles at once: 4, 8 or 16
-    ragged: bool = False  # whether N is no multiple of vec
-    paired: str = ""  # "halves": a warp's columns are those of two accumulators, one after the other; "interleaved": column by column
-    row_ops: tuple[str, ...] = ()  # folds over a row of what the epilogue returns first: those of `reduce.combine`
-    column_ops: tuple[str, ...] = ()  # folds over a column of what it returns after
-    rescaled: tuple[Follows, ...] = ()  # which of row_ops sum exponentials of what is returned
+    ragged: bool = False  # whether N is not a multiple of vec
+    paired: str = (
+        ""  # a warp's columns are two accumulators', "halves": one after the other; "interleaved": column by column
+    )
+    row_ops: tuple[str, ...] = ()  # reductions along a row of the epilogue's first results, as in `reduce.combine`
+    column_ops: tuple[str, ...] = ()  # reductions along a column of its further results
+    rescaled: tuple[Follows, ...] = ()  # the row_ops that sum exponentials of results
     fours: bool = False  # whether lanes hold four neighbouring columns of each 16, instead of two of each 8
     matrices: bool = False  # whether a warp writes them to shared memory by stmatrix (from sm_90 on)
-    piece: int = PIECE  # columns that pass through shared memory at once, at most: 64 or 32
-    ahead: int = 1  # pieces by which operands are read before they are needed; pairs of pieces, where `staged`
+    piece: int = PIECE  # the most columns that pass through shared memory at once: 64 or 32
+    ahead: int = 1  # how many pieces ahead operands are prefetched; pairs of pieces, where `staged`
     # Whether a loop runs the epilogue of a piece; then the registers of accumulators are free once they are in shared memory.
-    # Elsewhere as much would be computed at once, while tensor cores read registers too: on an H100 folds along rows and tiles
-    # read ahead took a fifth to a half longer
+    # On other architectures as much would be computed at once, while tensor cores read registers too: on an H100 folds along
+    # rows and prefetched tiles took a fifth to a half longer
     rolled: bool = False
     staged: int = (
-        0  # bytes of shared memory for the operands of `STAGED_ROWS` rows, read ahead: else registers do; if `rolled`
+        0  # bytes of shared memory for prefetched operands of `STAGED_ROWS` rows, if `rolled`; 0: registers hold them
     )
-    boxes: tuple[staging.Box, ...] = ()  # of what is `staged`, as `tiles` reads it
-    warps: int = 1  # that hold other rows of the same columns: their statistics are folded together
-    step: int = 1  # between their numbers
-    barrier: int = 0  # at which they meet for that; the block's next warps at the next one
-    threads: int = WARP  # that meet at one
+    boxes: tuple[staging.Box, ...] = ()  # of the `staged` operands, in the order in which `tiles` reads them
+    warps: int = 1  # the number of warps that hold rows of the same columns, and reduce their statistics together
+    step: int = 1  # the difference of their numbers
+    barrier: int = 0  # the barrier of the first such warps; the block's next warps have the next one
+    threads: int = WARP  # the threads at one barrier
 
     @property
     def early(self) -> bool:
-        """Whether a loop reads vectors before they are needed: unless registers hold what columns come to, or elements."""
+        """Whether a loop loads vectors before they are needed: not where registers hold columns' statistics, or elements."""
         return self.rolled and not self.column_ops and not self.ragged
 
     @property
     def stage(self) -> int:
-        """Words of shared memory that a warp needs, aligned to 16 bytes."""
+        """The words of shared memory that a warp needs, aligned to 16 bytes."""
         return stage_bytes(self.piece) // 4
 
     @property
     def buffer(self) -> int:
-        """Bytes of half of that, which has a piece where another is read meanwhile."""
+        """The bytes of half of the stage, which holds a piece while another one is read."""
         return stage_bytes(self.piece) // 2
 
     @property
     def reads(self) -> bool:
-        """Whether anything is read ahead."""
+        """Whether any operands are prefetched."""
         return self.columns is not None or self.tiles is not None
 
     @property
     def accumulators(self) -> int:
-        """How many an epilogue is given, each of as many columns as the output: together they are the product's."""
+        """The number of accumulators that an epilogue takes, each with as many columns as the output."""
         return 2 if self.paired else 1
 
     @property
     def halves(self) -> int:
-        """How many parts a row of accumulators has."""
+        """The number of parts of a row of accumulators."""
         return 2 if self.paired == "halves" else 1
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """How a lane walks over its warp's accumulators: from piece to piece, each `rows` rows of a slab and `width` columns, and
-    in each piece from vector to vector. All pieces of the same columns come one after another."""
+    """The order in which a lane handles its warp's accumulators: piece by piece, each `rows` rows of a slab and `width` columns,
+    and in each piece vector by vector. All pieces of the same columns are consecutive."""
 
     row: Int32  # of the output, where the warp's accumulators begin, as `column` and `batch`
     column: Int32
@@ -124,61 +126,61 @@ class Pieces:
 
     @property
     def steps(self) -> int:
-        """Vectors of a lane in a piece."""
+        """The number of a lane's vectors in a piece."""
         return self.rows * self.per_row // WARP
 
     @property
     def buffers(self) -> int:
-        """In shared memory: one is written while another is read."""
+        """The number of buffers in shared memory: one is written while another is read."""
         return STAGED_ROWS // self.rows
 
     @property
     def order(self) -> list[tuple[int, int, int]]:
-        """The pieces: turn, slab, and which rows of it."""
+        """The pieces in order: turn, slab, and the index of its rows."""
         return [
             (t, s, p) for t in range(self.turns) for s in range(self.slabs) for p in range(STAGED_ROWS // self.rows)
         ]
 
     def first_column(self, turn: int, lane: Int32) -> Int32:
-        """Of a lane's vectors in a turn."""
+        """The first column of a lane's vectors in a turn."""
         return self.column + turn * self.columns + lane % self.per_row * self.vec
 
     @property
     def high(self) -> int:
-        """Rows that lanes read at once."""
+        """The number of rows that lanes read at once."""
         return WARP // self.per_row
 
     @property
     def plane(self) -> int:
-        """Bytes of a block's even columns, or of its odd ones."""
+        """The bytes of a block's even columns, or of its odd ones."""
         return self.rows * 16
 
     @property
     def block(self) -> int:
-        """Bytes from a block to the next."""
+        """The bytes from one block to the next."""
         return 2 * self.plane + GAP * 8 // self.width
 
     def further(self, step: Int32 | int) -> Int32 | int:
-        """Bytes from a step's vector to that of the first, in a piece."""
+        """The bytes from the first step's vector to a step's vector, in a piece."""
         return step * (self.high * 16)
 
     def row_of(self, slab: int, part: int, step: Int32 | int, lane: Int32) -> Int32:
-        """Of a lane's vector in a step of a piece."""
+        """The row of a lane's vector in a step of a piece."""
         return self.row + slab * self.slab_step + part * self.rows + step * self.high + lane // self.per_row
 
     def place(self, slab: int, part: int, step: Int32 | int, lane: Int32, column: Int32) -> tuple[Int32, Int32, Int32]:
-        """Of a vector: its row, the columns that its row has, and how many of them are the vector's."""
+        """A vector's row, the number of columns of that row, and the number of the vector's columns in it."""
         r = self.row_of(slab, part, step, lane)
         limit = cutlass.select_(r < self.M, self.N, Int32(0))
         return r, limit, cutlass.min(limit - column, Int32(self.vec))
 
     def whole(self, row: Int32, below: Int32) -> Int32:
-        """How many elements of a vector there are, all or none, where `below` rows have its columns."""
+        """The number of a vector's elements, all or none, where its columns have `below` rows."""
         return cutlass.select_(row < below, Int32(self.vec), Int32(0))
 
 
 def piece_of(columns: int, form: Form) -> tuple[int, int]:
-    """Rows and columns of a piece, of so many columns of accumulators."""
+    """The rows and columns of a piece, for `columns` columns of accumulators."""
     width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
     per_row = width // (form.accumulators * form.vec)
     assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
@@ -195,7 +197,7 @@ def walk_over(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, fo
 
 
 def write_place(lane: Int32, walk: Pieces, form: Form) -> Int32:
-    """Where a lane writes to, or a matrix's row that it names."""
+    """The place to which a lane writes, or of the matrix row whose address it gives."""
     if form.matrices:  # even columns, odd ones; of 16 rows, then those of the last 8
         which = lane // 8
         return lane % 8 * 16 + which % 2 * walk.plane + (which // 2 * 128 if walk.rows == STAGED_ROWS else 0)
@@ -206,7 +208,7 @@ def write_place(lane: Int32, walk: Pieces, form: Form) -> Int32:
 
 
 def write(acc: cute.Tensor, memory: Int32, place: Int32, piece: tuple[int, int, int], walk: Pieces, form: Form) -> None:
-    """A piece of accumulators to shared memory, from the address `memory` on. acc: (2, 2, J, I)."""
+    """Write a piece of accumulators to shared memory, from the address `memory` on. acc: (2, 2, J, I)."""
     turn, slab, part = piece
     words = cute.recast_tensor(acc, Uint32)
     halves, each = form.halves, cute.size(acc, mode=[2]) // form.halves
@@ -226,13 +228,13 @@ def write(acc: cute.Tensor, memory: Int32, place: Int32, piece: tuple[int, int, 
 
 
 def read_place(lane: Int32, walk: Pieces, form: Form) -> Int32:
-    """Where a lane reads the first vector of a piece."""
+    """The place of a lane's first vector of a piece."""
     column = lane % walk.per_row * (walk.vec * (2 if form.paired == "interleaved" else 1))
     return lane // walk.per_row * 16 + column // 8 * (form.halves * walk.block) + column % 8 * 2
 
 
 def read(memory: Int32, walk: Pieces, dtype, form: Form) -> tuple[cute.Tensor, ...]:
-    """A lane's vector of each accumulator, from the address `memory` on: (vec,) registers."""
+    """Read a lane's vector of each accumulator, from the address `memory` on: (vec,) registers."""
     count = walk.vec * (2 if form.paired == "interleaved" else 1)  # accumulators side by side
     found: list[list[list[Uint32]]] = [[[], []] for _ in range(form.halves)]  # of even columns, of odd ones
     for block in range(-(-count // 8)):

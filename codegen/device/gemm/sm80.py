@@ -1,11 +1,11 @@
 """A GEMM's main loop for every architecture since Ampere: cp.async, ldmatrix, mma.sync, in stages.
 
 A block computes a tile of tile_m x tile_n accumulators, each of its warps a part of tile_m/warps_m x tile_n/warps_n.
-Tiles of the operands come through `stages` buffers in shared memory; while one is multiplied, the next ones are on their
-way. What lies outside of an operand is zero there, and nothing outside is ever read: any M, N, K is right.
+Tiles of the operands pass through `stages` buffers in shared memory; while one is multiplied, the next ones are in flight.
+Elements outside an operand are zero there, and nothing outside is ever read: any M, N, K is correct.
 
-In shared memory a tile lies in panels 128 bytes wide (or as wide as it is), row after row, whose 16-byte chunks are
-permuted by row (`Panels`): no two of the rows that ldmatrix, or a warp's loads, take at once meet in a bank.
+In shared memory a tile consists of panels 128 bytes wide (or as wide as the tile), row after row, whose 16-byte chunks are
+permuted by row (`Panels`): rows that ldmatrix, or a warp's loads, read at once have no bank conflicts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from codegen.device.gemm.tensorcore import STEP
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the work is cut: powers of two, but for stages."""
+    """The sizes of tiles: powers of two, except stages."""
 
     tile_m: int  # rows of a block's tile
     tile_n: int  # its columns, of both b together where there are two
@@ -37,7 +37,7 @@ class Tiling:
     warps_m: int
     warps_n: int
     stages: int  # buffers for tiles of the operands
-    group: int  # tiles above each other that run one after another, and find b in the second cache
+    group: int  # vertically adjacent tiles that run one after another, and find b in the L2 cache
     precise: bool  # float32 as the sum of two tf32
 
     @property
@@ -49,7 +49,7 @@ class Tiling:
         return WARP * self.warps
 
     def check(self, size: int, parts: int) -> None:
-        """Whether there is a kernel for elements of so many bytes, and for so many b."""
+        """Check that there is a kernel for elements of `size` bytes, and for `parts` tensors b."""
         for good, what in (
             (self.tile_k * size in (2 * STEP, 4 * STEP), "a tile has 64 or 128 bytes along K"),
             (self.tile_m // self.warps_m % 16 == 0, "a warp has 16 rows at least"),
@@ -61,7 +61,7 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Panels:
-    """An operand's tile in shared memory: `rows` of `width` bytes, which lie side by side in global memory too."""
+    """An operand's tile in shared memory: `rows` of `width` bytes, which are contiguous in global memory too."""
 
     rows: int
     width: int
@@ -76,7 +76,7 @@ class Panels:
         return self.rows * self.width
 
     def swizzle(self, row: Int32) -> Int32:
-        """What the bytes' places in a row's panel are XORed with."""
+        """The number with which the bytes' places in a row's panel are XORed."""
         if self.kind == "words":  # rows 0..3 are read together, 32 bytes of each
             bits = row << 5
         elif self.kind == "bytes":  # rows 0, 1, 4, 5, 8, 9, 12, 13
@@ -86,22 +86,22 @@ class Panels:
         return bits & (96 if self.kind == "words" else 112) & (self.panel - 1)
 
     def place(self, row: Int32, byte: Int32) -> Int32:
-        """Where a byte of a row is."""
+        """The place of a byte of a row."""
         return (byte // self.panel * self.rows + row) * self.panel + ((byte % self.panel) ^ self.swizzle(row))
 
     def along(self, byte: int) -> tuple[int, int]:
-        """What a place is XORed with, and what is added then, to go so many bytes along the row, from one where these
-        bits are zero."""
+        """The number to XOR with a place, and the number to add then, to advance `byte` bytes along the row from a place where
+        these bits are zero."""
         return byte % self.panel, byte // self.panel * self.rows * self.panel
 
 
 def row_pieces(N: int, *, paired: str, tile_n: int, warps_n: int) -> int:
-    """Partials of a row of N outputs."""
+    """The number of partial results of a row of N outputs."""
     return -(-N // (tile_n // (2 if paired else 1))) * warps_n
 
 
 def column_pieces(M: int, *, tile_m: int) -> int:
-    """Partials of a column."""
+    """The number of partial results of a column."""
     return -(-M // tile_m)
 
 
@@ -132,14 +132,14 @@ def launch(
     blocks: int = 1,
     precise: bool = False,
 ) -> None:
-    """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
+    """Compute acc = mA @ mB and run the epilogue on it (`epilogue`).
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, their L 1 where
         the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Two give two accumulators ("halves");
         one with 2N columns too, if "interleaved".
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32 or int32.
-    blocks: that a multiprocessor should hold at once.
-    precise: float32 as two of tf32 instead of one. Where an operand is infinite, the sum may be NaN then.
+    blocks: the number of resident blocks that an SM should have.
+    precise: float32 as two tf32 instead of one. Where an operand is infinite, the sum may then be NaN.
     """
     tiling = Tiling(tile_m, tile_n, tile_k, warps_m, warps_n, stages, group, precise)
     form = Form(
@@ -157,7 +157,7 @@ def launch(
 
 
 def _columns(mBs: tuple[cute.Tensor, ...], b_is_nk: bool) -> Int32:
-    """Of each b."""
+    """The columns of each b."""
     return mBs[0].shape[1 if b_is_nk else 2]
 
 
@@ -210,8 +210,8 @@ def _kernel(
     cute.arch.cp_async_wait_group(tiling.stages - 2)
     cute.arch.sync_threads()
 
-    # A tile a turn. While a step along K is multiplied, the next one's fragments are read, and with the first step the
-    # copies begin that fill the stage which was read in the turn before.
+    # One tile per turn. While a step along K is multiplied, the next one's fragments are read. The first step starts the
+    # copies that fill the stage which was read in the previous turn.
     acc = cute.make_rmem_tensor((4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(dtype))
     acc.fill(0)
     rA = cute.make_rmem_tensor((4, warp_rows // 16, 2), Uint32)
@@ -249,7 +249,7 @@ def _kernel(
 
 
 def _next(stage: Int32, size: int, stages: int) -> Int32:
-    """Where the stage after this begins."""
+    """The start of the next stage."""
     return cutlass.select_(stage == (stages - 1) * size, Int32(0), stage + size)
 
 
@@ -269,12 +269,12 @@ def _tile(tiles_m: Int32, tiles_n: Int32, group: int) -> tuple[Int32, Int32, Int
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a thread copies an operand's tile: chunk after chunk, `hop` rows apart."""
+    """How a thread copies an operand's tile: in chunks that are `hop` rows apart."""
 
     panels: Panels
     size: int  # of an element, in bytes
     chunk: int  # bytes that are copied at once
-    aligned: bool  # whether chunks are so in memory, and lie all inside of the operand or all outside
+    aligned: bool  # whether chunks are aligned in memory, and each is completely inside or outside the operand
     threads: int
     along_k: tuple[int, int]  # rows and columns from a tile to the next
 
@@ -292,7 +292,7 @@ class Chunks:
 
 
 def _chunks(mX: cute.Tensor, panels: Panels, threads: int, along_k: tuple[int, int]) -> Chunks:
-    """The widest chunks of which an operand's strides and extents are multiples; cp.async takes 4 bytes at least."""
+    """The widest chunks that divide an operand's strides and sizes; cp.async takes at least 4 bytes."""
     size = mX.element_type.width // 8
     known = [cute.get_divisibility(x) * size for x in (mX.stride[0], mX.stride[1], mX.shape[2])]
     chunk = math.gcd(16, mX.iterator.alignment, *known)
@@ -304,9 +304,9 @@ def _chunks(mX: cute.Tensor, panels: Panels, threads: int, along_k: tuple[int, i
 
 
 def _source(mX: cute.Tensor, place: tuple[Int32, Int32, Int32], some: Boolean, tidx: Int32, chunks: Chunks) -> tuple:
-    """What a thread copies of the operand's tile at this batch, row and column: the address of its first chunk, that of
-    the operand's end and the stride of rows, in bytes; the chunk's row and column, and how many of each there are (unless
-    `some`: none)."""
+    """The source of a thread's copies of the operand's tile at this batch, row and column: the addresses of its first chunk and of
+    the operand's end, and the stride of rows in bytes; the chunk's row and column, and the numbers of rows and columns (0
+    unless `some`)."""
     batch, row, column = place
     row = row + tidx // chunks.per_row
     column = column + tidx % chunks.per_row * (chunks.chunk // chunks.size)
@@ -325,7 +325,7 @@ def _source(mX: cute.Tensor, place: tuple[Int32, Int32, Int32], some: Boolean, t
 def _load(
     source: tuple, turn: cutlass.Int32, target: cutlass.Int32, tidx: cutlass.Int32, chunks: cutlass.Constexpr[Chunks]
 ):
-    """A thread's chunks of the tile of this turn; zeros where there is nothing."""
+    """Copy a thread's chunks of the tile of this turn; zeros outside the operand."""
     first, end, stride, row, column, rows, columns = source
     down, right = chunks.along_k
     row, column = row + turn * down, column + turn * right
@@ -353,7 +353,7 @@ def _load(
 
 @cute.jit
 def _around(there: cutlass.Boolean, place: cutlass.Int64, end: cutlass.Int64):
-    """The two aligned vectors that a chunk lies in, (8,) words; zeros where it is not there, or they pass the operand's
+    """The two aligned vectors that contain a chunk, (8,) words; zeros where it does not exist, or where they cross the operand's
     end. They may begin before the operand: arrays begin at multiples of 16 bytes."""
     words = cute.make_rmem_tensor((8,), Uint32)
     words.fill(0)
@@ -375,8 +375,8 @@ def _found(
     left: cutlass.Int32,
     size: cutlass.Constexpr[int],
 ):
-    """The elements of a chunk, as unsigned integers of their size: shifted out of what is around it. Where a row ends with
-    fewer than it has, or the operand near it, element by element."""
+    """The elements of a chunk, as unsigned integers of their size: shifted out of the vectors that contain it, or loaded one by one
+    near the end of a row or of the operand."""
     dtype, vec = Uint16 if size == 2 else Uint8, 16 // size
     held = cute.make_rmem_tensor((vec,), dtype)
     device.shift_words([around[w] for w in range(8)], Int32(place & 15) // size, vec - 1, held)
@@ -393,12 +393,12 @@ def _found(
 
 
 def _lane_of_a(lane: Int32, row: Int32, panels: Panels) -> Int32:
-    """Where the first row lies that a lane gives ldmatrix: matrices of rows 0..7 and 8..15, then further along K."""
+    """The place of the first row whose address a lane gives ldmatrix: matrices of rows 0..7 and 8..15, then further along K."""
     return panels.place(row + lane % 16, lane // 16 * 16)
 
 
 def _lane_of_b(lane: Int32, column: Int32, panels: Panels, size: int) -> Int32:
-    """The same for b; of words, where the lane's first one lies."""
+    """The same for b; for words, the place of the lane's first word."""
     if panels.kind == "k":  # matrices of columns 0..7, then further along K, then of columns 8..15
         return panels.place(column + lane % 8 + lane // 16 * 8, lane // 8 % 2 * 16)
     if panels.kind == "halves":  # matrices of k 0..7 and 8..15, then of columns 8..15
@@ -419,8 +419,8 @@ def _fragments(
     panels: list[Panels],
     starts: list[int],
 ) -> None:
-    """The fragments of one step along K, from the stage at `base`: rA (4, I), rB (2, J) words. `panels` and `starts` are
-    those of a and of each b."""
+    """Load the fragments of one step along K from the stage at `base`: rA (4, I), rB (2, J) words. `panels` and `starts` belong to
+    a and to each b."""
     for i in range(cute.size(rA, mode=[1])):
         words = tensorcore.ldmatrix(base + ((a ^ (step * STEP)) + i * 16 * panels[0].panel))
         for w in range(4):
@@ -434,7 +434,7 @@ def _fragments(
 
 
 def _pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) -> list[Uint32]:
-    """The words of b for 16 columns: of two blocks of 8 neighbours, or, from bytes across, of the even and the odd ones."""
+    """The words of b for 16 columns: two blocks of 8 neighbours, or, from bytes across K, the even and the odd columns."""
     if panels.kind == "k":
         return tensorcore.ldmatrix(base + ((own ^ (step * STEP)) + pair * 16 * panels.panel))
     if panels.kind == "words":
@@ -449,7 +449,7 @@ def _pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) ->
     words = tensorcore.ldmatrix(base + ((own ^ flipped) + (added + k * panels.panel)), transposed=True)
     if panels.kind == "halves":
         return words
-    # Two rows of k a word, and in each two columns: what lies together must be four rows of one column
+    # A word has two rows of K with two columns each, but a fragment's word needs four rows of one column
     return [
         tensorcore.pick_bytes(words[2 * w], words[2 * w + 1], places) for places in (0x6420, 0x7531) for w in (0, 1)
     ]
@@ -461,7 +461,7 @@ def _multiply(
     """acc (4, I, J) += the products of fragments (4, I) and (2, J)."""
 
     def terms(words: cute.Tensor, place: int) -> list[list[Uint32]]:
-        """A fragment; float32 as the tf32 that sum to it, one or two."""
+        """A fragment; float32 as one or two tf32 that sum to it."""
         own = [words[w, place] for w in range(cute.size(words, mode=[0]))]
         if types[0] is not Float32:
             return [own]
@@ -478,7 +478,7 @@ def _multiply(
 
 
 def _for_epilogue(acc: cute.Tensor, fours: bool) -> cute.Tensor:
-    """The accumulators (4, I, J) in the order that `gemm_epilogue` takes: (2, 2, J, I)."""
+    """The accumulators (4, I, J) in the epilogue's order: (2, 2, J, I)."""
     rows, columns = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
     if not fours:
         return cute.make_tensor(acc.iterator, cute.make_layout((2, 2, columns, rows), stride=(1, 2, 4 * rows, 4)))

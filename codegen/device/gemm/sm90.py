@@ -1,19 +1,20 @@
 """The GEMM main loop for Hopper (sm_90a): acc = a @ b by TMA and WGMMA, then the epilogue.
 
-A block is three warpgroups. One warp of the last is the producer: by TMA it fills a ring of stages in shared memory with
-tiles of a and b. The first two are consumers: they multiply by WGMMA and hand accumulators to the driver of the epilogue.
-They share one tile (cooperative: 64 rows each, alternately), or have a tile each and take turns with the tensor cores
-(pingpong: the epilogue of the one runs while the other multiplies). Blocks are persistent: each walks over the tiles of
-the product, in an order that keeps what its neighbours read in the L2 cache. In a cluster of two, what both blocks read is
-loaded once and multicast: b where the cluster is two tiles high, a where it is two tiles wide. Or a cluster shares one tile,
-each of its blocks with a part of the contracted axis (`gemm_split`): such clusters are as many as tiles, one tile each.
+A block has three warpgroups. One warp of the last is the producer: with TMA it fills a ring of stages in shared memory with
+tiles of a and b. The first two are consumers: they multiply with WGMMA and pass accumulators to the epilogue. They share one
+tile (cooperative: 64 rows each, alternately), or have a tile each and take turns on the tensor cores (pingpong: one's
+epilogue runs while the other multiplies). Blocks are persistent: each loops over the tiles of the product, in an order that
+keeps tiles that its neighbours read in the L2 cache. In a cluster of two, tiles that both blocks read are loaded once and
+multicast: b where the cluster is two tiles high, a where it is two tiles wide. Or a cluster shares one tile, and each of its
+blocks has a part of the contracted axis (`split`): there are then as many clusters as tiles.
 
-Of two stages one is multiplied while the other waits, 768 cycles each for the widest tiles. Beside an epilogue, with which it
-shares schedulers and registers' ports, a warp issues an instruction every five to ten cycles, so what a stage takes must be
-few, above all between the end of one's products and the start of the next but one's: with 84 instructions a stage in place
-of 65 tensor cores were idle for that, and GELU took 314 thousand cycles of 296 on an H100 (8192 x 8192, K = 1024; ReLU 295).
+Of two stages one is multiplied while the other waits, for 768 cycles each with the widest tiles. Next to an epilogue, with which
+it shares schedulers and register ports, a warp issues an instruction every five to ten cycles. So a stage must take few
+instructions, above all between the end of its products and the start of the products of the stage after the next. With 84
+instructions per stage instead of 65, tensor cores were idle, and GELU took 314 thousand cycles instead of 296 on an H100
+(8192 x 8192, K = 1024; ReLU 295).
 
-What lies outside of a and b is zero to TMA, and what lies outside of the product is never stored.
+TMA reads zeros outside a and b, and nothing outside the product is stored.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from codegen.shared import WARPS, Tiles
 
 WARPGROUP = 128  # threads
 CONSUMERS = 2  # warpgroups, the first two of a block
-TURN, MEET = 1, 3  # named barriers, one for each consumer: that it is its turn to multiply; where its warps meet
+TURN, MEET = 1, 3  # named barriers, one for each consumer: for its turn to multiply; for its warps to meet
 ROW_MAJOR, COLUMN_MAJOR = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
 
 
@@ -66,18 +67,18 @@ def launch(
     whole: tuple[tuple[cute.Tensor | None, int, bool], ...] = (),
     **config: Any,
 ) -> None:
-    """Compute acc = mA @ mB and run the epilogue over it, as `gemm_epilogue` says.
+    """Compute acc = mA @ mB and run the epilogue on it (`epilogue`).
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
     multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
     (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
     row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32 or int32.
-    reads: what the epilogue reads ahead: columns and tiles of `Form`.
-    whole: the tensors that `tiles` reads by `load`, in its order, how many elements each has side by side for a column of the
-        output, and whether each batch has its own; needed where `staged`, for which their rows must be whole 16 bytes.
-    config: the fields of `Tiles`; `hopper_tiles.refusal` says of which products they cannot be.
+    reads: the functions that prefetch the epilogue's operands: columns and tiles of `Form`.
+    whole: the tensors that `tiles` reads by `load`, in its order, the number of adjacent elements of each for a column of the
+        output, and whether each batch has its own; needed where `staged`, for which their rows must be a multiple of 16 bytes.
+    config: the fields of `Tiles`; `hopper_tiles.refusal` says which products they do not fit.
 
-    WGMMA adds float8 products up with fewer bits than float32 has, and nothing here makes up for that.
+    WGMMA sums float8 products with fewer bits than float32 has, and nothing here compensates for that.
     """
     tiles = Tiles(**config)
     staged = 0 if ragged or reads[1] is None or tiles.splits > 1 else tiles.staged
@@ -126,7 +127,7 @@ def _launch(
     stream, load_a, tA, load_bs, tBs, memory, fetchers, clusters, extents, tiled_mma, a_layout, b_layout,
     tiles: cutlass.Constexpr, form: cutlass.Constexpr,
 ):  # fmt: skip
-    """The kernel, where there is something to do."""
+    """Launch the kernel, unless there is nothing to do."""
     high, wide, batches = clusters
     count = high * wide * batches
     last = high - (high - 1) // tiles.group * tiles.group  # rows of the last band
@@ -146,7 +147,7 @@ def _launch(
 def _loader(
     tensor: cute.Tensor, modes: tuple[int, ...], layout: cute.ComposedLayout, box: tuple[int, int], sharers: int
 ) -> tuple[cute.CopyAtom, cute.Tensor]:
-    """How TMA loads a tensor's boxes into shared memory, and the tensor, its modes permuted, as coordinates for it."""
+    """TMA's copy of a tensor's boxes into shared memory, and the tensor of coordinates for it, with permuted modes."""
     tensor = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
     op = cpasync.CopyBulkTensorTileG2SOp() if sharers == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
     info = cpasync.make_tiled_tma_atom(op, tensor, cute.select(layout, mode=[0, 1]), box, num_multicast=sharers)
@@ -160,8 +161,8 @@ def _kernel(
     load_bs: tuple,
     tBs: tuple,  # (N, K, L or 1), coordinates
     memory: tuple,  # the epilogue's tensors, row parts and column parts
-    fetchers: tuple,  # of what it reads ahead
-    clusters: tuple,  # rows and columns of clusters, batches; what `_place` divides by
+    fetchers: tuple,  # of its prefetched operands
+    clusters: tuple,  # rows and columns of clusters, batches; the divisors in `_place`
     extents: tuple,  # rows and columns of the output, K
     tiled_mma: cute.TiledMma,
     a_layout: cute.ComposedLayout,  # (tile_m, tile_k, stages)
@@ -183,7 +184,7 @@ def _kernel(
     operands = allocator.allocate_tensor(cutlass.Uint8, cute.make_layout((size,)), staging.ALIGNED).iterator
     full = allocator.allocate_array(Int64, tiles.stages)  # a stage's bytes have come
     empty = allocator.allocate_array(Int64, tiles.stages)  # all that read a stage have read it
-    pieces = 2 * form.ahead if form.staged > 0 else 0  # whose operands a warp waits for
+    pieces = 2 * form.ahead if form.staged > 0 else 0  # pieces whose operands a warp waits for
     here = allocator.allocate_array(Int64, max(1, WARPS * pieces))  # these have come
 
     if warp == 0:
@@ -214,8 +215,8 @@ def _kernel(
 
 
 def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Tiles) -> tuple[Int32, Int32, Int32]:
-    """Row, column and batch, in tiles, of this block's in the index-th cluster: bands of `group` rows of clusters, each
-    walked column by column."""
+    """The row, column and batch, in tiles, of this block's tile in the index-th cluster: the order is by bands of `group` rows of
+    clusters, and within each band by columns."""
     high, _, _, (of_batch, of_band, last) = clusters
     batch, index = map(Int32, divmod(index, of_batch))
     band, index = map(Int32, divmod(index, of_band))
@@ -246,7 +247,7 @@ def _produce(
     k_tiles: cutlass.Int32,
     tiles: cutlass.Constexpr,
 ):
-    """One warp: the tiles of this block, stage by stage, as soon as a stage is free."""
+    """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free."""
     cpasync.prefetch_descriptor(load_a)
     stages, part_n = tiles.stages, tiles.tile_n // len(tBs)
     both = cutlass.Int16(0b11)  # the blocks of a cluster
@@ -282,7 +283,7 @@ def _produce(
                 cute.copy(load_bs[i], src, dst[None, at], tma_bar_ptr=full + at, mcast_mask=b_mask)
             filled += 1
         index += cute.arch.grid_dim()[0] // tiles.cluster
-    # The other block of a cluster signals this one's barriers: they must be there until it has
+    # The other block of a cluster signals this one's barriers, which must exist until then
     for _ in cutlass.range_constexpr(stages):
         at, phase = _place_in_ring(filled, stages)
         cute.arch.mbarrier_wait(empty + at, phase ^ 1)
@@ -290,7 +291,7 @@ def _produce(
 
 
 def _place_in_ring(count: Uint32, stages: int) -> tuple[Int32, Int32]:
-    """Which stage comes after so many, and the parity of the phases of its barriers then."""
+    """The stage after `count` others, and the parity of its barriers' phases then."""
     return Int32(count % stages), Int32(count // stages & 1)
 
 
@@ -309,7 +310,7 @@ def _multiply(
     at: cutlass.Int32,
     adds: cutlass.Boolean | bool,
 ):
-    """Start the products of the stage at a place, which are added to what `acc` holds, or take its place."""
+    """Start the products of the stage at a place. They are added to `acc`, or replace it."""
     warpgroup.fence()
     for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
         mma = cute.make_mma_atom(tiled_mma.op)
@@ -329,12 +330,13 @@ def _products(
     tiles: cutlass.Constexpr,
     anew: cutlass.Constexpr[bool],
 ):
-    """All products of a tile, whose first stage comes after `used` others. While tensor cores work on one stage, the next is
-    waited for and sent to them, and the one before is given back.
+    """All products of a tile, whose first stage comes after `used` others. While tensor cores work on one stage, the warpgroup waits
+    for the next one, issues it, and releases the previous one.
 
     factors: the accumulators, fragments of a and b.
-    ring: barriers of full stages; the address of that of the first stage to be filled again, and whether this lane arrives there.
-    anew: whether the accumulators' registers are free before, which takes the first stage's products apart; K is not 0 then.
+    ring: the barriers of full stages; the address of the barrier of the first free stage, and whether this lane arrives there.
+    anew: whether the accumulators' registers are free before, for which the first stage's products are issued separately; then
+        K is not 0.
     """
     (acc, tCrA, tCrB), (full, freed, signals) = factors, ring
     stages, everywhere = tiles.stages, tiles.multicast > 1
@@ -372,10 +374,10 @@ def _consume(
     tiles: cutlass.Constexpr,
     form: cutlass.Constexpr,
 ):
-    """One warpgroup: every tile of this block, or every second one, multiplied and handed to the epilogue."""
+    """A consumer warpgroup: multiplies every tile of this block, or every second one, and runs the epilogue on it."""
     M, N, _ = extents
     lane = cute.arch.lane_idx()
-    # A lane tells a block of the cluster, since both fill this one's stages, that this warp has read one
+    # A lane signals to each block of the cluster, since both fill this one's stages, that this warp has read a stage
     signals = lane < tiles.multicast
     freed = empty.toint()
     if cutlass.const_expr(tiles.multicast > 1):
@@ -386,7 +388,7 @@ def _consume(
     accumulators = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8, slabs), tiled_mma.op.acc_dtype)
     acc = cute.make_tensor(accumulators.iterator, cute.make_layout(((2, 2, tiles.tile_n // 8), slabs, 1)))
     if cutlass.const_expr(not form.rolled):
-        acc.fill(0)  # and so it stays where K is 0
+        acc.fill(0)  # the result where K is 0
     own = tiled_mma.get_slice((0 if cutlass.const_expr(tiles.pingpong) else consumer) * WARPGROUP)
     tCrA = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
     tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)

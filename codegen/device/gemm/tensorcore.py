@@ -1,10 +1,10 @@
-"""PTX for tensor cores, as Ampere has it and all later architectures do: mma.sync, ldmatrix and cp.async; and what Hopper has
-besides: stmatrix, and arrivals at mbarriers.
+"""PTX for tensor cores from Ampere on: mma.sync, ldmatrix and cp.async; and from Hopper on: stmatrix, and arrivals at mbarriers.
 
-Fragments are 32-bit words in registers. A step along K is 32 bytes of it for every type: 16 of 16 bits (bfloat16, float16),
-8 of float32 (as tf32) or 32 of 8 bits (int8, float8); then the fragments of all types lie alike, in words. Lane `l` of a warp, with g = l//4 and q = l%4,
-holds of a (16 rows, 8 words) words 0..3: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); of b (8 columns, 8 words)
-words 0, 1: (g, q), (g, q + 4); of the product elements 0..3: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1).
+Fragments are 32-bit words in registers. A step along K is 32 bytes for every type: 16 elements of 16 bits (bfloat16, float16),
+8 of float32 (as tf32) or 32 of 8 bits (int8, float8). So the fragments of all types have the same layout in words. Lane `l` of a
+warp, with g = l//4 and q = l%4, holds of a (16 rows, 8 words) words 0..3: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); of
+b (8 columns, 8 words) words 0, 1: (g, q), (g, q + 4); of the product elements 0..3: (g, 2q), (g, 2q + 1), (g + 8, 2q),
+(g + 8, 2q + 1).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cutlass._mlir.dialects import llvm
 
 STEP = 32  # bytes of K that one instruction takes
 
-# What PTX calls the types of operands
+# PTX's names of operand types
 NAMES: dict[type[Numeric], str] = {
     BFloat16: "bf16", Float16: "f16", Float32: "tf32", Int8: "s8", Float8E4M3FN: "e4m3", Float8E5M2: "e5m2"
 }  # fmt: skip
 
 
 def accumulator(dtype: type[Numeric]) -> type[Numeric]:
-    """What products of this type are summed in."""
+    """The type in which products of this type are summed."""
     return Int32 if dtype is Int8 else Float32
 
 
@@ -66,19 +66,19 @@ def stmatrix(address: Int32, words: list[Uint32]) -> None:
 
 
 def store_word(address: Int32, word: Uint32) -> None:
-    """A word to shared memory."""
+    """Store a word to shared memory."""
     llvm.inline_asm(
         None, [address.ir_value(), word.ir_value()], "st.shared.b32 [$0], $1;", "r,r", has_side_effects=True
     )
 
 
 def load_word(address: Int32) -> Uint32:
-    """A word of shared memory."""
+    """Load a word of shared memory."""
     return load_words(address, 1)[0]
 
 
 def load_words(address: Int32, count: int) -> list[Uint32]:
-    """1, 2 or 4 words of shared memory, in one access."""
+    """Load 1, 2 or 4 words of shared memory in one access."""
     word = Uint32.mlir_type
     if count == 1:
         text = "ld.shared.b32 $0, [$1];"
@@ -93,7 +93,7 @@ def load_words(address: Int32, count: int) -> list[Uint32]:
 
 def copy_async(target: Int32, source: Int64, size: int, there: Int32) -> None:
     """cp.async of 4, 8 or 16 bytes from global to shared memory: zeros where `there`, the bytes to read, is 0."""
-    kind = "cg" if size == 16 else "ca"  # what is read in one go need not stay in the first cache
+    kind = "cg" if size == 16 else "ca"  # data that is read at once need not stay in the L1 cache
     llvm.inline_asm(
         None, [target.ir_value(), source.ir_value(), there.ir_value()],
         f"cp.async.{kind}.shared.global.L2::128B [$0], [$1], {size}, $2;", "r,l,r", has_side_effects=True,
@@ -107,8 +107,8 @@ def pick_bytes(low: Uint32, high: Uint32, places: int) -> Uint32:
 
 
 def split(word: Uint32, precise: bool) -> list[Uint32]:
-    """A float32 as tf32; `precise`: and what that leaves of it, as another. Tensor cores cut off the 13 bits that tf32
-    lacks, so each is made larger first, by what that takes from it on average: see `_raised`."""
+    """A float32 as tf32; `precise`: and the remainder as another tf32. Tensor cores truncate the 13 bits that tf32 lacks, so each is
+    first increased by the average loss: see `_raised`."""
     if not precise:
         return [_raised(word)]
     big = _raised(word) & Uint32(0xFFFFE000)
@@ -116,20 +116,20 @@ def split(word: Uint32, precise: bool) -> list[Uint32]:
 
 
 def _raised(word: Uint32) -> Uint32:
-    """x * (1 + log(2) * 2**-11): more by 0.35 to 0.69 of tf32's unit in the last place, by half of it on average over what
-    mantissas are mostly like. Cut off, that is x itself where tf32 has it, and elsewhere less than 0.7 units from it, as
-    often above as below. (Rounded to nearest it would be half a unit at most, for twice the instructions.)"""
+    """x * (1 + log(2) * 2**-11): increased by 0.35 to 0.69 of tf32's unit in the last place, by half of it on average over typical
+    mantissas. Truncated, it is x itself where tf32 has x, and otherwise within 0.7 units of x, as often above as below.
+    (Rounding to nearest would be within half a unit, for twice the instructions.)"""
     return (word.bitcast(Float32) * Float32(1 + 2.0**-11 * math.log(2))).bitcast(Uint32)
 
 
 def in_cluster(address: Int32, rank: Int32) -> Int32:
-    """Where a place in this block's shared memory lies in that of a block of the cluster."""
+    """The address in the shared memory of a block of the cluster that corresponds to an address in this block's."""
     text = "mapa.shared::cluster.u32 $0, $1, $2;"
     return Int32(llvm.inline_asm(Int32.mlir_type, [address.ir_value(), rank.ir_value()], text, "=r,r,r"))
 
 
 def arrive(barrier: Int32, there: Boolean, cluster: bool) -> None:
-    """At an mbarrier, where a condition holds: in shared memory, or at a place that `in_cluster` found. There is no branch."""
+    """Arrive at an mbarrier, predicated without a branch: in shared memory, or at an address from `in_cluster`."""
     space = "shared::cluster" if cluster else "shared"
     operands = [barrier.ir_value(), there.ir_value()]
     llvm.inline_asm(None, operands, f"@$1 mbarrier.arrive.{space}.b64 _, [$0];", "r,b", has_side_effects=True)

@@ -23,7 +23,10 @@ static inline uint32_t B(float f) { uint32_t b; memcpy(&b, &f, 4); return b; }
 static inline double D(uint64_t b) { double f; memcpy(&f, &b, 8); return f; }
 static inline uint64_t BD(double f) { uint64_t b; memcpy(&b, &f, 8); return b; }
 static inline float ftz(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
-static inline double unit(double x) { int e; frexp(x, &e); return ldexp(1.0, (e < -125 ? -125 : e) - 24); }
+static inline double unit(double x) {  // of float32, at x
+  double power = D(BD(x) & 0x7ff0000000000000ull);
+  return (power < 0x1p-126 ? 0x1p-126 : power) * 0x1p-23;
+}
 static inline float off(double exact, double bound, float x) {
   if (!isfinite(exact) || exact == 0) return exact;
   return exact + ((B(x) * 2654435761u >> 13 & 1) ? bound : -bound);
@@ -37,6 +40,7 @@ static inline float lg2(float x) {
   return x >= 0.5f && x <= 2 ? off(e, 0x1p-22, x) : off(e, 0x1p-22 * fabs(e), x);
 }
 static inline float rcp(float x) { double e = 1 / (double)x; return off(e, unit(e), x); }
+static inline float quotient(float a, float b) { double e = (double)a / b; return off(e, 2 * unit(e), b); }
 static inline float rsq(float x) { double e = 1 / sqrt((double)x); return off(e, 0x1p-22 * 0.536 * e, x); }
 static inline float sqa(float x) { double e = sqrt((double)x); return off(e, 0x1p-23 * e, x); }
 static inline float toward_zero(float a, float b) {
@@ -69,9 +73,12 @@ int main(void) {
     double u[SETS] = {0}, r[SETS] = {0};
     uint32_t ua[SETS] = {0}, ra[SETS] = {0}, wa = 0;
     uint64_t w = 0;
-    for (uint64_t low = 0; low < 1u << 20; low += STEP) {
-      uint32_t b = chunk << 20 | (uint32_t)low;
-      float x = F(b), got = run(x);
+    for (uint32_t low = 0; low < 1u << 20; low++) {
+      uint32_t b = chunk << 20 | low;
+      float x = F(b);
+      int half = !(b & 0x1fff) && fabsf(x) <= 65504 && (float)(_Float16)x == x;
+      if (low % STEP && (b & 0xffff) && !half) continue;
+      float got = run(x);
       double e = exact((double)x);
       float nearest = e;
       if (isnan(e) || isnan(got) || isinf(nearest) || e == 0) {
@@ -81,7 +88,6 @@ int main(void) {
       }
       double error = fabs(got - e), size = fabs(e) < 0x1p-126 ? 0x1p-126 : fabs(e);
       double units = isinf(got) ? INFINITY : error / unit(e), share = error / size;
-      int half = fabs(x) <= 65504 && (float)(_Float16)x == x;
       for (int s = 0; s < SETS; s++) {
         if (s == 1 && (b & 0xffff)) continue;
         if (s == 2 && !half) continue;
@@ -150,7 +156,7 @@ def _value(op: list[str], a: list[str]) -> str:
         if name == "copysign":
             return f"copysignf({x[1]}, {x[0]})"
         if name == "div":
-            return f"({x[0]} / {x[1]})"
+            return f"({x[0]} / {x[1]})" if "rn" in op else f"quotient({x[0]}, {x[1]})"
     if name == "add" and "rz" in op:
         return f"toward_zero({x[0]}, {x[1]})"
     if name in ("add", "sub", "mul") and (kind.startswith("f") or ("hi" not in op and "wide" not in op)):
@@ -182,12 +188,15 @@ def _value(op: list[str], a: list[str]) -> str:
         return x[0]
     if name == "cvt" and "sat" in op:
         return f"sat({x[0]})"
+    if name == "cvt" and op[-2:] == ["f32", "f32"] and op[1] in _WHOLE:
+        return f"{_WHOLE[op[1]]}({x[0]})"
     if name == "cvt":
         return f"({_C[kind]}){'' if _C[kind][-2:] != '_t' else f'({_C[kind]})'}{_operand(a[0], kind)}"
     raise Untranslated(" ".join(op))
 
 
 _C = {"u32": "uint32_t", "s32": "int32_t", "u64": "uint64_t", "s64": "int64_t", "f32": "float", "f64": "double", "b32": "uint32_t", "b64": "uint64_t"}  # fmt: skip
+_WHOLE = {"rzi": "truncf", "rni": "rintf", "rmi": "floorf", "rpi": "ceilf"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "ls": "<=", "lo": "<", "hi": ">", "hs": ">="}  # fmt: skip
 
 
@@ -251,3 +260,19 @@ def scan(ptx: str, exact: str, step: int = 1) -> dict:
         flags = "-O2 -march=native -ffp-contract=off -fno-builtin-fma -w -fopenmp".split()
         subprocess.run(["gcc", *flags, str(source), "-o", str(program), "-lm"], check=True)
         return json.loads(subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout)
+
+
+def instructions(ptx: str) -> int:
+    """How many instructions of a kernel's PTX always run: those that no jump goes past."""
+    body = ptx[ptx.index("\n{") + 2 : ptx.rindex("}")]
+    count, until = 0, None
+    for line in re.sub(r"//.*", "", body).splitlines():
+        text = line.strip()
+        if until and text.startswith(f"{until}:"):
+            until = None
+        if until or not text.endswith(";") or text.startswith("."):
+            continue
+        count += 1
+        if jump := re.match(r"@!?%\w+\s+bra\s+(\$\w+);", text):
+            until = jump[1]
+    return count

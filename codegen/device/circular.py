@@ -16,6 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Float64, Int32, Int64, Uint32, Uint64
 
+from codegen.device.elementary import wide
 from codegen.device.functions import Vector, fma, polynomial, where
 
 FAR = 100000.0  # the largest angle of the fast way, in radians: n stays below 2**16
@@ -52,6 +53,20 @@ def sin(x: Vector, approx: bool) -> Vector:
 def cos(x: Vector, approx: bool) -> Vector:
     """cos(x) within 1.6 ulp; approximately within 2**-17 of relative error. NaN for infinities."""
     return sine_and_cosine(x, approx)[1]
+
+
+def tan(x: Vector, approx: bool, exact: bool) -> Vector:
+    """tan(x) within 4 ulp; exactly through float64; approximately within 2**-16 of relative error. NaN for infinities."""
+    if exact or x.dtype is not Float32:
+        return wide(cute.math.tan, exact, x)
+    turns, rest = _reduced(x)
+    s, c = _core(rest, approx)
+    odd = (turns & 1) != 0
+    over, under = where(odd, c, s), where(odd, s, c)
+    inverse = cute.math.rcp(under, approx=True, ftz=True)
+    if not approx:
+        inverse = fma(inverse, fma(-under, inverse, 1.0), inverse)
+    return _signed(over * inverse, turns * 2)
 
 
 def _core(r: Vector, approx: bool) -> tuple[Vector, Vector]:

@@ -360,9 +360,13 @@ def sqrt(x: Vector, approx: bool) -> Vector:
 
 def rsqrt(x: Vector, approx: bool) -> Vector:
     """1 / sqrt(x) within 1 ulp; approximately within 2**-22 of relative error, denormal numbers included."""
-    if approx and x.dtype is Float32:
-        return each(lambda v: cute.math.rsqrt(v, approx=True), x)
-    return cute.full_like(x, 1.0) / cute.math.sqrt(x)
+    if x.dtype is not Float32:
+        return cute.full_like(x, 1.0) / cute.math.sqrt(x)
+    near = each(lambda v: cute.math.rsqrt(v, approx=True), x)
+    if approx:
+        return near
+    rest = fma(-(x * near), near, 1.0)  # NaN for zeros, infinities and negative numbers, for which `near` is exact
+    return where(rest == rest, fma(near * 0.5, rest, near), near)
 
 
 def power(a: Operand, b: Operand) -> Vector:

@@ -104,7 +104,7 @@ OPS: dict[str, Operation] = {
         # circular and hyperbolic functions
         _unary("sin", "g * cos(a)", cute="device.sin({0}, {approx})", fast=_FAST.format("sin")),
         _unary("cos", "-g * sin(a)", cute="device.cos({0}, {approx})", fast=_FAST.format("cos")),
-        _unary("tan", "g * (1 + y * y)", "unit", cute="device.wide(cute.math.tan, {exact}, {0})"),
+        _unary("tan", "g * (1 + y * y)", "unit", cute="device.tan({0}, {approx}, {exact})"),
         _unary("asin", "g * rsqrt(1 - a * a)", "unit"),
         _unary("acos", "-g * rsqrt(1 - a * a)", "unit"),
         _unary("atan", "g / (1 + a * a)"),

@@ -135,7 +135,7 @@ FINE = np.concatenate(
 )
 FUNCTIONS = {
     "tanh": np.tanh, "erf": special.erf, "log": np.log, "log2": np.log2, "log1p": np.log1p, "expm1": np.expm1, "sinh": np.sinh,
-    "cosh": np.cosh, "sin": np.sin, "cos": np.cos,
+    "cosh": np.cosh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
 }  # fmt: skip
 SPECIAL = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-41, -1e-41, 3e38, -3e38], np.float32)
 
@@ -169,3 +169,13 @@ def test_the_sine_and_the_cosine_of_any_angle(tmp_path, name):
     assert (np.abs(got - exact) <= 2 * unit).all()
     small = np.abs(x) < 1e5
     np.testing.assert_array_equal(elementary(tmp_path, name, False, x[small]), got[small])
+
+
+def test_the_reciprocal_root_is_within_one_ulp(tmp_path):
+    x = np.concatenate([np.geomspace(2.0**-149, 3e38, 4000), [0.0, -0.0, np.inf, np.nan, -1.0]]).astype(np.float32)
+    with np.errstate(all="ignore"):
+        exact = 1 / np.sqrt(x.astype(np.float64))
+        unit = np.ldexp(1.0, np.frexp(exact)[1] - 24)
+    got = elementary(tmp_path, "rsqrt", False, x)
+    assert (np.abs(got[:4000] - exact[:4000]) <= unit[:4000]).all()
+    np.testing.assert_array_equal(got[4000:], exact[4000:])

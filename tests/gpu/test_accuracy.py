@@ -14,7 +14,9 @@ import pytest
 
 import generated
 from codegen.checking.expected import reference_values
-from tests.making import make_op
+from codegen.pipeline import read_op
+from codegen.render import render_op
+from tests.making import import_op, make_op
 
 FUNCTIONS = {
     "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "reciprocal": jnp.reciprocal, "cbrt": jnp.cbrt, "exp": jnp.exp,
@@ -73,6 +75,43 @@ def test_precise_functions_are_within_two_ulp_of_float32(name, tmp_path):
     note("precise float32, ulp", name, worst)
     assert agree
     assert worst <= 2.0
+
+
+APPROXIMATE = ("tanh", "erf", "log", "log2", "log1p", "expm1", "sin", "cos", "tan", "sinh", "cosh")
+
+
+@jax.jit
+def relative(got, exact):
+    """The largest relative error, that of results below the least normal number relative to it; and whether what is not
+    finite agrees, and the sign of zeros."""
+    finite = jnp.isfinite(exact.astype(jnp.float32)) & jnp.isfinite(exact)
+    error = jnp.abs(got.astype(jnp.float64) - exact) / jnp.maximum(jnp.abs(exact), 2.0**-126)
+    same = jnp.where(jnp.isnan(exact), jnp.isnan(got), got == exact.astype(jnp.float32))
+    zero = (exact != 0) | ((got == 0) & (jnp.signbit(got) == jnp.signbit(exact)))
+    # an infinity where the exact result is as near to the largest number as the error allows
+    edge = jnp.isinf(got) != jnp.isinf(exact.astype(jnp.float32))
+    near = edge & (jnp.abs(jnp.abs(exact) / 2.0**128 - 1) < 2.0**-16)
+    return jnp.max(jnp.where(finite & ~near, error, 0)), jnp.all(finite | same | near) & jnp.all(zero)
+
+
+@pytest.mark.parametrize("name", APPROXIMATE)
+def test_approximate_functions_are_within_their_bound(name, tmp_path):
+    """The forms for narrow outputs, over every float32 (what feeds such an output is one)."""
+    text = SPEC.format(name=name).replace("precise", "auto").replace("op: one_function", f"op: approximate_{name}")
+    module = render_op(read_op(f"specs/approximate_{name}.yaml", text))
+    assert f"device.{name}(x, False" in module
+    op = import_op(tmp_path, f"approximate_{name}", module.replace(f"device.{name}(x, False", f"device.{name}(x, True"))
+    worst, agree = 0.0, True
+    with jax.enable_x64(True):
+        for chunk in range(16):
+            bits = jnp.arange(2**28, dtype=jnp.uint32) + jnp.uint32(chunk * 2**28)
+            x = jax.lax.bitcast_convert_type(bits, jnp.float32)
+            exact = jax.jit(lambda v: FUNCTIONS[name](v.astype(jnp.float64)))(x)
+            error, same = relative(op(x, implementation="cute"), exact)
+            worst, agree = max(worst, float(error)), agree and bool(same)
+    note("approximate, relative error times 2**16", name, worst * 2**16)
+    assert agree
+    assert worst < 2.0**-16
 
 
 def is_activation(op) -> bool:

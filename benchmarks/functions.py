@@ -1,0 +1,164 @@
+"""How accurate the functions of kernels are, and how many instructions they take: `docs/accuracy.md`.
+
+    python benchmarks/functions.py [--step N] [NAME ...]
+
+Each function's kernel is compiled for sm_90a and its PTX run on every N-th float32 (`scan.py`), N odd; on all of them where N is 1,
+which takes some minutes a function. Results are added to benchmarks/functions.json, from which the page is written. Needs gcc, no
+GPU. Beside each function stands CUDA's libm, measured in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import Float32
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+
+from benchmarks.scan import instructions, scan
+from codegen import device
+from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
+
+ARCH, VECTOR = "sm_90a", 8
+RESULTS = Path(__file__).with_suffix(".json")
+PAGE = Path(__file__).parents[1] / "docs/accuracy.md"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function, its exact value in C, and whether `device` has it precise, approximate or both; `exact` is its flag."""
+
+    name: str
+    c: str
+    modes: str = "precise approximate"
+    exact: bool = False
+
+    def of(self, mode: str) -> Callable:
+        own, library = getattr(device, self.name), getattr(cute.math, self.name, None)
+        if mode == "libm":
+            return library
+        flags = (mode == "approximate", *((False,) if self.exact else ()))
+        return lambda x: own(x, *flags)
+
+
+FUNCTIONS = [
+    Function("sin", "sin(x)"), Function("cos", "cos(x)"), Function("tan", "tan(x)", exact=True),
+    Function("rsqrt", "1 / sqrt(x)"), Function("sigmoid", "1 / (1 + exp(-x))"),
+    *(Function(name, f"{name}(x)", "approximate") for name in "tanh erf log log2 log1p expm1".split()),
+    *(Function(name, f"{name}(x)", "approximate", True) for name in "sinh cosh".split()),
+]  # fmt: skip
+
+LOCAL = (
+    "sin",
+    "cos",
+)  # whose libm form has a table in local memory, which is not translated: its instructions are counted alone
+
+_traced: list[Callable] = []
+
+
+@cute.kernel
+def _kernel(x: cute.Tensor, y: cute.Tensor):
+    thread = cute.arch.thread_idx()[0]
+    held = cute.make_rmem_tensor((cute.size(x, mode=[1]),), Float32)
+    cute.autovec_copy(x[thread, None], held)
+    held.store(_traced[-1](held.load()))
+    cute.autovec_copy(held, y[thread, None])
+
+
+@cute.jit
+def _launch(stream: cuda.CUstream, x: cute.Tensor, y: cute.Tensor):
+    _kernel(x, y).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+
+@contextmanager
+def _tracing(function: Callable) -> Iterator[None]:
+    _traced.append(function)
+    yield
+    _traced.pop()
+
+
+def ptx_of(function: Callable, elements: int) -> str:
+    """The PTX of a kernel whose threads each compute a function of some elements."""
+    arrays = [make_fake_compact_tensor(Float32, (32, elements), stride_order=(1, 0), assumed_align=16) for _ in "xy"]
+    with compiling_for(ARCH), _tracing(function):
+        options = f"{COMPILE_OPTIONS} --keep-ptx"
+        return cute.compile(_launch, make_fake_stream(), *arrays, options=options, no_jit_engine=True).__ptx__.rstrip(
+            "\0"
+        )
+
+
+def count(function: Callable) -> float:
+    """Instructions of PTX that an element always takes, without its load and store."""
+    return (instructions(ptx_of(function, VECTOR)) - instructions(ptx_of(lambda x: x, VECTOR))) / VECTOR
+
+
+def measure(function: Function, step: int) -> dict:
+    found = {}
+    if function.name in LOCAL:
+        found["libm"] = {"instructions": count(function.of("libm"))}
+    for mode in (*function.modes.split(), *(("libm",) if hasattr(cute.math, function.name) and not found else ())):
+        found[mode] = {
+            "step": step, "instructions": count(function.of(mode)), **scan(ptx_of(function.of(mode), 1), function.c, step)
+        }  # fmt: skip
+    return found
+
+
+HEAD = """# Accuracy of functions
+
+How far the functions of kernels may be from the exact value, and how many instructions they take. `python benchmarks/functions.py`
+writes this page. It compiles each function for Hopper, translates its PTX to C, and runs that on float32 numbers: on all of them
+where the column *inputs* says so, otherwise on every 15th and on every number that bfloat16 or float16 has. PTX gives some instructions (`ex2`, `lg2`, `rcp`) only an error bound.
+They are taken to be off by the whole bound, up or down, so a GPU's results are better than the page says.
+
+- *precise* is the form for outputs of 32 bits, *approximate* the form for outputs of 16 bits under `math: auto`, and *libm* CUDA's
+  function. A function without a precise row uses CUDA's.
+- *ulp* is the error in units in the last place of the float32 result, over float32, bfloat16 and float16 inputs; *at* is
+  the float32 input with the largest error.
+- *relative* is the relative error over all inputs, in units of 2**-16. Results below 2**-126 count as 2**-126.
+- *instructions* are those of PTX that an element always takes. The slow way of `sin` and `cos` for angles above 100000, which a
+  whole vector takes or leaves out, is not counted; nor is libm's, which each element takes for itself above 105615.
+
+| function | form | ulp, float32 | at | ulp, bfloat16 | ulp, float16 | relative, 2**-16 | instructions | inputs |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def page(results: dict) -> str:
+    lines = []
+    for name, modes in results.items():
+        for mode, r in modes.items():
+            if "float32" not in r:
+                lines.append(f"| `{name}` | {mode} | | | | | | {r['instructions']:.1f} | |")
+                continue
+            ulps = [f"{r[t]['ulp']:.2f}" for t in ("float32", "bfloat16", "float16")]
+            inputs = "all" if r["step"] == 1 else f"every {r['step']}th"
+            lines.append(
+                f"| `{name}` | {mode} | {ulps[0]} | {r['float32']['at']} | {ulps[1]} | {ulps[2]} | "
+                f"{r['float32']['relative'] * 2**16:.3f} | {r['instructions']:.1f} | "
+                f"{inputs} |"
+            )
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--step", type=int, default=15)
+    arguments = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for function in FUNCTIONS:
+        if not arguments.names or function.name in arguments.names:
+            results[function.name] = measure(function, arguments.step)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            PAGE.write_text(page(results))
+            print(function.name, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -179,3 +179,12 @@ def test_the_reciprocal_root_is_within_one_ulp(tmp_path):
     got = elementary(tmp_path, "rsqrt", False, x)
     assert (np.abs(got[:4000] - exact[:4000]) <= unit[:4000]).all()
     np.testing.assert_array_equal(got[4000:], exact[4000:])
+
+
+def test_the_slope_of_an_approximate_tanh_does_not_cancel(tmp_path):
+    """1 - tanh(x)**2 is its derivative, in chains and in backwards: where tanh is nearly 1, an error of tanh counts in full."""
+    text = "op: slope\nsummary: The slope of tanh.\ninputs:\n  x: float32[N]\noutputs:\n  y: bfloat16[N]\n"
+    op = make_op(tmp_path, text + "chain: |\n  t = tanh(x)\n  y = 1 - t * t\nreference: 1 / jnp.cosh(x) ** 2\n")
+    x = np.linspace(-6, 6, 4001, dtype=np.float32)
+    got = np.asarray(op(jnp.asarray(x), implementation="interpret"), np.float64)
+    np.testing.assert_allclose(got, 1 / np.cosh(x.astype(np.float64)) ** 2, rtol=2**-7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,19 @@ def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) 
     spec, diagnostics = read_spec(path, data)
     if spec is None:
         raise SpecError(diagnostics)
-    diagnostics += check(spec)
-    statements = reference = None
+    reference = None
     if spec.chain.value:
-        try:
-            statements = read_chain(spec)
-        except SpecError as error:
-            diagnostics += error.diagnostics
+        chain, found = read_chain(spec)
+        spec, diagnostics = replace(spec, graph=chain), diagnostics + found
+    diagnostics += check(spec)
     if spec.reference.value:
         try:
             reference = read_reference(spec)
         except SpecError as error:
             diagnostics += error.diagnostics
-    if diagnostics or statements is None or reference is None:
+    if diagnostics or spec.graph is None or reference is None:
         raise SpecError(diagnostics)
-    op = Op(spec, statements, reference, plan_of(spec, statements))
+    op = Op(spec, spec.read.statements, reference, plan_of(spec))
     if diagnostics := list(_not_in_place(op)):
         raise SpecError(diagnostics)
     asked = spec.save or not isinstance(spec.grad, str)

@@ -361,9 +361,9 @@ def add_layernorm_frozen_chain(
 ):
     """The chain, on one vector of each operand and the row's statistics."""
     centred = residual_out - row_mean
-    t2 = size_n.to(cutlass.Float32)
-    t1 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t2, approx) * centred + weight * rstd * dy
-    dx = t1 - device.divide(rstd * row_sum2, t2, approx)
+    t1 = size_n.to(cutlass.Float32)
+    t2 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred + weight * rstd * dy
+    dx = t2 - device.divide(rstd * row_sum2, t1, approx)
     return dx
 
 
@@ -465,10 +465,9 @@ def add_layernorm_frozen_xla(dy, dresidual_out, residual_out, row_mean, rstd, we
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
     centred = residual_out - row_mean
-    t2 = size_n.astype(jnp.float32)
-    t3 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
-    t1 = t3 + weight * rstd * dy
-    dx = t1 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t2
+    t1 = size_n.astype(jnp.float32)
+    t2 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
+    dx = t2 + weight * rstd * dy - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t1
     return dx
 
 
@@ -577,9 +576,9 @@ def add_layernorm_backward_chain(
 ):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     centred = residual_out - row_mean
-    t2 = size_n.to(cutlass.Float32)
-    t1 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t2, approx) * centred + weight * rstd * dy
-    dx = t1 - device.divide(rstd * row_sum2, t2, approx)
+    t1 = size_n.to(cutlass.Float32)
+    t2 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred + weight * rstd * dy
+    dx = t2 - device.divide(rstd * row_sum2, t1, approx)
     return dx, dy * (centred * rstd), dy
 
 
@@ -805,10 +804,9 @@ def add_layernorm_backward_xla(dy, dresidual_out, residual_out, row_mean, rstd, 
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
     centred = residual_out - row_mean
-    t2 = size_n.astype(jnp.float32)
-    t3 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
-    t1 = t3 + weight * rstd * dy
-    dx = t1 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t2
+    t1 = size_n.astype(jnp.float32)
+    t2 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
+    dx = t2 + weight * rstd * dy - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t1
     dweight = jnp.sum(dy * (centred * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
     return dx, dweight, dbias

@@ -164,10 +164,9 @@ def add_rmsnorm_frozen_stage0(dy, residual_out, weight):
 def add_rmsnorm_frozen_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t0 = dresidual_out + weight * rstd * dy - device.divide(
+    dx = dresidual_out + weight * rstd * dy - device.divide(
         row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
     ) * residual_out
-    dx = t0
     return dx
 
 
@@ -261,9 +260,8 @@ def add_rmsnorm_frozen_launch(
 def add_rmsnorm_frozen_xla(dy, dresidual_out, residual_out, weight, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
-    t1 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    t0 = dresidual_out + weight * rstd * dy - t1 * residual_out
-    dx = t0
+    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    dx = dresidual_out + weight * rstd * dy - t0 * residual_out
     return dx
 
 
@@ -364,10 +362,9 @@ def add_rmsnorm_backward_stage0(dy, residual_out, weight):
 def add_rmsnorm_backward_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t0 = dresidual_out + weight * rstd * dy - device.divide(
+    dx = dresidual_out + weight * rstd * dy - device.divide(
         row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
     ) * residual_out
-    dx = t0
     return dx, dy * (residual_out * rstd)
 
 
@@ -567,9 +564,8 @@ def add_rmsnorm_backward_launch(
 def add_rmsnorm_backward_xla(dy, dresidual_out, residual_out, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
-    t1 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    t0 = dresidual_out + weight * rstd * dy - t1 * residual_out
-    dx = t0
+    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    dx = dresidual_out + weight * rstd * dy - t0 * residual_out
     dweight = jnp.sum(dy * (residual_out * rstd), axis=row_axes, keepdims=True)
     return dx, dweight
 

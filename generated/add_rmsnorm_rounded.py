@@ -261,9 +261,8 @@ def add_rmsnorm_rounded_frozen_launch(
 def add_rmsnorm_rounded_frozen_xla(dy, dresidual_out, residual_out, weight, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
-    t1 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    t0 = dresidual_out + weight * rstd * dy - t1 * residual_out
-    dx = runtime.cast(t0, jnp.bfloat16).astype(jnp.float32)
+    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    dx = runtime.cast(dresidual_out + weight * rstd * dy - t0 * residual_out, jnp.bfloat16).astype(jnp.float32)
     return dx
 
 
@@ -566,9 +565,8 @@ def add_rmsnorm_rounded_backward_launch(
 def add_rmsnorm_rounded_backward_xla(dy, dresidual_out, residual_out, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
-    t1 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    t0 = dresidual_out + weight * rstd * dy - t1 * residual_out
-    dx = runtime.cast(t0, jnp.bfloat16).astype(jnp.float32)
+    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    dx = runtime.cast(dresidual_out + weight * rstd * dy - t0 * residual_out, jnp.bfloat16).astype(jnp.float32)
     dweight = jnp.sum(dy * (residual_out * rstd), axis=row_axes, keepdims=True)
     return dx, dweight
 

@@ -236,15 +236,14 @@ def cosine_similarity_backward_chain(dsimilarity, similarity, row_norm, row_norm
     t0 = x_norm * y_norm
     t1 = device.divide(dsimilarity, t0, approx)
     t2 = device.divide(dsimilarity * similarity, t0, approx)
-    t4 = device.divide(
+    t3 = device.divide(
         t2 * y_norm * device.where(row_norm > eps, 1.0, device.where(row_norm == eps, 0.5, 0.0)), row_norm, approx,
     )
-    dx = t1 * y - t4 * x
-    t5 = device.divide(
+    dx = t1 * y - t3 * x
+    t4 = device.divide(
         t2 * x_norm * device.where(row_norm_ > eps, 1.0, device.where(row_norm_ == eps, 0.5, 0.0)), row_norm_, approx,
     )
-    t3 = t1 * x - t5 * y
-    dy = t3
+    dy = t1 * x - t4 * y
     return dx, dy
 
 
@@ -348,11 +347,10 @@ def cosine_similarity_backward_xla(dsimilarity, similarity, row_norm, row_norm_,
     t0 = x_norm * y_norm
     t1 = dsimilarity / t0
     t2 = dsimilarity * similarity / t0
-    t4 = t2 * y_norm * jnp.where(row_norm > eps, 1.0, jnp.where(row_norm == eps, jnp.asarray(0.5, jnp.float32), 0.0))
-    dx = t1 * y - t4 / row_norm * x
-    t5 = t2 * x_norm * jnp.where(row_norm_ > eps, 1.0, jnp.where(row_norm_ == eps, jnp.asarray(0.5, jnp.float32), 0.0))
-    t3 = t1 * x - t5 / row_norm_ * y
-    dy = t3
+    t3 = t2 * y_norm * jnp.where(row_norm > eps, 1.0, jnp.where(row_norm == eps, jnp.asarray(0.5, jnp.float32), 0.0))
+    dx = t1 * y - t3 / row_norm * x
+    t4 = t2 * x_norm * jnp.where(row_norm_ > eps, 1.0, jnp.where(row_norm_ == eps, jnp.asarray(0.5, jnp.float32), 0.0))
+    dy = t1 * x - t4 / row_norm_ * y
     return dx, dy
 
 

@@ -322,8 +322,7 @@ def cross_entropy_z_loss_frozen_chain(dloss, dz_loss, lse, x, label, index_n, si
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
     t1 = (t0 + 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * lse) * device.exp(x - lse, approx)
-    t2 = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + t1
-    dx = t2
+    dx = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + t1
     return dx
 
 
@@ -419,10 +418,9 @@ def cross_entropy_z_loss_frozen_xla(dloss, dz_loss, lse, x, label, index_n, size
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     ignored = label == ignore_index
     t0 = jnp.where(ignored, 0.0, dloss)
-    t2 = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (
+    dx = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (
         t0 + 2.0 * z_weight * (t0 + jnp.where(ignored, 0.0, dz_loss)) * lse
     ) * jnp.exp(x - lse)
-    dx = t2
     return dx
 
 
@@ -431,10 +429,9 @@ def cross_entropy_z_loss_backward_chain(dloss, dz_loss, lse, x, label, index_n, 
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
     t1 = t0 + device.where(ignored, 0.0, dz_loss)
-    t2 = device.where(
+    dx = device.where(
         index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0,
     ) + (t0 + 2.0 * z_weight * t1 * lse) * device.exp(x - lse, approx)
-    dx = t2
     return dx, t1 * (lse * lse)
 
 
@@ -561,10 +558,9 @@ def cross_entropy_z_loss_backward_xla(dloss, dz_loss, lse, x, label, index_n, si
     ignored = label == ignore_index
     t0 = jnp.where(ignored, 0.0, dloss)
     t1 = t0 + jnp.where(ignored, 0.0, dz_loss)
-    t2 = jnp.where(
+    dx = jnp.where(
         index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0,
     ) + (t0 + 2.0 * z_weight * t1 * lse) * jnp.exp(x - lse)
-    dx = t2
     dz_weight = jnp.sum(t1 * (lse * lse), axis=row_axes, keepdims=True)
     return dx, dz_weight
 

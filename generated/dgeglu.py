@@ -158,10 +158,9 @@ def dgeglu_backward_chain(ddx0, ddx1, dy, x0, x1, approx):
     ddy = ddx1 * (x0 * cdf) + t2 * x1
     t3 = ddx1 * dy
     t4 = ddx0 * (dy * x1)
-    t5 = t3 * cdf + t4 * pdf - t4 * x0 * t1 * x0 * 0.3989422804014327 + (t3 * x0 + t4) * device.exp_to_one(
+    dx_0 = t3 * cdf + t4 * pdf - t4 * x0 * t1 * x0 * 0.3989422804014327 + (t3 * x0 + t4) * device.exp_to_one(
         -(t0 * t0), approx,
     ) * 0.3989422804014327
-    dx_0 = t5
     dx_1 = t2 * dy
     return ddy, dx_0, dx_1
 
@@ -273,10 +272,9 @@ def dgeglu_backward_xla(ddx0, ddx1, dy, x0, x1):
     ddy = ddx1 * (x0 * cdf) + t2 * x1
     t3 = ddx1 * dy
     t4 = ddx0 * (dy * x1)
-    t5 = t3 * cdf + t4 * pdf - t4 * x0 * t1 * x0 * 0.3989422804014327 + (
+    dx_0 = t3 * cdf + t4 * pdf - t4 * x0 * t1 * x0 * 0.3989422804014327 + (
         t3 * x0 + t4
     ) * jnp.exp(-(t0 * t0)) * 0.3989422804014327
-    dx_0 = t5
     dx_1 = t2 * dy
     return ddy, dx_0, dx_1
 

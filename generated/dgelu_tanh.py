@@ -129,8 +129,7 @@ def dgelu_tanh_backward_chain(ddx, dy, x, approx):
     t7 = t6 * dv
     t8 = t7 * t4
     t9 = (t6 - t7 * t3 + t8 * x) * s * device.sigmoid(-t2, approx)
-    t10 = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
-    dx_ = t10
+    dx_ = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
     return ddy, dx_
 
 
@@ -214,8 +213,7 @@ def dgelu_tanh_backward_xla(ddx, dy, x):
     t7 = t6 * dv
     t8 = t7 * t4
     t9 = (t6 - t7 * t3 + t8 * x) * s * jax.lax.logistic(-t2)
-    t10 = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
-    dx_ = t10
+    dx_ = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
     return ddy, dx_
 
 

@@ -301,11 +301,10 @@ def group_norm_frozen_stage0(dy, row_mean, x, weight):
 def group_norm_frozen_chain(dy, rstd, row_mean, x, weight, size_c, size_s, row_sum, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     centred = x - row_mean
-    t1 = size_c.to(cutlass.Float32) * (1.0 * size_s.to(cutlass.Float32))
-    t2 = weight * rstd * dy - device.divide(
+    t1 = size_c.to(cutlass.Float32) * size_s.to(cutlass.Float32)
+    dx = weight * rstd * dy - device.divide(
         row_sum * rstd * rstd * rstd, t1, approx,
     ) * centred - device.divide(rstd * row_sum2, t1, approx)
-    dx = t2
     return dx
 
 
@@ -395,10 +394,9 @@ def group_norm_frozen_xla(dy, rstd, row_mean, x, weight, size_c, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
     centred = x - row_mean
-    t1 = size_c.astype(jnp.float32) * (1.0 * size_s.astype(jnp.float32))
-    t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
-    t2 = t3 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
-    dx = t2
+    t1 = size_c.astype(jnp.float32) * size_s.astype(jnp.float32)
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
+    dx = t2 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
     return dx
 
 
@@ -499,11 +497,10 @@ def group_norm_backward_stage0(dy, row_mean, x, weight):
 def group_norm_backward_chain(dy, rstd, row_mean, x, weight, size_c, size_s, row_sum, row_sum2, approx):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     centred = x - row_mean
-    t1 = size_c.to(cutlass.Float32) * (1.0 * size_s.to(cutlass.Float32))
-    t2 = weight * rstd * dy - device.divide(
+    t1 = size_c.to(cutlass.Float32) * size_s.to(cutlass.Float32)
+    dx = weight * rstd * dy - device.divide(
         row_sum * rstd * rstd * rstd, t1, approx,
     ) * centred - device.divide(rstd * row_sum2, t1, approx)
-    dx = t2
     return dx, dy * (centred * rstd), dy
 
 
@@ -731,10 +728,9 @@ def group_norm_backward_xla(dy, rstd, row_mean, x, weight, size_c, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
     centred = x - row_mean
-    t1 = size_c.astype(jnp.float32) * (1.0 * size_s.astype(jnp.float32))
-    t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
-    t2 = t3 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
-    dx = t2
+    t1 = size_c.astype(jnp.float32) * size_s.astype(jnp.float32)
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
+    dx = t2 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
     dweight = jnp.sum(dy * (centred * rstd), axis=(-4, -1), keepdims=True)
     dbias = jnp.sum(dy, axis=(-4, -1), keepdims=True)
     return dx, dweight, dbias

@@ -310,11 +310,10 @@ def instance_norm_frozen_chain(dy, rstd, row_mean, x, weight, size_s, row_sum, r
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = weight * rstd
     centred = x - row_mean
-    t2 = size_s.to(cutlass.Float32)
-    t1 = t0 * dy - device.divide(
-        weight * row_sum * rstd * rstd * rstd, t2, approx,
-    ) * centred - device.divide(t0 * row_sum2, t2, approx)
-    dx = t1
+    t1 = size_s.to(cutlass.Float32)
+    dx = t0 * dy - device.divide(
+        weight * row_sum * rstd * rstd * rstd, t1, approx,
+    ) * centred - device.divide(t0 * row_sum2, t1, approx)
     return dx
 
 
@@ -408,10 +407,9 @@ def instance_norm_frozen_xla(dy, rstd, row_mean, x, weight, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * rstd
     centred = x - row_mean
-    t2 = size_s.astype(jnp.float32)
-    t3 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
-    t1 = t3 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t2
-    dx = t1
+    t1 = size_s.astype(jnp.float32)
+    t2 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
+    dx = t2 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t1
     return dx
 
 
@@ -516,11 +514,10 @@ def instance_norm_backward_chain(dy, rstd, row_mean, x, weight, size_s, row_sum,
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     t0 = weight * rstd
     centred = x - row_mean
-    t2 = size_s.to(cutlass.Float32)
-    t1 = t0 * dy - device.divide(
-        weight * row_sum * rstd * rstd * rstd, t2, approx,
-    ) * centred - device.divide(t0 * row_sum2, t2, approx)
-    dx = t1
+    t1 = size_s.to(cutlass.Float32)
+    dx = t0 * dy - device.divide(
+        weight * row_sum * rstd * rstd * rstd, t1, approx,
+    ) * centred - device.divide(t0 * row_sum2, t1, approx)
     return dx, dy * (centred * rstd), dy
 
 
@@ -744,10 +741,9 @@ def instance_norm_backward_xla(dy, rstd, row_mean, x, weight, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * rstd
     centred = x - row_mean
-    t2 = size_s.astype(jnp.float32)
-    t3 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
-    t1 = t3 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t2
-    dx = t1
+    t1 = size_s.astype(jnp.float32)
+    t2 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
+    dx = t2 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t1
     dweight = jnp.sum(dy * (centred * rstd), axis=(-3, -1), keepdims=True)
     dbias = jnp.sum(dy, axis=(-3, -1), keepdims=True)
     return dx, dweight, dbias

@@ -221,9 +221,8 @@ def l2_normalize_backward_row_sum(dy, row_norm, x, eps, approx):
 def l2_normalize_backward_chain(dy, row_norm, x, eps, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = device.maximum(row_norm, eps)
-    t2 = device.divide(row_sum, t0, approx) * device.where(row_norm > eps, 1.0, device.where(row_norm == eps, 0.5, 0.0))
-    t1 = device.divide(t2, row_norm, approx)
-    dx = device.divide_by_row(dy, t0, approx) - t1 * x
+    t1 = device.divide(row_sum, t0, approx) * device.where(row_norm > eps, 1.0, device.where(row_norm == eps, 0.5, 0.0))
+    dx = device.divide_by_row(dy, t0, approx) - device.divide(t1, row_norm, approx) * x
     return dx
 
 
@@ -307,11 +306,10 @@ def l2_normalize_backward_launch(
 def l2_normalize_backward_xla(dy, row_norm, x, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.maximum(row_norm, eps)
-    t2 = jnp.sum(dy * (x / t0), axis=-1, keepdims=True) / t0 * jnp.where(
+    t1 = jnp.sum(dy * (x / t0), axis=-1, keepdims=True) / t0 * jnp.where(
         row_norm > eps, 1.0, jnp.where(row_norm == eps, jnp.asarray(0.5, jnp.float32), 0.0),
     )
-    t1 = t2 / row_norm
-    dx = dy / t0 - t1 * x
+    dx = dy / t0 - t1 / row_norm * x
     return dx
 
 

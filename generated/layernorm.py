@@ -303,11 +303,10 @@ def layernorm_frozen_stage0(dy, row_mean, x, weight):
 def layernorm_frozen_chain(dy, rstd, row_mean, x, weight, size_n, row_sum, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     centred = x - row_mean
-    t2 = size_n.to(cutlass.Float32)
-    t1 = weight * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, t2, approx,
-    ) * centred - device.divide(rstd * row_sum2, t2, approx)
-    dx = t1
+    t1 = size_n.to(cutlass.Float32)
+    dx = weight * rstd * dy - device.divide(
+        row_sum * rstd * rstd * rstd, t1, approx,
+    ) * centred - device.divide(rstd * row_sum2, t1, approx)
     return dx
 
 
@@ -400,10 +399,9 @@ def layernorm_frozen_xla(dy, rstd, row_mean, x, weight, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
     centred = x - row_mean
-    t2 = size_n.astype(jnp.float32)
-    t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
-    t1 = t3 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t2
-    dx = t1
+    t1 = size_n.astype(jnp.float32)
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
+    dx = t2 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t1
     return dx
 
 
@@ -509,11 +507,10 @@ def layernorm_backward_stage0(dy, row_mean, x, weight):
 def layernorm_backward_chain(dy, rstd, row_mean, x, weight, size_n, row_sum, row_sum2, approx):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     centred = x - row_mean
-    t2 = size_n.to(cutlass.Float32)
-    t1 = weight * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, t2, approx,
-    ) * centred - device.divide(rstd * row_sum2, t2, approx)
-    dx = t1
+    t1 = size_n.to(cutlass.Float32)
+    dx = weight * rstd * dy - device.divide(
+        row_sum * rstd * rstd * rstd, t1, approx,
+    ) * centred - device.divide(rstd * row_sum2, t1, approx)
     return dx, dy * (centred * rstd), dy
 
 
@@ -726,10 +723,9 @@ def layernorm_backward_xla(dy, rstd, row_mean, x, weight, size_n, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
     centred = x - row_mean
-    t2 = size_n.astype(jnp.float32)
-    t3 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
-    t1 = t3 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t2
-    dx = t1
+    t1 = size_n.astype(jnp.float32)
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
+    dx = t2 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t1
     dweight = jnp.sum(dy * (centred * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
     return dx, dweight, dbias

@@ -199,11 +199,10 @@ def layernorm_stats_frozen_stage0(dy, mean, x, weight):
 def layernorm_stats_frozen_chain(dy, dmean, drstd, mean, rstd, x, weight, size_n, row_sum, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t1 = x - mean
-    t3 = size_n.to(cutlass.Float32)
-    t2 = weight * rstd * dy - device.divide(
-        (drstd + row_sum) * rstd * rstd * rstd, t3, approx,
-    ) * t1 + device.divide(dmean - rstd * row_sum2, t3, approx)
-    dx = t2
+    t2 = size_n.to(cutlass.Float32)
+    dx = weight * rstd * dy - device.divide(
+        (drstd + row_sum) * rstd * rstd * rstd, t2, approx,
+    ) * t1 + device.divide(dmean - rstd * row_sum2, t2, approx)
     return dx
 
 
@@ -306,10 +305,9 @@ def layernorm_stats_frozen_xla(dy, dmean, drstd, mean, rstd, x, weight, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
     t1 = x - mean
-    t3 = size_n.astype(jnp.float32)
-    t4 = weight * rstd * dy - (drstd + jnp.sum(t0 * t1, axis=-1, keepdims=True)) * rstd * rstd * rstd / t3 * t1
-    t2 = t4 + (dmean - rstd * jnp.sum(t0, axis=-1, keepdims=True)) / t3
-    dx = t2
+    t2 = size_n.astype(jnp.float32)
+    t3 = weight * rstd * dy - (drstd + jnp.sum(t0 * t1, axis=-1, keepdims=True)) * rstd * rstd * rstd / t2 * t1
+    dx = t3 + (dmean - rstd * jnp.sum(t0, axis=-1, keepdims=True)) / t2
     return dx
 
 
@@ -416,11 +414,10 @@ def layernorm_stats_backward_stage0(dy, mean, x, weight):
 def layernorm_stats_backward_chain(dy, dmean, drstd, mean, rstd, x, weight, size_n, row_sum, row_sum2, approx):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     t1 = x - mean
-    t3 = size_n.to(cutlass.Float32)
-    t2 = weight * rstd * dy - device.divide(
-        (drstd + row_sum) * rstd * rstd * rstd, t3, approx,
-    ) * t1 + device.divide(dmean - rstd * row_sum2, t3, approx)
-    dx = t2
+    t2 = size_n.to(cutlass.Float32)
+    dx = weight * rstd * dy - device.divide(
+        (drstd + row_sum) * rstd * rstd * rstd, t2, approx,
+    ) * t1 + device.divide(dmean - rstd * row_sum2, t2, approx)
     return dx, dy * (t1 * rstd), dy
 
 
@@ -643,10 +640,9 @@ def layernorm_stats_backward_xla(dy, dmean, drstd, mean, rstd, x, weight, size_n
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
     t1 = x - mean
-    t3 = size_n.astype(jnp.float32)
-    t4 = weight * rstd * dy - (drstd + jnp.sum(t0 * t1, axis=-1, keepdims=True)) * rstd * rstd * rstd / t3 * t1
-    t2 = t4 + (dmean - rstd * jnp.sum(t0, axis=-1, keepdims=True)) / t3
-    dx = t2
+    t2 = size_n.astype(jnp.float32)
+    t3 = weight * rstd * dy - (drstd + jnp.sum(t0 * t1, axis=-1, keepdims=True)) * rstd * rstd * rstd / t2 * t1
+    dx = t3 + (dmean - rstd * jnp.sum(t0, axis=-1, keepdims=True)) / t2
     dweight = jnp.sum(dy * (t1 * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
     return dx, dweight, dbias

@@ -386,11 +386,10 @@ def modulated_layernorm_backward_chain(dy, rstd, row_mean, x, scale, size_n, row
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     t0 = 1.0 + scale
     centred = x - row_mean
-    t3 = size_n.to(cutlass.Float32)
-    t2 = t0 * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, t3, approx,
-    ) * centred - device.divide(rstd * row_sum2, t3, approx)
-    dx = t2
+    t2 = size_n.to(cutlass.Float32)
+    dx = t0 * rstd * dy - device.divide(
+        row_sum * rstd * rstd * rstd, t2, approx,
+    ) * centred - device.divide(rstd * row_sum2, t2, approx)
     return dx, dy * (centred * rstd), dy
 
 
@@ -613,10 +612,9 @@ def modulated_layernorm_backward_xla(dy, rstd, row_mean, x, scale, size_n):
     t0 = 1.0 + scale
     t1 = t0 * dy
     centred = x - row_mean
-    t3 = size_n.astype(jnp.float32)
-    t4 = t0 * rstd * dy - jnp.sum(t1 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t3 * centred
-    t2 = t4 - rstd * jnp.sum(t1, axis=-1, keepdims=True) / t3
-    dx = t2
+    t2 = size_n.astype(jnp.float32)
+    t3 = t0 * rstd * dy - jnp.sum(t1 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
+    dx = t3 - rstd * jnp.sum(t1, axis=-1, keepdims=True) / t2
     dscale = jnp.sum(dy * (centred * rstd), axis=-2, keepdims=True)
     dshift = jnp.sum(dy, axis=-2, keepdims=True)
     return dx, dscale, dshift

@@ -175,12 +175,10 @@ def qk_rmsnorm_frozen_chain(
 ):
     """The chain, on one vector of each operand and the row's statistics."""
     q_rstd = device.rsqrt(row_mean + eps, approx)
-    t2 = size_d.to(cutlass.Float32)
-    t0 = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t2, approx) * q
-    dq = t0
+    t0 = size_d.to(cutlass.Float32)
+    dq = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t0, approx) * q
     k_rstd = device.rsqrt(row_mean2 + eps, approx)
-    t1 = k_weight * k_rstd * dk_out - device.divide(row_sum2 * k_rstd * k_rstd * k_rstd, t2, approx) * k
-    dk = t1
+    dk = k_weight * k_rstd * dk_out - device.divide(row_sum2 * k_rstd * k_rstd * k_rstd, t0, approx) * k
     return dq, dk
 
 
@@ -298,16 +296,14 @@ def qk_rmsnorm_frozen_launch(
 def qk_rmsnorm_frozen_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     q_rstd = jax.lax.rsqrt(jnp.mean(q * q, axis=-1, keepdims=True) + eps)
-    t2 = size_d.astype(jnp.float32)
-    t0 = q_weight * q_rstd * dq_out - jnp.sum(
+    t0 = size_d.astype(jnp.float32)
+    dq = q_weight * q_rstd * dq_out - jnp.sum(
         q_weight * dq_out * q, axis=-1, keepdims=True,
-    ) * q_rstd * q_rstd * q_rstd / t2 * q
-    dq = t0
+    ) * q_rstd * q_rstd * q_rstd / t0 * q
     k_rstd = jax.lax.rsqrt(jnp.mean(k * k, axis=-1, keepdims=True) + eps)
-    t1 = k_weight * k_rstd * dk_out - jnp.sum(
+    dk = k_weight * k_rstd * dk_out - jnp.sum(
         k_weight * dk_out * k, axis=-1, keepdims=True,
-    ) * k_rstd * k_rstd * k_rstd / t2 * k
-    dk = t1
+    ) * k_rstd * k_rstd * k_rstd / t0 * k
     return dq, dk
 
 
@@ -445,12 +441,10 @@ def qk_rmsnorm_backward_chain(
 ):
     """The chain: dq, dk; what is folded into column_sum, column_sum2, on one vector of each operand."""
     q_rstd = device.rsqrt(row_mean + eps, approx)
-    t2 = size_d.to(cutlass.Float32)
-    t0 = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t2, approx) * q
-    dq = t0
+    t0 = size_d.to(cutlass.Float32)
+    dq = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t0, approx) * q
     k_rstd = device.rsqrt(row_mean2 + eps, approx)
-    t1 = k_weight * k_rstd * dk_out - device.divide(row_sum2 * k_rstd * k_rstd * k_rstd, t2, approx) * k
-    dk = t1
+    dk = k_weight * k_rstd * dk_out - device.divide(row_sum2 * k_rstd * k_rstd * k_rstd, t0, approx) * k
     return dq, dk, dq_out * (q * q_rstd), dk_out * (k * k_rstd)
 
 
@@ -702,16 +696,14 @@ def qk_rmsnorm_backward_launch(
 def qk_rmsnorm_backward_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     q_rstd = jax.lax.rsqrt(jnp.mean(q * q, axis=-1, keepdims=True) + eps)
-    t2 = size_d.astype(jnp.float32)
-    t0 = q_weight * q_rstd * dq_out - jnp.sum(
+    t0 = size_d.astype(jnp.float32)
+    dq = q_weight * q_rstd * dq_out - jnp.sum(
         q_weight * dq_out * q, axis=-1, keepdims=True,
-    ) * q_rstd * q_rstd * q_rstd / t2 * q
-    dq = t0
+    ) * q_rstd * q_rstd * q_rstd / t0 * q
     k_rstd = jax.lax.rsqrt(jnp.mean(k * k, axis=-1, keepdims=True) + eps)
-    t1 = k_weight * k_rstd * dk_out - jnp.sum(
+    dk = k_weight * k_rstd * dk_out - jnp.sum(
         k_weight * dk_out * k, axis=-1, keepdims=True,
-    ) * k_rstd * k_rstd * k_rstd / t2 * k
-    dk = t1
+    ) * k_rstd * k_rstd * k_rstd / t0 * k
     dq_weight = jnp.sum(dq_out * (q * q_rstd), axis=(*row_axes, -2), keepdims=True)
     dk_weight = jnp.sum(dk_out * (k * k_rstd), axis=(*row_axes, -2), keepdims=True)
     return dq, dk, dq_weight, dk_weight

@@ -250,10 +250,9 @@ def rmsnorm_silu_frozen_row_sum(dy, x, weight, t2, t3):
 
 def rmsnorm_silu_frozen_chain(dy, rstd, x, weight, size_n, t2, t3, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t4 = weight * rstd * dy * t2 * t3 - device.divide(
+    dx = weight * rstd * dy * t2 * t3 - device.divide(
         row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
     ) * x
-    dx = t4
     return dx
 
 
@@ -372,8 +371,7 @@ def rmsnorm_silu_frozen_xla(dy, rstd, x, weight, size_n):
     t2 = jax.lax.logistic(t1)
     t3 = 1.0 + runtime.settled(t1 * jax.lax.logistic(-t1))
     t0 = jnp.sum(weight * dy * t2 * t3 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    t4 = weight * rstd * dy * t2 * t3 - t0 * x
-    dx = t4
+    dx = weight * rstd * dy * t2 * t3 - t0 * x
     return dx
 
 
@@ -472,10 +470,9 @@ def rmsnorm_silu_backward_chain(dy, rstd, x, weight, size_n, row_sum, approx):
     t1 = device.multiply(t0, weight)
     t2 = device.sigmoid(t1, approx)
     t3 = 1.0 + device.multiply(t1, device.sigmoid(-t1, approx))
-    t4 = weight * rstd * dy * t2 * t3 - device.divide(
+    dx = weight * rstd * dy * t2 * t3 - device.divide(
         row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
     ) * x
-    dx = t4
     return dx, dy * t2 * t3 * t0
 
 
@@ -657,9 +654,8 @@ def rmsnorm_silu_backward_xla(dy, rstd, x, weight, size_n, row_axes):
     t1 = runtime.settled(t0 * weight)
     t2 = jax.lax.logistic(t1)
     t3 = 1.0 + runtime.settled(t1 * jax.lax.logistic(-t1))
-    t5 = jnp.sum(weight * dy * t2 * t3 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    t4 = weight * rstd * dy * t2 * t3 - t5 * x
-    dx = t4
+    t4 = jnp.sum(weight * dy * t2 * t3 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    dx = weight * rstd * dy * t2 * t3 - t4 * x
     dweight = jnp.sum(dy * t2 * t3 * t0, axis=row_axes, keepdims=True)
     return dx, dweight
 

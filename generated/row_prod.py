@@ -133,11 +133,10 @@ def row_prod_backward_chain(dy, x, t8, row_sum, row_sum2, t9, row_sum3, approx):
     t6 = device.where(t5, 1.0, 0.0)
     t7 = row_sum2 - t6 > 0.0
     t10 = device.divide(t9, t8, approx)
-    t12 = device.where(
+    t11 = device.where(
         (row_sum3 - t1 > 0.0) | t4 & t7, float("nan"),
         device.where(t4, 0.0, t10 * device.where(t7, float("inf"), cute.math.abs(t10))),
     )
-    t11 = t12
     dx = dy * t11
     return dx
 
@@ -236,12 +235,11 @@ def row_prod_backward_xla(dy, x):
     t8 = jnp.where(t0 | t2, 1.0, jnp.sign(x) * jnp.where(t5, 1.0, jnp.sqrt(jnp.abs(x))))
     t9 = jnp.prod(t8, axis=-1, keepdims=True)
     t10 = t9 / t8
-    t12 = jnp.where(
+    t11 = jnp.where(
         (jnp.sum(t1, axis=-1, keepdims=True) - t1 > 0.0) | t4 & t7, float("nan"),
         jnp.where(t4, 0.0, t10 * jnp.where(t7, float("inf"), jnp.abs(t10))),
     )
-    t11 = runtime.product_of_others(t12, x, t9)
-    dx = dy * t11
+    dx = dy * runtime.product_of_others(t11, x, t9)
     return dx
 
 

@@ -97,9 +97,8 @@ def selu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
     t0 = x > 0.0
     t1 = dy * 1.0507009873554805
-    t3 = device.where(t0, 0.0, t1) * (device.expm1(device.where(t0, 0.0, x), approx) + 1.0) * 1.6732632423543772
-    t2 = device.where(t0, t1, 0.0) + device.where(t0, 0.0, t3)
-    dx = t2
+    t2 = device.where(t0, 0.0, t1) * (device.expm1(device.where(t0, 0.0, x), approx) + 1.0) * 1.6732632423543772
+    dx = device.where(t0, t1, 0.0) + device.where(t0, 0.0, t2)
     return dx
 
 
@@ -157,9 +156,8 @@ def selu_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x > 0.0
     t1 = dy * 1.0507009873554805
-    t3 = jnp.where(t0, 0.0, jnp.where(t0, 0.0, t1) * (jnp.expm1(jnp.where(t0, 0.0, x)) + 1.0) * 1.6732632423543772)
-    t2 = jnp.where(t0, t1, 0.0) + t3
-    dx = t2
+    t2 = jnp.where(t0, 0.0, jnp.where(t0, 0.0, t1) * (jnp.expm1(jnp.where(t0, 0.0, x)) + 1.0) * 1.6732632423543772)
+    dx = jnp.where(t0, t1, 0.0) + t2
     return dx
 
 

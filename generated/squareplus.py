@@ -106,9 +106,9 @@ def squareplus_backward_chain(dy, x, approx):
     t0 = cute.math.abs(x)
     t1 = cute.math.abs(cute.full_like(dy, 2.0, cutlass.Float32))
     t2 = device.maximum(t0, t1)
-    t3 = device.divide(device.minimum(t0, t1), t2, approx)
-    t4 = device.where(t2 == 0.0, t2, t2 * device.sqrt(1.0 + t3 * t3, approx))
-    dx = device.divide(dy * device.where(x > 0.0, 0.5 * x + 0.5 * t4, device.divide(2.0, t4 - x, approx)), t4, approx)
+    t4 = device.divide(device.minimum(t0, t1), t2, approx)
+    t3 = device.where(t2 == 0.0, t2, t2 * device.sqrt(1.0 + t4 * t4, approx))
+    dx = device.divide(dy * device.where(x > 0.0, 0.5 * x + 0.5 * t3, device.divide(2.0, t3 - x, approx)), t3, approx)
     return dx
 
 
@@ -167,9 +167,9 @@ def squareplus_backward_xla(dy, x):
     t0 = jnp.abs(x)
     t1 = jnp.abs(jnp.asarray(2.0, jnp.float32))
     t2 = jnp.maximum(t0, t1)
-    t3 = jnp.minimum(t0, t1) / t2
-    t4 = jnp.where(t2 == 0.0, t2, t2 * jnp.sqrt(1.0 + t3 * t3))
-    dx = dy * jnp.where(x > 0.0, 0.5 * x + 0.5 * t4, 2.0 / (t4 - x)) / t4
+    t4 = jnp.minimum(t0, t1) / t2
+    t3 = jnp.where(t2 == 0.0, t2, t2 * jnp.sqrt(1.0 + t4 * t4))
+    dx = dy * jnp.where(x > 0.0, 0.5 * x + 0.5 * t3, 2.0 / (t3 - x)) / t3
     return dx
 
 

@@ -134,11 +134,9 @@ def swiglu_clamped_frozen_chain(dy, x0, x1, limit, approx):
     t2 = x0 * t1
     t5 = device.maximum(x1, t0)
     t3 = dy * device.minimum(t5, limit) * device.where(t2 < limit, 1.0, device.where(t2 == limit, 0.5, 0.0))
-    t10 = t3 * t1 * (1.0 + x0 * device.sigmoid(-x0, approx))
-    dx0 = t10
+    dx0 = t3 * t1 * (1.0 + x0 * device.sigmoid(-x0, approx))
     t4 = dy * device.minimum(t2, limit) * device.where(t5 < limit, 1.0, device.where(t5 == limit, 0.5, 0.0))
-    t11 = t4 * device.where(x1 > t0, 1.0, device.where(x1 == t0, 0.5, 0.0))
-    dx1 = t11
+    dx1 = t4 * device.where(x1 > t0, 1.0, device.where(x1 == t0, 0.5, 0.0))
     return dx0, dx1
 
 
@@ -232,13 +230,11 @@ def swiglu_clamped_frozen_xla(dy, x0, x1, limit):
     t3 = dy * jnp.minimum(t5, limit) * jnp.where(
         t2 < limit, 1.0, jnp.where(t2 == limit, jnp.asarray(0.5, jnp.float32), 0.0),
     )
-    t10 = t3 * t1 * (1.0 + x0 * jax.lax.logistic(-x0))
-    dx0 = t10
+    dx0 = t3 * t1 * (1.0 + x0 * jax.lax.logistic(-x0))
     t4 = dy * jnp.minimum(t2, limit) * jnp.where(
         t5 < limit, 1.0, jnp.where(t5 == limit, jnp.asarray(0.5, jnp.float32), 0.0),
     )
-    t11 = t4 * jnp.where(x1 > t0, 1.0, jnp.where(x1 == t0, jnp.asarray(0.5, jnp.float32), 0.0))
-    dx1 = t11
+    dx1 = t4 * jnp.where(x1 > t0, 1.0, jnp.where(x1 == t0, jnp.asarray(0.5, jnp.float32), 0.0))
     return dx0, dx1
 
 
@@ -247,10 +243,10 @@ def swiglu_clamped_backward_chain(dy, x0, x1, limit, approx):
     t0 = -limit
     t5 = device.maximum(x1, t0)
     t1 = dy * device.minimum(t5, limit)
-    t10 = device.sigmoid(x0, False)
-    t2 = x0 * t10
+    t9 = device.sigmoid(x0, False)
+    t2 = x0 * t9
     t3 = device.where(t2 == limit, 0.5, 0.0)
-    dx0 = t1 * device.where(t2 < limit, 1.0, t3) * t10 * (1.0 + x0 * device.sigmoid(-x0, approx))
+    dx0 = t1 * device.where(t2 < limit, 1.0, t3) * t9 * (1.0 + x0 * device.sigmoid(-x0, approx))
     t4 = dy * device.minimum(t2, limit)
     t6 = device.where(t5 == limit, 0.5, 0.0)
     t7 = t4 * device.where(t5 < limit, 1.0, t6)
@@ -263,8 +259,7 @@ def swiglu_clamped_backward_chain(dy, x0, x1, limit, approx):
 
 def swiglu_clamped_backward_columns(total_sum, total_sum2):
     """The result."""
-    t9 = total_sum - total_sum2
-    dlimit = t9
+    dlimit = total_sum - total_sum2
     return dlimit
 
 
@@ -377,18 +372,17 @@ def swiglu_clamped_backward_xla(dy, x0, x1, limit):
     t0 = -limit
     t5 = jnp.maximum(x1, t0)
     t1 = dy * jnp.minimum(t5, limit)
-    t10 = jax.lax.logistic(x0)
-    t2 = x0 * t10
+    t9 = jax.lax.logistic(x0)
+    t2 = x0 * t9
     t3 = jnp.where(t2 == limit, jnp.asarray(0.5, jnp.float32), 0.0)
-    dx0 = t1 * jnp.where(t2 < limit, 1.0, t3) * t10 * (1.0 + x0 * jax.lax.logistic(-x0))
+    dx0 = t1 * jnp.where(t2 < limit, 1.0, t3) * t9 * (1.0 + x0 * jax.lax.logistic(-x0))
     t4 = dy * jnp.minimum(t2, limit)
     t6 = jnp.where(t5 == limit, jnp.asarray(0.5, jnp.float32), 0.0)
     t7 = t4 * jnp.where(t5 < limit, 1.0, t6)
     t8 = jnp.where(x1 == t0, jnp.asarray(0.5, jnp.float32), 0.0)
     dx1 = t7 * jnp.where(x1 > t0, 1.0, t8)
-    t11 = jnp.sum(t4 * jnp.where(limit < t5, 1.0, t6) + t1 * jnp.where(limit < t2, 1.0, t3), axis=None, keepdims=True)
-    t9 = t11 - jnp.sum(t7 * jnp.where(t0 > x1, 1.0, t8), axis=None, keepdims=True)
-    dlimit = t9
+    t10 = jnp.sum(t4 * jnp.where(limit < t5, 1.0, t6) + t1 * jnp.where(limit < t2, 1.0, t3), axis=None, keepdims=True)
+    dlimit = t10 - jnp.sum(t7 * jnp.where(t0 > x1, 1.0, t8), axis=None, keepdims=True)
     return dx0, dx1, dlimit
 
 

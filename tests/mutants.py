@@ -121,7 +121,7 @@ def meaning(spec: Spec) -> dict[str, str]:
             return tuple(map(plain, value))
         return value.value if isinstance(value, Scalar) else value
 
-    found = {item.name: repr(plain(getattr(spec, item.name))) for item in fields(spec)}
+    found = {item.name: repr(plain(getattr(spec, item.name))) for item in fields(spec) if item.name != "graph"}
     return found | {"source": "", "places": repr(sorted(spec.places))}
 
 

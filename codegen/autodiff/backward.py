@@ -14,9 +14,7 @@ from codegen.autodiff.splitting import restricted, split
 from codegen.errors import Mistake, SpecError
 from codegen.graph.nodes import Leaf, topological
 from codegen.graph.ops import REDUCTIONS
-from codegen.language.chain import read_chain
 from codegen.language.reference import Reference
-from codegen.language.scope import make_scope
 from codegen.plan.choose import derived, gemm_plan
 from codegen.plan.op import Gemm, Op
 from codegen.plan.reducing import waited_for
@@ -117,13 +115,12 @@ def _of_some(
 
 def _only(spec: Spec, names: Collection[str]) -> Spec:
     """A spec with only some of its outputs."""
-    scope = make_scope(spec)
-    statements = read_chain(spec, scope, whole=False)
+    statements = spec.read.statements
     outputs = [a for a in spec.outputs if a.name in names]
     assigned = [s for s in statements if s.name in names]
     values = {id(s.value): s.name for s in reversed(statements) if s.part is None}
     title = f"{spec.source.path} ({', '.join(names)})"
-    return restricted(spec, title, assigned, outputs, [], values, {}, scope.graph.calls)
+    return restricted(spec, title, assigned, outputs, [], values, {}, spec.read.graph.calls)
 
 
 def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
@@ -164,7 +161,7 @@ def _in_turns(spec: Spec) -> tuple[Op | None, Op, Op | None]:
     try:
         return None, *_with_one_beside(spec)
     except SpecError:
-        statements = read_chain(spec, whole=False)
+        statements = spec.read.statements
         waited = waited_for(spec, statements)
         if not waited:
             raise
@@ -181,9 +178,7 @@ def _with_one_beside(spec: Spec) -> tuple[Op, Op | None]:
         return derived(spec), None
     except SpecError as error:
         most = max((a.axes for a in spec.outputs), key=len)
-        folded = {
-            s.name for s in read_chain(spec, whole=False) if any(n.op in REDUCTIONS for n in topological([s.value]))
-        }
+        folded = {s.name for s in spec.read.statements if any(n.op in REDUCTIONS for n in topological([s.value]))}
         fewer = tuple(a.name for a in spec.outputs if a.axes != most)
         name, summary = f"{spec.op.removesuffix('_backward')}_beside", f"What {spec.op} gives of columns."
         for names in dict.fromkeys((tuple(n for n in fewer if n not in folded), fewer)):
@@ -203,7 +198,7 @@ def row_backward(spec: Spec) -> Derived:
     """The backward of an op that does not contract, the first that is a kernel: with statistics of rows that the forward keeps,
     where these save it a pass; then without; with those of columns, for which rows would wait; and with what is taken from tables
     added up by index, where no kernel finds its place. Raises `SpecError` or `Mistake` where there is none."""
-    takes = any(n.op == "take" for n in topological(s.value for s in read_chain(spec, whole=False)))
+    takes = any(n.op == "take" for n in spec.read.nodes)
     reasons: dict[str | None, SpecError | Mistake] = {}
     for by_index in (False, True) if takes else (False,):
         try:
@@ -211,12 +206,12 @@ def row_backward(spec: Spec) -> Derived:
         except (SpecError, Mistake) as reason:
             reasons.setdefault(None, reason)
             continue
-        tried: set[str] = set()
+        tried: set[tuple[str, ...]] = set()
         for statistics in ("rows", None, "columns"):
             try:
                 how = reverse.backward(statistics)
-                if how.spec.chain.value not in tried:  # else it saves what one before it does
-                    tried.add(how.spec.chain.value)
+                if how.saved not in tried:  # else it saves what one before it does
+                    tried.add(how.saved)
                     return _row_backward(how)
             except (SpecError, Mistake) as reason:
                 reasons.setdefault(statistics, reason)

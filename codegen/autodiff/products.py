@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.errors import Mistake
 from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, WIDE, Leaf, topological
-from codegen.language.chain import read_chain
+from codegen.graph.nodes import DTYPES, WIDE, Leaf, Statement
+from codegen.language.chain import output_parts
+from codegen.language.transfer import extended_spec
 from codegen.plan.tiles import Product
 from codegen.spec.spec import Spec
 
@@ -38,7 +39,7 @@ def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
 def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str) -> Pulled:
     """The same, products kept in this type, those of integers as they are. Their gradients have that of what they are
     multiplied with again."""
-    stored = {(s.value.attr, spec.array(s.name).dtype): s.name for s in read_chain(epilogue, whole=False)
+    stored = {(s.value.attr, spec.array(s.name).dtype): s.name for s in epilogue.read.statements
               if s.value.op == "input" and s.name in {o.name for o in spec.outputs}}  # fmt: skip
     accs, outputs = {}, {}
     for p in products:
@@ -49,7 +50,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     own = replace(epilogue, op=spec.op, inputs=tuple(accs.get(a.name, a) for a in epilogue.inputs))
     axes = products[0].acc.axes
     tiles = [
-        s.name for s in read_chain(own, whole=False)
+        s.name for s in own.read.statements
         if s.part is None and s.value.dims == axes and s.value.kind == "float" and s.value.args
         and s.name not in {o.name for o in spec.outputs}
     ]  # fmt: skip
@@ -75,25 +76,29 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     more = list(how.forward.outputs[len(epilogue.outputs) :]) if how.forward else []
     if not kept and not more:
         return Pulled(how, None, shared)
-    taken = {a.name for a in epilogue.arrays} | {s.name for s in read_chain(own, whole=False)}
+    taken = {a.name for a in epilogue.arrays} | {s.name for s in own.read.statements}
     names = {acc.name: fresh(taken, f"{acc.name}_kept") for acc in kept}
+    graph = epilogue.read.graph.fork()
     lines = [
-        f"{names[acc.name]}{part} = {acc.name}{part}"
+        Statement(
+            names[acc.name],
+            part,
+            graph.node("input", attr=Leaf(acc.name, part), kind=epilogue.kind(acc), dims=acc.axes),
+        )
         for acc in kept
-        for part in ([f"[{k}]" for k in range(acc.parts)] if acc.parts else [""])
+        for part in output_parts(acc)
     ]
-    text = epilogue.chain.value + "".join(f"{line}\n" for line in lines)
-    forward = epilogue.with_chain(
-        epilogue.source.path, text,
-        op=f"{spec.op}_forward", summary=f"{spec.op}, with what its backward takes.",
+    forward = replace(
+        epilogue, op=f"{spec.op}_forward", summary=f"{spec.op}, with what its backward takes.",
         outputs=(*epilogue.outputs, *more, *(replace(accs[a.name], name=names[a.name]) for a in kept)), grad="none",
     )  # fmt: skip
+    forward = extended_spec(forward, epilogue, lines, graph, taken)
     return Pulled(how, forward, (*shared, *names.items()))
 
 
 def _compares_tiles(spec: Spec, axes: tuple[str, ...]) -> bool:
     """Whether a backward looks for ties of values with all the axes of a product."""
-    nodes = topological(s.value for s in read_chain(spec, whole=False))
+    nodes = spec.read.nodes
     return any(
         n.op == "eq" and any(a.kind == "float" and a.dims == axes and not a.is_const for a in n.args) for n in nodes
     )

@@ -1,8 +1,8 @@
-"""Reverse mode: an op's backward as a spec and a chain of its own, in the same language.
+"""Reverse mode: an op's backward as a spec of its own, whose chain is a graph.
 
 The derivative of each operation and reduction stands in its row of `ops.py`, that of a composite function below its
-definition in `prelude.txt`; `grad:` of a spec overrides. The result is text: `pipeline.py` reads, checks and plans it
-like any other op.
+definition in `prelude.txt`; `grad:` of a spec overrides. `language/transfer.py` gives the result the axes, inputs and outputs of
+its own spec, and `backward.py` plans it like any other op.
 
 Longer than 500 lines: one pass, and the choice of what it saves, work on the same tables of nodes.
 """
@@ -20,12 +20,12 @@ from codegen.errors import Mistake
 from codegen.graph.contraction import is_definite, marks, meetings, reached_types
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS
-from codegen.language.chain import output_parts, read_chain
+from codegen.language.chain import output_parts
 from codegen.language.formula import Reader
 from codegen.language.prelude import prelude
 from codegen.language.scope import make_scope
 from codegen.language.statements import MAX_STATEMENTS, read_lines
-from codegen.language.unparse import unparse
+from codegen.language.transfer import Values, derived_spec, extended_spec
 from codegen.parsing import parse_expression
 from codegen.spec.spec import Array, Axis, Spec, types_of
 
@@ -95,10 +95,10 @@ class Reverse:
     """
 
     def __init__(self, spec: Spec, kept: str = "float32", by_index: bool = False):
-        self.spec, self.scope, self.kept, self.by_index = spec, make_scope(spec), kept, by_index
+        self.spec, self.scope, self.kept, self.by_index = spec, make_scope(spec, spec.read), kept, by_index
         self.save = spec.save
         self.saved_type = spec.compute if kept == "float32" else kept
-        self.statements = read_chain(spec, self.scope)
+        self.statements = spec.read.statements
         if len(self.statements) > MAX_STATEMENTS // 2:
             raise Mistake(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
         operations = sum(1 for _ in topological(s.value for s in self.statements))
@@ -244,7 +244,7 @@ class Reverse:
             # Each index picks from a row of its own: no two meet in one element
             rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
             picked: dict[str, Node | tuple[str, ...]] = {"i": index, "g": g}
-            return [(table, self.evaluated(parse_expression(rule), picked))]
+            return [(table, self.evaluated(_parsed(rule), picked))]
         rules = OPS[node.op].grad if node.op in OPS else ("",) * len(node.args)
         if node.op in REDUCTIONS:
             rules = (REDUCTIONS[node.op][3],)
@@ -279,7 +279,7 @@ class Reverse:
         ways = {"rows": self.statistics, "columns": self.column_statistics}
         more_saved = ways[statistics](assigned, saved) if statistics and not self.save else {}
         saved |= more_saved
-        leaves = {id(node): name for name, node in saved.items()}
+        leaves = {id(node): Leaf(name) for name, node in saved.items()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
         params = tuple(p for p in self.spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
@@ -288,24 +288,25 @@ class Reverse:
         kept = [a for a in self.spec.outputs if a.name in used] + more
         inputs += kept
         inputs += self.spec.inputs_for(used, inputs, {axis for _, output, _ in outputs for axis in output.axes})
-        calls = {id(n): self.calls[id(n)] for n in nodes if id(n) in self.calls and not self.holds(n, leaves)}
         pinned = self.pinned(assigned, saved, [output for _, output, _ in outputs])
-        text = unparse(assigned, calls, self.named, leaves, self.taken, pinned)
-        if text.count("\n") > MAX_STATEMENTS:
-            raise Mistake(f"the backward has more than {MAX_STATEMENTS} statements")
-        spec = self.spec.with_chain(
-            f"{self.spec.path} (backward)", text,
-            op=f"{self.spec.op}_backward", summary=f"The gradients of {self.spec.op}.",
+        values = Values(tuple(assigned), self.calls, self.named, leaves, pinned=pinned)
+        spec = replace(
+            self.spec, op=f"{self.spec.op}_backward", summary=f"The gradients of {self.spec.op}.",
             inputs=tuple(inputs), outputs=tuple(output for _, output, _ in outputs), params=params,
             grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
         )  # fmt: skip
+        spec = derived_spec(spec, f"{self.spec.path} (backward)", values, self.taken)
+        if len(spec.read.statements) > MAX_STATEMENTS:
+            raise Mistake(f"the backward has more than {MAX_STATEMENTS} statements")
         forward = None
         if more:
-            forward = self.spec.with_chain(
-                self.spec.source.path, self.spec.chain.value.rstrip("\n") + "\n" + self.unnamed(saved),
-                op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none",
+            forward = replace(
+                self.spec, op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none",
                 save=(), kept=tuple(more_saved), bench=(),
             )  # fmt: skip
+            named = {s.name for s in self.statements}
+            unnamed = [Statement(name, None, value) for name, value in saved.items() if name not in named]
+            forward = extended_spec(forward, self.spec, unnamed, self.graph, self.taken)
         return Backward(
             spec,
             forward,
@@ -460,20 +461,6 @@ class Reverse:
             depth[id(node)] = before + folds
             count += folds
         return max(depth.values()), count
-
-    def holds(self, node: Node, leaves: Mapping[int, str]) -> bool:
-        """Whether something in a composite function is there already: it is not written as a call then."""
-        given = {id(a) for a in self.calls[id(node)].values}
-        inside = topological([node], lambda n: id(n) in given or id(n) in leaves)
-        return any(id(n) in leaves and id(n) not in given and n is not node for n in inside)
-
-    def unnamed(self, saved: Mapping[str, Node]) -> str:
-        """Lines of the chain for what is saved and has no name in it but an output's, which is that of what it is before it is
-        rounded."""
-        named = {s.name for s in self.statements}
-        leaves = {id(s.value): s.name for s in reversed(self.statements) if s.part is None}
-        lines = [Statement(name, None, value) for name, value in saved.items() if name not in named]
-        return unparse(lines, self.calls, {id(s.value): s.name for s in lines}, leaves, self.taken) if lines else ""
 
     def coarse(self, name: str, value: Node, assigned: list[Statement], fewer: bool) -> bool:
         """Whether an output is stored in too few bits to stand for its value: a statistic, or float8, in fewer than it has;

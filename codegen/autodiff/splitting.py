@@ -10,7 +10,7 @@ from types import MappingProxyType
 from codegen.errors import Mistake
 from codegen.graph.contraction import marks, meetings, reached_types
 from codegen.graph.nodes import Call, Leaf, Node, Statement, topological
-from codegen.language.unparse import unparse
+from codegen.language.transfer import Values, derived_spec
 from codegen.spec.spec import Array, Axis, Spec, types_of
 
 
@@ -34,7 +34,7 @@ def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -
     first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {}, marked)
     if not first.computes_as(spec):
         raise Mistake("what all rows come to would be computed in float32, which float64 loses")
-    leaves = {id(node): a.name for a, node in zip(kept, waited, strict=True)}
+    leaves = {id(node): Leaf(a.name) for a, node in zip(kept, waited, strict=True)}
     assigned = [s for s in statements if s.name in own]
     # The parameters are all the other's too: who calls both takes their values from its
     marked = marks(pinned, asked, reached_types(assigned, types_of(spec.outputs), leaves))
@@ -48,8 +48,8 @@ def restricted(
     statements: Iterable[Statement],
     outputs: list[Array],
     more: list[Array],
-    names: dict[int, str],
-    leaves: dict[int, str],
+    names: Mapping[int, str],
+    leaves: Mapping[int, Leaf],
     calls: Mapping[int, Call],
     pinned: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> Spec:
@@ -61,6 +61,6 @@ def restricted(
     params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
     taken = {a.name for a in (*spec.arrays, *more)} | {p.name for p in spec.params}
-    text = unparse(statements, calls, names, leaves, taken, pinned)
     inputs = (*spec.inputs_for(read, more, axes), *more)
-    return spec.with_chain(title, text, inputs=inputs, outputs=tuple(outputs), params=params)
+    own = replace(spec, inputs=inputs, outputs=tuple(outputs), params=params)
+    return derived_spec(own, title, Values(tuple(statements), calls, names, leaves, pinned=pinned), taken)

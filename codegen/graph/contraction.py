@@ -9,9 +9,9 @@ So a value that is reduced, and also used together with the result, is *pinned*:
 separately, in kernels and in jnp. The argument of a maximum or minimum is always pinned, because the result may be stored and
 compared elsewhere.
 
-Where a second kernel recomputes a pinned value, its chain marks the value: `_pinned(value)`. A function may be approximate in
+Where a second kernel recomputes a pinned value, a node of its graph marks the value (`PINNED`). A function may be approximate in
 one kernel and precise in another, because `math: auto` depends on the types of the outputs that it reaches. The mark of such a
-function names the types that decide in both: `_pinned(sigmoid(x), T)`.
+function names the types that decide in both. Marks are in graphs only: the text of a chain has none.
 """
 
 from __future__ import annotations

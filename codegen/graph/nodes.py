@@ -118,6 +118,11 @@ class Call:
     arguments: dict[str, Node | tuple[str, ...]]  # a value, or axes
 
     @property
+    def is_private(self) -> bool:
+        """Whether only the prelude calls the function."""
+        return self.name.startswith("_")
+
+    @property
     def values(self) -> tuple[Node, ...]:
         return tuple(a for a in self.arguments.values() if isinstance(a, Node))
 
@@ -134,6 +139,19 @@ class Statement:
     def target(self) -> str:
         """The assigned name, as in the chain."""
         return part_text(self.name, self.part)
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """A chain that is read: its statements, and the graph that made their values."""
+
+    statements: tuple[Statement, ...]
+    graph: Graph
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """Every node, arguments before their users."""
+        return topological(s.value for s in self.statements)
 
 
 class Graph:
@@ -155,6 +173,12 @@ class Graph:
         if found is None:
             found = self._nodes[key] = Node(op, args, attr, kind, self.order(dims))
         return found
+
+    def fork(self) -> Graph:
+        """A graph that has these nodes, and makes others that this one does not get."""
+        made = Graph(self.axes)
+        made.calls, made._nodes = dict(self.calls), dict(self._nodes)
+        return made
 
     def const(self, value: bool | int | float) -> Node:
         kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"

@@ -48,7 +48,7 @@ def _operator(name: str, sign: str, rule: str, grad: tuple[str, ...]) -> Operati
 
 _TWO_OVER_SQRT_PI = "1.1283791670955126"
 _LN2, _LOG2E = "0.6931471805599453", "1.4426950408889634"
-PINNED = "_pinned"  # only in derived chains
+PINNED = "_pinned"  # a mark in derived graphs: no chain can call it
 _FAST = "cute.math.{}({{0}}, fastmath=True)"
 
 OPS: dict[str, Operation] = {

@@ -10,19 +10,18 @@ import keyword
 import re
 from collections.abc import Container, Iterable, Iterator
 
-from codegen.errors import Diagnostic, Mistake, SpecError, shown
+from codegen.errors import Diagnostic, Mistake, shown
 from codegen.graph.names import RESERVED
-from codegen.graph.nodes import Node, Statement, topological
+from codegen.graph.nodes import Chain, Node, Statement, topological
 from codegen.language.formula import functions, part_names, reader, with_article
 from codegen.language.scope import Scope, make_scope
 from codegen.language.statements import MAX_STATEMENTS, Line, Placed, read_lines
 from codegen.spec.spec import Array, Spec
 
 
-def read_chain(spec: Spec, scope: Scope | None = None, whole: bool = True) -> tuple[Statement, ...]:
-    """The chain as statements, every one checked. Raises `SpecError` with all its mistakes. `scope` is what is filled with
-    the chain's names; in a chain that is not `whole` an input may be there for its shape alone."""
-    scope = scope or make_scope(spec)
+def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
+    """The chain of a spec's text, every statement checked, and all its mistakes. There is no chain where a statement has one."""
+    scope = make_scope(spec)
     outputs = {a.name: a for a in spec.outputs}
     lines, diagnostics = read_lines(spec.chain)
     statements: list[Statement] = []
@@ -47,13 +46,12 @@ def read_chain(spec: Spec, scope: Scope | None = None, whole: bool = True) -> tu
         except Placed as error:
             diagnostics += line.diagnostics(error)
             broken |= {line.first_name} - set(scope.names())
+    chain = None if diagnostics else Chain(tuple(statements), scope.graph)
     if len(lines) <= MAX_STATEMENTS:
         diagnostics += unassigned(spec, assigned, broken)
-    if not diagnostics and whole:
+    if not diagnostics:
         diagnostics += unused(spec, scope, assigned)
-    if diagnostics:
-        raise SpecError(diagnostics)
-    return tuple(statements)
+    return chain, diagnostics
 
 
 def split_statement(node: ast.stmt) -> tuple[ast.Name, int | None, ast.expr]:
@@ -150,7 +148,21 @@ def output_parts(output: Array) -> list[int | None]:
 
 
 def line_with(spec: Spec, statements: Iterable[Statement], node: Node) -> Line:
-    """The first line of the chain whose value has a node."""
-    lines, _ = read_lines(spec.chain)
-    holding = (any(n is node for n in topological([s.value])) for s in statements)
-    return next(line for line, holds in zip(lines, holding, strict=True) if holds)
+    """The line of the first statement whose value has a node."""
+    statement = next(s for s in statements if any(n is node for n in topological([s.value])))
+    line = line_assigning(spec, statement.target)
+    assert line is not None
+    return line
+
+
+def line_assigning(spec: Spec, target: str) -> Line | None:
+    """The line that assigns a name, or a part of an output, as the chain writes it."""
+    return next((line for line in read_lines(spec.chain)[0] if line.target == target), None)
+
+
+def in_chain(spec: Spec, mistake: Diagnostic) -> Diagnostic:
+    """A mistake of a chain that was made of the spec's own, at the line of the same name there."""
+    line = line_assigning(spec, mistake.source.partition("=")[0].strip())
+    if line is None or not isinstance(line.tree, ast.Assign):
+        return spec.source.diagnostic(spec.chain.span, mistake.message, mistake.hint)
+    return line.diagnostic(Placed(line.tree.value, Mistake(mistake.message, mistake.hint)))

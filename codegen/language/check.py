@@ -15,7 +15,7 @@ from codegen.spec.spec import Spec
 
 
 def check(spec: Spec) -> Iterator[Diagnostic]:
-    """Every broken rule."""
+    """Every broken rule. Those for formulas outside the chain are left out where the chain could not be read."""
     for rule in (fixed_extents_agree, saved_names_exist, gradients_read, domains_name_axes):
         yield from rule(spec)
 
@@ -34,9 +34,13 @@ def fixed_extents_agree(spec: Spec) -> Iterator[Diagnostic]:
 
 def saved_names_exist(spec: Spec) -> Iterator[Diagnostic]:
     """`save` lists names that the chain assigns."""
-    if not spec.chain.value:
+    if not spec.save or not spec.chain.value:
         return
-    names = {line.first_name for line in read_lines(spec.chain)[0]} - {a.name for a in spec.outputs if a.parts}
+    if spec.graph is not None:
+        names = {s.name for s in spec.graph.statements}
+    else:
+        names = {line.first_name for line in read_lines(spec.chain)[0]}
+    names -= {a.name for a in spec.outputs if a.parts}
     for name in spec.save:
         if name not in names:
             message = f"'save' names {shown(name)}, which the chain never assigns"
@@ -46,17 +50,9 @@ def saved_names_exist(spec: Spec) -> Iterator[Diagnostic]:
 def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
     """Every formula under `grad` names an input (or a part) and reads in the chain's language, with the chain's names,
     the outputs `y` and their cotangents `dy`."""
-    if isinstance(spec.grad, str) or not spec.chain.value:
+    if isinstance(spec.grad, str) or spec.graph is None:
         return
-    scope = make_scope(spec)
-    for line in read_lines(spec.chain)[0]:
-        try:
-            assert isinstance(line.tree, ast.Assign)
-            value = reader(scope)(line.tree.value)
-            if isinstance(line.tree.targets[0], ast.Name):
-                scope.values[line.first_name] = value
-        except (Placed, AssertionError):
-            return  # the chain's own mistakes are reported where it is read
+    scope = make_scope(spec, spec.graph)
     for output in spec.outputs:
         cotangent = "d" + output.name
         if cotangent in scope.names():

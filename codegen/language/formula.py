@@ -17,7 +17,7 @@ from typing import Any
 
 from codegen.errors import Mistake, known, shown
 from codegen.graph.nodes import DTYPES, ROWS, Call, Leaf, Node, dtypes_of, topological
-from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, PINNED, REDUCTIONS
+from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS
 from codegen.language.prelude import Composite, prelude
 from codegen.language.scope import Scope
 from codegen.language.statements import SPLIT, Follows, Placed, construct, literal, together
@@ -205,17 +205,15 @@ class Reader:
             return getattr(self, "call_" + name)(tree)
         if name in REDUCTIONS:
             return self.reduction(tree, name)
-        if name in OPS and name not in OPERATORS:
+        internal = self.bound is not None or not name.startswith("_")  # the language's own formulas may use more
+        if name in OPS and name not in OPERATORS and internal:
             op = OPS[name]
-            if name == PINNED and tree.args:
-                value, types = self.read(tree.args[0]), tuple(a.id for a in tree.args[1:] if isinstance(a, ast.Name))
-                return self.graph.node(PINNED, (value,), types, kind=value.kind, dims=value.dims)
             if tree.keywords or len(tree.args) != op.arity:
                 raise self.fail(
                     tree, f"{name!r} does not take these arguments", f"it is {name}({', '.join('abc'[: op.arity])})"
                 )
             return self.apply(tree, name, self.read_all(tree.args))
-        if name in prelude() and (self.bound is not None or not name.startswith("_")):
+        if name in prelude() and internal:
             return self.composite(tree, prelude()[name])
         if name in self.scope.names():
             raise self.fail(tree.func, f"{name!r} is a value, not a function", f"multiply with *: {name} * (...)")
@@ -287,14 +285,18 @@ class Reader:
         if kind == "bool" and value.kind != "bool":
             raise self.fail(tree, "a number is not cast to bool", "compare it: e != 0")
         self.fitting(given["e"], [value])
-        integer = self.scope.integer
-        for d in (DTYPES[name] for name in dtypes_of(dtype.id, self.scope.types)):
+        return self.cast(tree, value, dtype.id)
+
+    def cast(self, tree: ast.AST, value: Node, dtype: str) -> Node:
+        """A value rounded to a type that holds nothing but what the op computes with."""
+        integer, dtypes = self.scope.integer, [DTYPES[name] for name in dtypes_of(dtype, self.scope.types)]
+        for d in dtypes:
             if d.kind == "int" and not (integer.low <= d.low and d.high <= integer.high):  # type: ignore[operator]
                 message = (
                     f"a cast to {d.name}, whose values do not fit {integer.name}, in which this op computes integers"
                 )
                 raise self.fail(tree, message, "declare an array of int64 or uint32, or cast to a narrower type")
-        return self.graph.node("cast", (value,), dtype.id, kind=kind, dims=value.dims)
+        return self.graph.node("cast", (value,), dtype, kind=dtypes[0].kind, dims=value.dims)
 
     def call_index(self, tree: ast.Call) -> Node:
         axis = self.one_axis(tree, "index")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from codegen.graph.nodes import DTYPES, DType, Graph, Node
+from codegen.graph.nodes import DTYPES, Chain, DType, Graph, Node
 from codegen.spec.spec import Array, Spec
 
 
@@ -33,9 +33,10 @@ class Scope:
         return [*self.inputs, *self.values]
 
 
-def make_scope(spec: Spec) -> Scope:
+def make_scope(spec: Spec, chain: Chain | None = None) -> Scope:
+    """What names mean in a spec's formulas: in those of its chain, or in others, which may use the names of the `chain`."""
     scope = Scope(
-        Graph(spec.axes),
+        Graph(spec.axes) if chain is None else chain.graph.fork(),
         dict(spec.types),
         DTYPES[spec.integer],
         {a.name: a for a in spec.inputs},
@@ -45,4 +46,6 @@ def make_scope(spec: Spec) -> Scope:
     )
     for p in spec.params:
         scope.values[p.name] = scope.graph.node("param", attr=p.name, kind=p.kind, dims=())
+    if chain is not None:
+        scope.values |= {s.name: s.value for s in chain.statements if s.part is None}
     return scope

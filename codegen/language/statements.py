@@ -71,6 +71,11 @@ class Line:
         found = re.match(r"\s*([A-Za-z_]\w*)", self.text)
         return found[1] if found else ""
 
+    @property
+    def target(self) -> str:
+        """The text of what it assigns: a name, or a part of an output."""
+        return ast.unparse(self.tree.targets[0]) if isinstance(self.tree, ast.Assign) else ""
+
     def at(self, row: int, column: int, length: int = 1, message: str = "", hint: str = "") -> Diagnostic:
         return self.scalar.source.diagnostic(self.scalar.at(self.line + row, column, length), message, hint)
 

@@ -1,74 +1,51 @@
-"""The typed graph back to the language of a chain: what `formula.py` reads, written out again."""
+"""The graph of a derived chain as text in the language of chains, for people."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Collection
 
-from codegen.graph.contraction import pin_types
 from codegen.graph.emit import ATOM, BINDING, PLAIN, literal, parenthesised
-from codegen.graph.nodes import Call, Leaf, Node, Statement, axes_text, lost_axes, topological
-from codegen.graph.ops import OPERATORS, OPS, PINNED, REDUCTIONS
+from codegen.graph.nodes import Call, Chain, Leaf, Node, axes_text, lost_axes, topological
+from codegen.graph.ops import OPERATORS, OPS, REDUCTIONS
 
 WIDTH = 100  # of an expression
 SIGNS = {"div": "{0} / {1}", "pow": "{0} ** {1}", "not": "~{0}"}  # where jnp's text is not the language's
 
 
-def unparse(
-    statements: Iterable[Statement], calls: Mapping[int, Call], names: Mapping[int, str], leaves: Mapping[int, str],
-    taken: Collection[str], pinned: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
-) -> str:  # fmt: skip
-    """A line for each statement, and before it for each value it shares with others: `names` are what the values were
-    called before. Composite functions (`calls`) are written as calls; the private ones of the prelude are written out.
-    `leaves` are there already, under these names; no new one is among those `taken`. `pinned` values are marked so, by
-    identity, with the types that each has there (`contraction.marks`)."""
-    return _Writer(list(statements), calls, names, leaves, taken, pinned).text()
+def unparse(chain: Chain, outputs: Collection[str], taken: Collection[str], first: int = 0) -> str:
+    """A line for each statement from the `first` on, and for each long expression in it a line before. Composite functions
+    are written as calls; the private ones of the prelude are written out. Values keep the names of their statements, but for
+    `outputs`, which expressions cannot use; new names are not among those `taken`. Marks (`_pinned`, `_others`) are left out."""
+    return _Writer(chain, outputs, taken).text(first)
 
 
 class _Writer:
-    def __init__(
-        self, statements: list[Statement], calls: Mapping, names: Mapping[int, str], leaves: Mapping[int, str],
-        taken: Collection[str], pinned: Mapping[int, tuple[str, ...]],
-    ):  # fmt: skip
-        self.pinned = pinned
-        self.statements, self.calls, self.names, self.leaves = statements, calls, names, leaves
-        self.uses: Counter[int] = Counter(id(s.value) for s in statements)
-        for node in self.reached(s.value for s in statements):
-            if id(node) not in leaves:
-                self.uses.update(id(a) for a in set(self.arguments(node)))
+    def __init__(self, chain: Chain, outputs: Collection[str], taken: Collection[str]):
+        self.statements, self.calls = chain.statements, chain.graph.calls
+        named = [s for s in reversed(self.statements) if s.part is None and s.name not in outputs]
+        self.names = {id(s.value): s.name for s in named}
+        self.uses: Counter[int] = Counter(id(s.value) for s in self.statements)
+        for node in topological((s.value for s in self.statements), arguments=self.arguments):
+            self.uses.update(id(a) for a in set(self.arguments(node)))
         self.written: dict[int, tuple[str, int]] = {}
-        self.taken = {*taken, *names.values(), *leaves.values(), *(s.name for s in statements)}
+        self.taken = {*taken, *(s.name for s in self.statements)}
         self.lines: list[str] = []
         self.count = 0
 
     def call(self, node: Node) -> Call | None:
         call = self.calls.get(id(node))
-        return (
-            call if call is not None and not call.name.startswith("_") and not self.marked_inside(node, call) else None
-        )
-
-    def marked_inside(self, node: Node, call: Call) -> bool:
-        """Whether a call stands for a function whose mark names types: it is written out, to show the mark."""
-        if not any(self.pinned.values()):
-            return False
-        given = {id(a) for a in call.values}
-        return any(self.pinned.get(id(n)) for n in topological([node], lambda n: id(n) in given) if n is not node)
+        return None if call is None or call.is_private else call
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         call = self.call(node)
-        return node.args if call is None else call.values
+        return call.values if call is not None else node.args[:1] if node.op.startswith("_") else node.args
 
-    def reached(self, roots: Iterable[Node]) -> Iterable[Node]:
-        return topological(roots, lambda node: id(node) in self.leaves, self.arguments)
-
-    def is_met(self, node: Node) -> bool:
-        """Whether nothing that is still to be written lies behind a node."""
-        return id(node) in self.written or id(node) in self.leaves
-
-    def text(self) -> str:
-        for statement in self.statements:
-            for node in topological([statement.value], self.is_met, self.arguments):
+    def text(self, first: int) -> str:
+        known = [s for s in reversed(self.statements[:first]) if s.part is None]
+        self.written |= {id(s.value): (s.name, ATOM) for s in known}
+        for statement in self.statements[first:]:
+            for node in topological([statement.value], lambda n: id(n) in self.written, self.arguments):
                 if id(node) not in self.written:
                     self.write(node)
             text = self.written[id(statement.value)][0]
@@ -78,9 +55,7 @@ class _Writer:
 
     def write(self, node: Node) -> None:
         text, binding = self.expression(node)
-        if id(node) in self.pinned and id(node) not in self.leaves:
-            text, binding = f"{PINNED}({', '.join([text, *self.pinned[id(node)]])})", ATOM
-        leaf = id(node) in self.leaves or node.op in ("input", "param", "const", "index", "size", "float")
+        leaf = node.op in ("input", "param", "const", "index", "size", "float")
         if not leaf and (self.uses[id(node)] > 1 or len(text) > WIDTH):
             name = self.names.get(id(node)) or self.fresh()
             self.lines.append(f"{name} = {text}")
@@ -94,8 +69,6 @@ class _Writer:
         return name
 
     def expression(self, node: Node) -> tuple[str, int]:
-        if id(node) in self.leaves:
-            return self.leaves[id(node)], ATOM
         call = self.call(node)
         if call is not None:
             given = call.arguments.items()
@@ -106,19 +79,17 @@ class _Writer:
             return text, BINDING["neg"] if text.startswith("-") else ATOM
         if isinstance(node.attr, Leaf):
             return str(node.attr), ATOM
-        args = [self.written[id(a)] for a in node.args]
+        args = [self.written[id(a)] for a in self.arguments(node)]
         if node.op == "param":
             return str(node.attr), ATOM
         if node.op in ("index", "size"):
             return f"{node.op}({node.attr})", ATOM
-        if node.op == "float":
+        if node.op == "float" or node.op.startswith("_"):
             return args[0]
         if node.op == "take":
             return f"take({args[0][0]}, {args[1][0]}, axis={node.attr})", ATOM
         if node.op == "cast":
             return f"cast({args[0][0]}, {node.attr})", ATOM
-        if node.op == PINNED:
-            return f"{PINNED}({', '.join([args[0][0], *pin_types(node)])})", ATOM
         if node.op in REDUCTIONS:
             return f"{node.op}({args[0][0]}, axis={axes_text(lost_axes(node))})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-
-from codegen.errors import Diagnostic, Mistake, SpecError
-from codegen.graph.nodes import Statement, topological
+from codegen.errors import Mistake, SpecError
+from codegen.graph.nodes import topological
 from codegen.graph.ops import REDUCTIONS
-from codegen.language.chain import read_chain
+from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
-from codegen.language.statements import Placed, read_lines
 from codegen.plan import contractions as gemms
 from codegen.plan import elementwise, reducing
 from codegen.plan.elementwise import Elementwise
@@ -19,25 +16,25 @@ from codegen.plan.tiles import Product, tile_of
 from codegen.spec.spec import Spec
 
 
-def plan_of(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise | Reduction | Gemm:
+def plan_of(spec: Spec) -> Elementwise | Reduction | Gemm:
     """The plan of the kind that the chain asks for. Raises `SpecError` where no kernel of ours can do it."""
+    statements = spec.read.statements
     if gemms.contracts(statements):
         products, after = gemms.split(spec)
         try:
             return gemm_plan(products, derived(after))
         except SpecError as error:
-            raise SpecError([_in_chain(spec, d) for d in error.diagnostics]) from None
+            raise SpecError([in_chain(spec, d) for d in error.diagnostics]) from None
     reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
     return (reducing if reduces else elementwise).make_plan(spec, statements)
 
 
 def derived(spec: Spec) -> Op:
     """The op of a spec that was made from another. Raises `SpecError` where it has no kernel."""
-    statements = read_chain(spec, whole=False)
-    plan = plan_of(spec, statements)
+    plan = plan_of(spec)
     if isinstance(plan, Elementwise | Reduction) and not plan.loads:
         raise Mistake("it reads nothing: what it gives does not depend on anything")
-    return Op(spec, statements, Reference(()), plan)
+    return Op(spec, spec.read.statements, Reference(()), plan)
 
 
 def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:
@@ -45,12 +42,3 @@ def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:
         return Gemm(products, epilogue, tile_of(products, epilogue.spec, epilogue.statements))
     except Mistake as mistake:
         return Gemm(products, epilogue, mistake)
-
-
-def _in_chain(spec: Spec, mistake: Diagnostic) -> Diagnostic:
-    """A mistake of the chain that an epilogue is, where the spec's own chain assigns the same name."""
-    target = mistake.source.partition("=")[0].strip()
-    for line in read_lines(spec.chain)[0]:
-        if isinstance(line.tree, ast.Assign) and ast.unparse(line.tree.targets[0]) == target:
-            return line.diagnostic(Placed(line.tree.value, Mistake(mistake.message, mistake.hint)))
-    return spec.source.diagnostic(spec.chain.span, mistake.message, mistake.hint)

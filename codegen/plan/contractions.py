@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import replace
 
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.graph.nodes import Leaf, Node, Statement, topological
-from codegen.language.chain import line_with, read_chain
-from codegen.language.scope import make_scope
+from codegen.language.chain import in_chain, line_with
 from codegen.language.statements import Placed
-from codegen.language.unparse import unparse
+from codegen.language.transfer import Values, derived_spec
 from codegen.plan.tiles import Product, fresh
 from codegen.spec.spec import Array, Spec
 
@@ -33,13 +33,13 @@ def split(spec: Spec) -> tuple[tuple[Product, ...], Spec]:
 
 class _Splitter:
     def __init__(self, spec: Spec):
-        self.spec, self.scope = spec, make_scope(spec)
-        self.statements = read_chain(spec, self.scope, whole=False)
+        self.spec, self.calls, self.statements = spec, spec.read.graph.calls, spec.read.statements
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
         self.found: dict[tuple[str, str, str], Product] = {}
 
     def split(self) -> tuple[tuple[Product, ...], Spec]:
-        spec, leaves = self.spec, {}
+        spec = self.spec
+        leaves: dict[int, Leaf] = {}
         problems: list[Diagnostic] = []
         nodes = [n for n in topological(s.value for s in self.statements) if n.op == "contract"]
         for node in nodes:
@@ -77,7 +77,7 @@ class _Splitter:
         found = [n for n in ast.walk(line.tree) if isinstance(n, ast.expr) and shows(n)]
         return line.diagnostic(Placed(found[0] if found else line.tree.value, mistake))
 
-    def leaf(self, node: Node) -> str:
+    def leaf(self, node: Node) -> Leaf:
         """What the epilogue calls a contraction."""
         left, right = (n.args[0] if n.op == "float" else n for n in node.args)
         for side in (left, right):
@@ -92,7 +92,7 @@ class _Splitter:
         if a.part is not None:
             raise Mistake(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
         product = self.found[a.name, b.name, axis] = self.product(a, b, axis, node)
-        return product.acc.name if b.part is None else f"{product.acc.name}[{b.part}]"
+        return Leaf(product.acc.name, b.part)
 
     def last(self, own: Node, other: Node) -> int:
         """The place of the last axis that a side has alone."""
@@ -114,10 +114,10 @@ class _Splitter:
         name = fresh(self.taken, "acc") if named is None or taken else named
         return Product(first, second, axis, Array(name, kinds[node.kind], tuple(order)))
 
-    def straight(self, assigned: list[Statement], leaves: Mapping[int, str]) -> list[Node]:
+    def straight(self, assigned: list[Statement], leaves: Mapping[int, Leaf]) -> list[Node]:
         """What becomes of the products by sums and scales alone, where something else takes it: what a backward may want.
         With the terms added, it has the sign that a ReLU saw."""
-        calls = self.scope.graph.calls
+        calls = self.calls
 
         def arguments(node: Node) -> tuple[Node, ...]:
             """Of a function of the prelude, its own: what is within it stays there."""
@@ -135,7 +135,7 @@ class _Splitter:
                 taken |= {id(a): a for a in own if id(a) not in leaves}
         return list(taken.values())
 
-    def epilogue(self, leaves: Mapping[int, str]) -> Spec:
+    def epilogue(self, leaves: Mapping[int, Leaf]) -> Spec:
         spec = self.spec
         made = {a.name for a in spec.outputs}
         accs = {p.acc.name for p in self.found.values()}
@@ -155,15 +155,18 @@ class _Splitter:
             for s in reversed((*straight, *self.statements))
             if s.part is None and s.name not in made | accs and id(s.value) not in leaves
         }
-        text = unparse(assigned, self.scope.graph.calls, names, leaves, self.taken)
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
         used |= {str(n.attr) for n in nodes if n.op == "param"}
         params = tuple(p for p in spec.params if p.name in used)
         inputs = (*(p.acc for p in self.found.values()), *(a for a in spec.inputs if a.name in used))
         domain = tuple((n, d) for n, d in spec.domain if n in used)
-        return spec.with_chain(
-            f"{spec.path} (epilogue)", text,
-            op=f"{spec.op}_epilogue", summary=f"What follows the matmul of {spec.op}.",
+        own = replace(
+            spec, op=f"{spec.op}_epilogue", summary=f"What follows the matmul of {spec.op}.",
             inputs=inputs, params=params, save=(), aliases=(), domain=domain, bench=(),
         )  # fmt: skip
+        values = Values(tuple(assigned), self.calls, names, leaves)
+        try:
+            return derived_spec(own, f"{spec.path} (epilogue)", values, self.taken)
+        except SpecError as error:
+            raise SpecError([in_chain(spec, d) for d in error.diagnostics]) from None

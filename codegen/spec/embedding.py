@@ -75,7 +75,7 @@ def from_data(title: str, data: dict[str, Any]) -> Mapping:
     pieces = list(_pieces(data))
     text = "".join(piece + after for piece, after in pieces)
     starts = itertools.accumulate((len(piece) + len(after) for piece, after in pieces), initial=0)
-    tree = _tree(Source(title, text, tuple(text.split("\n"))), data, starts)
+    tree = _tree(Source(title, text), data, starts)
     assert isinstance(tree, Mapping)
     return tree
 

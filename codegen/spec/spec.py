@@ -1,6 +1,6 @@
 """A spec as a frozen value: its arrays, axes and parameters.
 
-`specfile.py` reads it from a file. Expressions are still text here: `chain.py` reads them.
+`specfile.py` reads it from a file. Expressions are text at first: `chain.py` reads them, and the spec then carries a graph.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import collections.abc
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from codegen.errors import Span
 from codegen.graph.names import REDUCING_NAMES
-from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, dtypes_of
-from codegen.spec.tree import Scalar, Source
+from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, Chain, dtypes_of
+from codegen.spec.tree import Printed, Scalar, Source, Whole
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ class Spec:
     domain: tuple[tuple[str, object], ...] = ()
     schedule: tuple[tuple[str, object], ...] = ()
     bench: tuple[tuple[tuple[str, int], ...], ...] = ()
+    graph: Chain | None = field(default=None, compare=False, repr=False)  # the chain, once it is read
     kept: tuple[str, ...] = ()  # outputs of a derived forward that only the backward takes
     places: collections.abc.Mapping[tuple[str, str], Span] = field(default_factory=dict, compare=False, repr=False)
 
@@ -115,10 +116,16 @@ class Spec:
         """The place of `name` under `key` (params, save, domain, grad, aliases)."""
         return self.places[key, name]
 
-    def with_chain(self, title: str, text: str, **changes: Any) -> Spec:
-        """This spec with another chain, which is in no file: messages about it name `title`."""
-        source = Source(title, text, tuple(text.split("\n")))
-        return replace(self, source=source, chain=Scalar(source, text, "plain", 0, len(text)), **changes)
+    @property
+    def read(self) -> Chain:
+        """The chain as a graph."""
+        assert self.graph is not None, f"the chain of {self.path} is not read yet"
+        return self.graph
+
+    def with_chain(self, title: str, chain: Chain, text: Callable[[], str]) -> Spec:
+        """This spec with another chain, which no file holds: messages about it name `title`, and show its `text`."""
+        source = Printed(title, text)
+        return replace(self, source=source, chain=Whole(source), graph=chain)
 
     def inputs_for(
         self, read: collections.abc.Collection[str], given: collections.abc.Iterable[Array], axes: set[str]

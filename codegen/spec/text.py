@@ -71,7 +71,7 @@ def _lines(text: str) -> str:
 
 def _source(path: str, text: str) -> Source:
     text = _lines(text)
-    return Source(path, text, tuple(text.split("\n")))
+    return Source(path, text)
 
 
 def _at(source: Source, start: int, message: str, hint: str) -> SpecError:

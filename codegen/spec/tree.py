@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from codegen.errors import Diagnostic, Mistake, Span, shown
@@ -25,7 +26,10 @@ class Source:
 
     path: str
     text: str
-    lines: tuple[str, ...] = field(repr=False)
+
+    @functools.cached_property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self.text.split("\n"))
 
     def diagnostic(self, span: Span, message: str, hint: str = "", severity: str = "error") -> Diagnostic:
         line = self.lines[span.line - 1] if 0 < span.line <= len(self.lines) else ""
@@ -121,6 +125,35 @@ LARGEST = "the largest number is about 1.8e308"
 def too_large(text: str, infinity: str) -> Mistake:
     """The error for a number outside the range of float64."""
     return Mistake(f"{shown(text)} is outside the range of float64", f"{LARGEST}; write {infinity} for infinity")
+
+
+class Printed(Source):
+    """A text that no file holds, made when someone asks for it."""
+
+    def __init__(self, path: str, make: Callable[[], str]):
+        object.__setattr__(self, "path", path)
+        object.__setattr__(self, "make", make)
+
+    @functools.cached_property
+    def text(self) -> str:  # type: ignore[override]
+        return self.make()  # type: ignore[attr-defined]
+
+
+class Whole(Scalar):
+    """A text as one scalar."""
+
+    def __init__(self, source: Source):
+        object.__setattr__(self, "source", source)
+        object.__setattr__(self, "style", "plain")
+        object.__setattr__(self, "start", 0)
+
+    @property
+    def value(self) -> str:  # type: ignore[override]
+        return self.source.text
+
+    @property
+    def end(self) -> int:  # type: ignore[override]
+        return len(self.value)
 
 
 @dataclass(frozen=True)

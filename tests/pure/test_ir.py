@@ -21,7 +21,10 @@ LIBRARY = sorted((Path(__file__).parent.parent.parent / "specs").glob("*.yaml"))
 
 
 def read(path: Path) -> tuple[Statement, ...]:
-    return read_chain(load_spec(path))
+    chain, mistakes = read_chain(load_spec(path))
+    assert chain is not None
+    assert not mistakes
+    return chain.statements
 
 
 @given(

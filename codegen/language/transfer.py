@@ -1,0 +1,201 @@
+"""Values of one chain as the chain of another spec, graph to graph.
+
+The other spec has axes in an order of its own, other inputs and outputs, and perhaps narrower integers. So every node is made
+again, as `formula.py` makes it: constants are folded, and an integer that does not fit is an error. Text is printed only when
+someone asks for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from codegen.errors import Diagnostic, Span, SpecError
+from codegen.graph.nodes import Call, Chain, Graph, Leaf, Node, Statement, topological
+from codegen.graph.ops import PINNED, REDUCTIONS
+from codegen.language.chain import stored
+from codegen.language.formula import Reader, reader
+from codegen.language.scope import Scope, make_scope
+from codegen.language.statements import Placed
+from codegen.language.unparse import unparse
+from codegen.spec.spec import Spec
+
+_NOWHERE = ast.Constant(0)  # the nodes have no place in a text
+UNNAMED = ("input", "param", "const", "index", "size", "float")  # no statement of its own
+
+
+@dataclass(frozen=True)
+class Values:
+    """What is transferred: `statements`, whose values may share parts.
+
+    `calls` are results of composite functions. `names` says what values were called before. `leaves` are inputs of the other
+    spec, so they are not computed; `known` are values that earlier statements have. `pinned` values are marked, each with its
+    types (`contraction.marks`). All are found by a node's identity.
+    """
+
+    statements: tuple[Statement, ...]
+    calls: Mapping[int, Call]
+    names: Mapping[int, str] = field(default_factory=dict)
+    leaves: Mapping[int, Leaf] = field(default_factory=dict)
+    known: Collection[int] = ()
+    pinned: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def kept(self) -> dict[int, Call]:
+        """The calls that are still that: made of their arguments, with no leaf and no marked types inside."""
+        nodes = topological((s.value for s in self.statements), self.is_leaf)
+        return {id(n): self.calls[id(n)] for n in nodes if id(n) in self.calls and self.is_whole(n)}
+
+    def is_whole(self, node: Node) -> bool:
+        given = {id(a) for a in self.calls[id(node)].values}
+        inside = [*topological([node], lambda n: id(n) in given or self.is_leaf(n))][:-1]
+        return given <= {id(n) for n in inside} and not any(
+            self.is_leaf(n) or self.pinned.get(id(n)) for n in inside if id(n) not in given
+        )
+
+    def arguments(self, node: Node) -> tuple[Node, ...]:
+        """What a node is written with: a call that stays one, with what it is a call of."""
+        call = self.kept.get(id(node))
+        return node.args if call is None or call.is_private else call.values
+
+    def is_leaf(self, node: Node) -> bool:
+        return id(node) in self.leaves or id(node) in self.known
+
+    def reached(self) -> Iterator[Node]:
+        """The nodes that are computed, and the leaves."""
+        return topological((s.value for s in self.statements), self.is_leaf, self.arguments)
+
+    def with_shared(self, taken: Collection[str]) -> tuple[Statement, ...]:
+        """The statements, and before each one those for values that it shares with others. No new name is among those `taken`."""
+        arguments = {id(n): () if self.is_leaf(n) else self.arguments(n) for n in self.reached()}
+        uses = Counter(id(s.value) for s in self.statements)
+        for args in arguments.values():
+            uses.update({id(a) for a in args})
+        fresh = _fresh({*taken, *self.names.values(), *(s.name for s in self.statements)})
+        found: list[Statement] = []
+        met: dict[int, str | None] = {}
+        for statement in self.statements:
+            for node in topological(
+                [statement.value], lambda n: id(n) in met or self.is_leaf(n), lambda n: arguments[id(n)]
+            ):
+                if id(node) in met:
+                    continue
+                met[id(node)] = None
+                if (
+                    uses[id(node)] > 1
+                    and not self.is_leaf(node)
+                    and (node.op not in UNNAMED or id(node) in self.pinned)
+                ):
+                    name = met[id(node)] = self.names.get(id(node)) or next(fresh)
+                    found.append(Statement(name, None, node))
+            if met[id(statement.value)] != statement.target:
+                found.append(statement)
+        return tuple(found)
+
+
+def _fresh(taken: Collection[str]) -> Iterator[str]:
+    count = 0
+    while True:
+        if f"t{count}" not in taken:
+            yield f"t{count}"
+        count += 1
+
+
+def derived_spec(spec: Spec, title: str, values: Values, taken: Collection[str]) -> Spec:
+    """The spec with the values as its chain; messages about it name `title`. Shared values get no name that is among those
+    `taken`. Raises `SpecError` where the chain does not fit the spec."""
+    chain = transferred(spec, title, values.with_shared(taken), values)
+    return spec.with_chain(title, chain, lambda: printed(spec, chain))
+
+
+def extended_spec(spec: Spec, base: Spec, more: Iterable[Statement], graph: Graph, taken: Collection[str]) -> Spec:
+    """The spec with the chain of `base`, and `more` after it, whose values are in `graph`. Raises `SpecError` where the chain
+    does not fit the spec."""
+    more, own = tuple(more), base.read.statements
+    known = {id(s.value) for s in own if s.part is None}
+    values = Values(more, graph.calls, {id(s.value): s.name for s in more}, known=known)
+    statements = (*own, *values.with_shared(taken))
+    chain = transferred(spec, base.source.path, statements, Values(statements, graph.calls))
+
+    def text() -> str:
+        return base.chain.value.rstrip("\n") + "\n" + printed(spec, chain, len(own))
+
+    return spec.with_chain(base.source.path, chain, text)
+
+
+def printed(spec: Spec, chain: Chain, first: int = 0) -> str:
+    """The text of a chain's statements from the `first` on, in the language of chains."""
+    taken = {a.name for a in spec.arrays} | {p.name for p in spec.params}
+    return unparse(chain, {a.name for a in spec.outputs}, taken, first)
+
+
+def transferred(spec: Spec, title: str, statements: Iterable[Statement], values: Values) -> Chain:
+    """The statements as a chain of the spec, whose own chain is not looked at."""
+    return _Transfer(spec, title, values).chain(statements)
+
+
+class _Transfer:
+    def __init__(self, spec: Spec, title: str, values: Values):
+        self.spec, self.title, self.values = spec, title, values
+        self.scope: Scope = make_scope(spec)
+        self.reader: Reader = reader(self.scope)
+        self.graph = self.scope.graph
+        self.made: dict[int, Node] = {}
+
+    def chain(self, statements: Iterable[Statement]) -> Chain:
+        outputs = {a.name: a for a in self.spec.outputs}
+        found = []
+        for statement in statements:
+            try:
+                value = self.node(statement.value)
+                if statement.name in outputs:
+                    value = stored(self.spec, self.scope, outputs[statement.name], value, _NOWHERE)
+            except Placed as error:
+                place, line = Span(self.title, 1, 1, 1), f"{statement.target} = ..."
+                raise SpecError([Diagnostic(place, error.mistake.message, error.mistake.hint, line)]) from None
+            found.append(Statement(statement.name, statement.part, value))
+        return Chain(tuple(found), self.graph)
+
+    def node(self, value: Node) -> Node:
+        """A value in the other graph."""
+        values = self.values
+        for node in topological([value], lambda n: id(n) in self.made or id(n) in values.leaves):
+            if id(node) in self.made:
+                continue
+            made = self.leaf(node) or self.computed(node)
+            call = values.kept.get(id(node))
+            if call is not None and made.args and made.op != "float":
+                arguments = {n: self.made[id(a)] if isinstance(a, Node) else a for n, a in call.arguments.items()}
+                self.graph.calls.setdefault(id(made), Call(call.name, arguments))
+            types = None if id(node) in values.leaves else values.pinned.get(id(node))
+            if types is not None:
+                made = self.graph.node(PINNED, (made,), types, kind=made.kind, dims=made.dims)
+            self.made[id(node)] = made
+        return self.made[id(value)]
+
+    def leaf(self, node: Node) -> Node | None:
+        """What has no arguments."""
+        leaf = self.values.leaves.get(id(node), node.attr)
+        if isinstance(leaf, Leaf):
+            return self.reader.leaf(self.scope.inputs[leaf.name], leaf.part)
+        if node.is_const:
+            return self.graph.const(node.attr)  # type: ignore[arg-type]
+        return None if node.args else self.graph.node(node.op, attr=node.attr, kind=node.kind, dims=node.dims)
+
+    def computed(self, node: Node) -> Node:
+        args = [self.made[id(a)] for a in node.args]
+        if node.op == "float":
+            return self.reader.to_float(args[0])
+        if node.op == "cast":
+            self.reader.fitting(_NOWHERE, args)
+            return self.reader.cast(_NOWHERE, args[0], str(node.attr))
+        if node.op in REDUCTIONS:
+            axes = self.graph.order(node.attr)  # type: ignore[arg-type]
+            dims = [axis for axis in args[0].dims if axis not in axes]
+            return self.graph.node(node.op, tuple(args), axes, kind=node.kind, dims=dims)
+        if node.op in ("take", "contract", PINNED):
+            return self.graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=node.dims)
+        return self.reader.fold(_NOWHERE, node.op, args)

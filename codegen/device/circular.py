@@ -108,10 +108,9 @@ def _reduce_far(angles: cute.Tensor, largest: cutlass.Float32, turns: cute.Tenso
     """The quarter turns and the rests of those angles that are too large for the fast way. `largest` is the largest of all."""
     if largest > FAR:
         for i in cutlass.range_constexpr(cute.size(angles)):
-            count, left = _far(angles[i])
-            far = cute.arch.fmax(angles[i], -angles[i]) > FAR
-            turns[i] = cutlass.select_(far, count, turns[i])
-            rest[i] = cutlass.select_(far, left, rest[i])
+            # One at a time: the slow way of several at once would take registers that no kernel has to spare
+            if cute.arch.fmax(angles[i], -angles[i]) > FAR:
+                turns[i], rest[i] = _far(angles[i])
 
 
 def _far(x: Float32) -> tuple[Int32, Float32]:

@@ -23,7 +23,9 @@ FUNCTIONS = {
     "exp2": jnp.exp2, "expm1": jnp.expm1, "log": jnp.log, "log2": jnp.log2, "log1p": jnp.log1p, "sin": jnp.sin,
     "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.asin, "acos": jnp.acos, "atan": jnp.atan, "sinh": jnp.sinh,
     "cosh": jnp.cosh, "tanh": jnp.tanh, "erf": jax.lax.erf, "erfc": jax.lax.erfc,
+    "sigmoid": jax.nn.sigmoid,
 }  # fmt: skip
+ULPS = {"sigmoid": 4.0}  # others are within 2
 
 SPEC = """
 op: one_function
@@ -62,7 +64,7 @@ def ulps(got, exact):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_precise_functions_are_within_two_ulp_of_float32(name, tmp_path):
+def test_precise_functions_are_within_their_bound(name, tmp_path):
     op, worst, agree = make_op(tmp_path, SPEC.format(name=name)), 0.0, True
     with jax.enable_x64(True):
         for chunk in range(16):
@@ -74,7 +76,7 @@ def test_precise_functions_are_within_two_ulp_of_float32(name, tmp_path):
             worst, agree = max(worst, float(error)), agree and bool(same)
     note("precise float32, ulp", name, worst)
     assert agree
-    assert worst <= 2.0
+    assert worst <= ULPS.get(name, 2.0)
 
 
 APPROXIMATE = ("tanh", "erf", "log", "log2", "log1p", "expm1", "sin", "cos", "tan", "sinh", "cosh")

@@ -184,10 +184,10 @@ def _with_one_beside(spec: Spec) -> tuple[Op, Op | None]:
         for names in dict.fromkeys((tuple(n for n in fewer if n not in folded), fewer)):
             if not names:
                 continue
-            beside = _only(spec, names)
-            others = _only(spec, [a.name for a in spec.outputs if a.name not in names])
-            if beside.computes_as(spec) and others.computes_as(spec):
-                with contextlib.suppress(SpecError, Mistake):
+            with contextlib.suppress(SpecError, Mistake):
+                beside = _only(spec, names)
+                others = _only(spec, [a.name for a in spec.outputs if a.name not in names])
+                if beside.computes_as(spec) and others.computes_as(spec):
                     # The parameters are all the other's too: who calls both takes their values from its
                     made = derived(replace(others, params=spec.params))
                     return made, derived(replace(beside, op=name, summary=summary))

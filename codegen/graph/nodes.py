@@ -198,22 +198,28 @@ def _short(value: int) -> str:
 
 def topological(
     roots: Iterable[Node],
-    leaf: Callable[[Node], bool] = lambda node: False,
-    arguments: Callable[[Node], tuple[Node, ...]] = lambda node: node.args,
+    leaf: Callable[[Node], bool] | None = None,
+    arguments: Callable[[Node], tuple[Node, ...]] | None = None,
 ) -> Iterator[Node]:
     """Every node that the roots reach, each once, arguments before their users. It does not recurse, so any depth works. Nodes
     behind a `leaf` are not reached. `arguments` gives the arguments of a node."""
-    seen: set[int] = set()
-    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
+    seen: set[int] = set()  # reached, and what it is made of is on the stack above it or done
+    done: set[int] = set()
+    stack = list(roots)[::-1]
     while stack:
-        node, done = stack.pop()
-        if done:
+        node = stack[-1]
+        key = id(node)
+        if key not in seen:
+            seen.add(key)
+            if leaf is None or not leaf(node):
+                args = node.args if arguments is None else arguments(node)
+                if args:
+                    stack.extend([arg for arg in args[::-1] if id(arg) not in seen])
+                    continue
+        stack.pop()
+        if key not in done:
+            done.add(key)
             yield node
-        elif id(node) not in seen:
-            seen.add(id(node))
-            stack.append((node, True))
-            if not leaf(node):
-                stack.extend((arg, False) for arg in reversed(arguments(node)))
 
 
 def reaching(statements: Iterable[Statement], names: Iterable[str]) -> dict[int, set[str]]:

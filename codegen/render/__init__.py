@@ -56,7 +56,7 @@ def render_op(op: Op) -> str:
         values["derived"][name] = made = own.values()
         made["kernel"] = kernel_text(own, made)
     template = environment().get_template("op.py.jinja")
-    text = template.render(values, imports=context.imports(template.render(values, imports=[])))
+    text = template.render(values, imports=context.imports)
     # The template's runs of empty lines, not the spec's
     head, spec, rest = text.partition(values["spec"])
     code = re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"

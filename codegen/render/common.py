@@ -21,9 +21,17 @@ from codegen.plan.reductions import Reduction
 from codegen.spec.spec import Array, Param
 
 
+@functools.cache
 def camel(name: str) -> str:
     """`gate_up` to GateUp. No two names give the same: x_1 keeps its underscore, and is not x1."""
     return re.sub(r"(?:^|_)([a-z])", lambda match: match[1].upper(), name)
+
+
+def uses(code: str, module: str) -> bool:
+    """Whether code names something of a module; a path such as `templates/row.py` does not."""
+    # The name first: a pattern that begins with a look behind is tried at each character
+    found = re.finditer(rf"{module}\.", code)
+    return any(not re.match(r"[/\w]", code[max(0, match.start() - 1) : match.start()]) for match in found)
 
 
 def quoted(text: str) -> str:
@@ -337,9 +345,9 @@ class Context:
         lines += ["from typing import NamedTuple"] if len(self.spec.outputs) > 1 else []
         lines += [""] if lines else []
         lines += ["import cuda.bindings.driver as cuda", "import cutlass", "import cutlass.cute as cute", "import jax"]
-        lines += ["import jax.numpy as jnp"] if re.search(r"\bjnp\.", body) else []
+        lines += ["import jax.numpy as jnp"] if uses(body, "jnp") else []
         lines += ["", "from codegen import runtime"]
-        used = [name for name in DEVICE if re.search(rf"(?<!/)\b{name}\.", body)]
+        used = [name for name in DEVICE if uses(body, name)]
         if "device" in used:
             lines[-1] = "from codegen import device, runtime"
             used.remove("device")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import tokenize
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,10 +11,19 @@ OPENING, CLOSING = "([{", ")]}"
 # What a line may break before, from what binds least on
 OPERATORS = (("if", "else"), ("or",), ("and",), ("|",), ("&",), ("+", "-"), ("*", "/", "//", "%"))
 
+# A string, or a comment: quotes in it begin none
+STRING = r"""\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
+_STRING = re.compile(rf"{STRING}|#[^\n]*", re.DOTALL)
+_NUMBER = r"(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
+_SIGN = r"\.\.\.|->|:=|(?:\*\*|//|<<|>>|[-+*/%&|^@=<>!])=|\*\*|//|<<|>>|\S"
+_TOKEN = re.compile(rf"\s*(?:(#.*)|((?:[A-Za-z]{{1,2}})?(?:{STRING})|[^\W\d]\w*|{_NUMBER}|{_SIGN}))")
+
 
 def wrapped(text: str, width: int = WIDTH) -> str:
     """Python source whose logical lines are each on one line, or inside a string, with those that are longer than `width`
     broken. A comment at the end of a line that is broken stands above it."""
+    if all(len(line) <= width for line in text.split("\n")):
+        return text
     inside = _lines_of_strings(text)
     lines: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -26,9 +34,10 @@ def wrapped(text: str, width: int = WIDTH) -> str:
 def _lines_of_strings(text: str) -> set[int]:
     """The numbers of the lines that strings of several lines are on."""
     found: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.STRING and token.start[0] != token.end[0]:
-            found |= set(range(token.start[0], token.end[0] + 1))
+    for match in _STRING.finditer(text):
+        if "\n" in match[0]:
+            first = text.count("\n", 0, match.start()) + 1
+            found |= set(range(first, first + match[0].count("\n") + 1))
     return found
 
 
@@ -50,17 +59,12 @@ def _broken(line: str, width: int) -> list[str]:
 
 def _words(code: str) -> tuple[list[_Word], str]:
     """The tokens of a piece of code, and the comment behind it."""
-    found, comment, end = [], "", 0
-    readline = io.StringIO(code).readline
-    try:
-        for token in tokenize.generate_tokens(readline):
-            if token.type == tokenize.COMMENT:
-                comment = token.string
-            elif token.string.strip() and token.start[0] == 1:
-                found.append(_Word(token.string, token.start[1] > end))
-                end = token.end[1]
-    except tokenize.TokenError:  # a bracket that this line opens is closed on another
-        pass
+    found, comment = [], ""
+    for token in _TOKEN.finditer(code):
+        if token[1]:
+            comment = token[1]
+        else:
+            found.append(_Word(token[2], token.start(2) > token.start()))
     return found, comment
 
 

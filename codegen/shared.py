@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
-
-from codegen.parsing import parse_expression
 
 COUNTER = 4  # words of memory by which blocks keep pace: the first counts; so many are copied past the nearest cache
 
@@ -115,17 +110,6 @@ def stage_bytes(piece: int) -> int:
     return STAGED_ROWS * piece * 4 + 2 * GAP
 
 
-def read_config(config: str) -> tuple[str, dict[str, Any]]:
-    """The main loop, and its options: "sm_80(tile_m=128, ...)"."""
-    call = parse_expression(config)
-    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    return call.func.id, {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-
-
-def write_config(name: str, options: Mapping[str, int | bool]) -> str:
-    return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})"
-
-
 @dataclass(frozen=True)
 class Tiles:
     """How the Hopper main loop cuts a product."""
@@ -180,3 +164,27 @@ class Tiles:
     def column_pieces(self, M: int) -> int:
         """Tiles above each other, each of which writes one partial result of a fold over a column."""
         return -(-M // self.tile_m)
+
+
+@dataclass(frozen=True)
+class AmpereTiles:
+    """How the main loop for other architectures cuts a product: powers of two, but for stages."""
+
+    tile_m: int  # rows of a block's tile
+    tile_n: int  # its columns, of both b together where there are two
+    tile_k: int
+    warps_m: int
+    warps_n: int
+    stages: int  # tiles of the operands in shared memory
+    group: int = 8  # tiles above each other that run one after another, and find b in the L2 cache
+    blocks: int = 1  # that an SM should hold at once
+    precise: bool = False  # whether float32 is the sum of two tf32
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """What the kernel of a contraction is compiled for."""
+
+    vec: int  # elements of the epilogue's vectors
+    ragged: bool  # whether N is not a multiple of vec
+    tiles: Tiles | AmpereTiles  # which say the main loop

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "attention_scores",
@@ -82,12 +82,8 @@ def attention_scores_tile(
     iB = batch
     iP = column
     rBias, = operands
-    scores = attention_scores_epilogue_chain(
-        acc[0].load(),
-        device.floats(rBias),
-        device.full(vec, scale),
-    )
-    rScores = cute.make_rmem_tensor((vec,), mScores.element_type)
+    scores = attention_scores_epilogue_chain(acc[0].load(), device.floats(rBias), device.full(vec, scale))
+    rScores = access.registers(mScores, (vec,))
     rScores.store(scores.to(mScores.element_type))
     vectors.store(rScores, mScores, cute.crd2idx((iB, iS, iP), mScores.layout), valid, ragged)
     return ()
@@ -101,24 +97,11 @@ def attention_scores_launch(
     mBias: cute.Tensor | None,
     mScores: cute.Tensor,
     scale: cutlass.Constexpr[float],
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mQ,
-        (mK,),
-        (mBias, mScores,),
-        functools.partial(attention_scores_tile, scale=scale),
-        batched=True,
-        b_is_nk=True,
-        paired="",
-        reads=(None, attention_scores_tiles),
-        whole=((mBias, 1, False),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mQ, (mK,), (mBias, mScores,), functools.partial(attention_scores_tile, scale=scale), batched=True,
+        b_is_nk=True, paired="", reads=(None, attention_scores_tiles), whole=((mBias, 1, False),), how=how,
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "batched_dense_gelu",
@@ -72,12 +72,8 @@ def batched_dense_gelu_tile(
     iN = column
     rBias, = operands
     approx = device.narrow(mY)
-    y = batched_dense_gelu_epilogue_chain(
-        acc[0].load(),
-        device.floats(rBias),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = batched_dense_gelu_epilogue_chain(acc[0].load(), device.floats(rBias), approx)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((iE, iM, iN), mY.layout), valid, ragged)
     return ()
@@ -90,23 +86,11 @@ def batched_dense_gelu_launch(
     mW: cute.Tensor,  # (L, K, N) T
     mBias: cute.Tensor,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY,),
-        batched_dense_gelu_tile,
-        batched=True,
-        b_is_nk=False,
-        paired="",
-        reads=(batched_dense_gelu_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY,), batched_dense_gelu_tile, batched=True, b_is_nk=False, paired="",
+        reads=(batched_dense_gelu_columns, None), how=how,
     )
 
 
@@ -242,13 +226,9 @@ def batched_dense_gelu_forward_tile(
     iN = column
     rBias, = operands
     approx = device.narrow(mY)
-    z, y = batched_dense_gelu_forward_chain(
-        acc[0].load(),
-        device.floats(rBias),
-        approx,
-    )
-    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    z, y = batched_dense_gelu_forward_chain(acc[0].load(), device.floats(rBias), approx)
+    rZ = access.registers(mZ, (vec,))
+    rY = access.registers(mY, (vec,))
     rZ.store(z.to(mZ.element_type))
     rY.store(y.to(mY.element_type))
     vectors.store(rZ, mZ, cute.crd2idx((iE, iM, iN), mZ.layout), valid, ragged)
@@ -264,23 +244,11 @@ def batched_dense_gelu_forward_launch(
     mBias: cute.Tensor,
     mY: cute.Tensor,
     mZ: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY, mZ,),
-        batched_dense_gelu_forward_tile,
-        batched=True,
-        b_is_nk=False,
-        paired="",
-        reads=(batched_dense_gelu_forward_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY, mZ,), batched_dense_gelu_forward_tile, batched=True, b_is_nk=False, paired="",
+        reads=(batched_dense_gelu_forward_columns, None), how=how,
     )
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, reduce, rowwise, vectors
-from codegen.shared import RowLaunch
+from codegen.shared import Contraction, RowLaunch
 
 SPEC = {
     "op": "dense_amax",
@@ -88,11 +88,8 @@ def dense_amax_tile(
     ) = tensors
     iN = column
     rBias, = operands
-    y, amax_of = dense_amax_chain(
-        acc[0].load(),
-        device.floats(rBias),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y, amax_of = dense_amax_chain(acc[0].load(), device.floats(rBias))
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return (amax_of,)
@@ -106,27 +103,11 @@ def dense_amax_launch(
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
     mAmaxMax: cute.Tensor,  # (L, rows, parts) max of amax_of
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY,),
-        dense_amax_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_amax_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
-        row_ops=("max",),
-        column_ops=(),
-        rescaled=(),
-        row_parts=(mAmaxMax,),
+        stream, mX, (mW,), (mBias, mY,), dense_amax_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_amax_columns, None), how=how, row_ops=("max",), column_ops=(), rescaled=(), row_parts=(mAmaxMax,),
         column_parts=(),
     )
 

@@ -15,7 +15,7 @@ import jax
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "dense_geglu_weights",
@@ -52,12 +52,8 @@ def dense_geglu_weights_tile(
     ) = tensors
     iN = column
     approx = device.narrow(mY)
-    y = dense_geglu_weights_epilogue_chain(
-        acc[0].load(),
-        acc[1].load(),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_geglu_weights_epilogue_chain(acc[0].load(), acc[1].load(), approx)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -70,23 +66,11 @@ def dense_geglu_weights_launch(
     mWg: cute.Tensor,  # (K, N) T
     mWu: cute.Tensor,  # (K, N) T
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mWg, mWu),
-        (mY,),
-        dense_geglu_weights_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="two",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mWg, mWu), (mY,), dense_geglu_weights_tile, batched=False, b_is_nk=False, paired="two",
+        reads=(None, None), how=how,
     )
 
 
@@ -188,14 +172,10 @@ def dense_geglu_weights_forward_tile(
     ) = tensors
     iN = column
     approx = device.narrow(mY)
-    y, g_kept, u_kept = dense_geglu_weights_forward_chain(
-        acc[0].load(),
-        acc[1].load(),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rGKept = cute.make_rmem_tensor((vec,), mGKept.element_type)
-    rUKept = cute.make_rmem_tensor((vec,), mUKept.element_type)
+    y, g_kept, u_kept = dense_geglu_weights_forward_chain(acc[0].load(), acc[1].load(), approx)
+    rY = access.registers(mY, (vec,))
+    rGKept = access.registers(mGKept, (vec,))
+    rUKept = access.registers(mUKept, (vec,))
     rY.store(y.to(mY.element_type))
     rGKept.store(g_kept.to(mGKept.element_type))
     rUKept.store(u_kept.to(mUKept.element_type))
@@ -214,23 +194,11 @@ def dense_geglu_weights_forward_launch(
     mY: cute.Tensor,
     mGKept: cute.Tensor,
     mUKept: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mWg, mWu),
-        (mY, mGKept, mUKept,),
-        dense_geglu_weights_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="two",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mWg, mWu), (mY, mGKept, mUKept,), dense_geglu_weights_forward_tile, batched=False, b_is_nk=False,
+        paired="two", reads=(None, None), how=how,
     )
 
 

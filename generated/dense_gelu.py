@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "dense_gelu",
@@ -82,12 +82,8 @@ def dense_gelu_tile(
     iN = column
     rBias, = operands
     approx = device.narrow(mY)
-    y = dense_gelu_epilogue_chain(
-        acc[0].load(),
-        device.floats(rBias),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_gelu_epilogue_chain(acc[0].load(), device.floats(rBias), approx)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -100,23 +96,11 @@ def dense_gelu_launch(
     mW: cute.Tensor,  # (K, N) T
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY,),
-        dense_gelu_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_gelu_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY,), dense_gelu_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_gelu_columns, None), how=how,
     )
 
 
@@ -254,13 +238,9 @@ def dense_gelu_forward_tile(
     iN = column
     rBias, = operands
     approx = device.narrow(mY)
-    z, y = dense_gelu_forward_chain(
-        acc[0].load(),
-        device.floats(rBias),
-        approx,
-    )
-    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    z, y = dense_gelu_forward_chain(acc[0].load(), device.floats(rBias), approx)
+    rZ = access.registers(mZ, (vec,))
+    rY = access.registers(mY, (vec,))
     rZ.store(z.to(mZ.element_type))
     rY.store(y.to(mY.element_type))
     vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
@@ -276,23 +256,11 @@ def dense_gelu_forward_launch(
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
     mZ: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY, mZ,),
-        dense_gelu_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_gelu_forward_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY, mZ,), dense_gelu_forward_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_gelu_forward_columns, None), how=how,
     )
 
 

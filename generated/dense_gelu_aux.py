@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "dense_gelu_aux",
@@ -82,13 +82,9 @@ def dense_gelu_aux_tile(
     iN = column
     rBias, = operands
     approx = device.narrow(mY)
-    z, y = dense_gelu_aux_epilogue_chain(
-        acc[0].load(),
-        device.floats(rBias),
-        approx,
-    )
-    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    z, y = dense_gelu_aux_epilogue_chain(acc[0].load(), device.floats(rBias), approx)
+    rZ = access.registers(mZ, (vec,))
+    rY = access.registers(mY, (vec,))
     rZ.store(z.to(mZ.element_type))
     rY.store(y.to(mY.element_type))
     vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
@@ -104,23 +100,11 @@ def dense_gelu_aux_launch(
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
     mZ: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY, mZ,),
-        dense_gelu_aux_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_gelu_aux_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY, mZ,), dense_gelu_aux_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_gelu_aux_columns, None), how=how,
     )
 
 
@@ -278,14 +262,10 @@ def dense_gelu_aux_forward_tile(
     iN = column
     rBias, = operands
     approx = device.narrow(mY)
-    z2, z, y = dense_gelu_aux_forward_chain(
-        acc[0].load(),
-        device.floats(rBias),
-        approx,
-    )
-    rZ2 = cute.make_rmem_tensor((vec,), mZ2.element_type)
-    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    z2, z, y = dense_gelu_aux_forward_chain(acc[0].load(), device.floats(rBias), approx)
+    rZ2 = access.registers(mZ2, (vec,))
+    rZ = access.registers(mZ, (vec,))
+    rY = access.registers(mY, (vec,))
     rZ2.store(z2.to(mZ2.element_type))
     rZ.store(z.to(mZ.element_type))
     rY.store(y.to(mY.element_type))
@@ -304,23 +284,11 @@ def dense_gelu_aux_forward_launch(
     mY: cute.Tensor,
     mZ: cute.Tensor,
     mZ2: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY, mZ, mZ2,),
-        dense_gelu_aux_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_gelu_aux_forward_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY, mZ, mZ2,), dense_gelu_aux_forward_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_gelu_aux_forward_columns, None), how=how,
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "dense_reglu_pairs",
@@ -53,11 +53,8 @@ def dense_reglu_pairs_tile(
         mY,  # (rows, N) T
     ) = tensors
     iN = column
-    y = dense_reglu_pairs_epilogue_chain(
-        acc[0].load(),
-        acc[1].load(),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_reglu_pairs_epilogue_chain(acc[0].load(), acc[1].load())
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -69,23 +66,11 @@ def dense_reglu_pairs_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N, 2) T
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mY,),
-        dense_reglu_pairs_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="interleaved",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mY,), dense_reglu_pairs_tile, batched=False, b_is_nk=False, paired="interleaved",
+        reads=(None, None), how=how,
     )
 
 
@@ -180,12 +165,9 @@ def dense_reglu_pairs_forward_tile(
         mAccKept,  # (rows, N, 2) wide T
     ) = tensors
     iN = column
-    y, acc_kept0, acc_kept1 = dense_reglu_pairs_forward_chain(
-        acc[0].load(),
-        acc[1].load(),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rAccKept = cute.make_rmem_tensor((2, vec), mAccKept.element_type)
+    y, acc_kept0, acc_kept1 = dense_reglu_pairs_forward_chain(acc[0].load(), acc[1].load())
+    rY = access.registers(mY, (vec,))
+    rAccKept = access.registers(mAccKept, (2, vec))
     rY.store(y.to(mY.element_type))
     rAccKept[0, None].store(acc_kept0.to(mAccKept.element_type))
     rAccKept[1, None].store(acc_kept1.to(mAccKept.element_type))
@@ -204,23 +186,11 @@ def dense_reglu_pairs_forward_launch(
     mW: cute.Tensor,  # (K, N, 2) T
     mY: cute.Tensor,
     mAccKept: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mY, mAccKept,),
-        dense_reglu_pairs_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="interleaved",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mY, mAccKept,), dense_reglu_pairs_forward_tile, batched=False, b_is_nk=False,
+        paired="interleaved", reads=(None, None), how=how,
     )
 
 

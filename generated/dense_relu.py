@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "dense_relu",
@@ -81,11 +81,8 @@ def dense_relu_tile(
     ) = tensors
     iN = column
     rBias, = operands
-    y = dense_relu_epilogue_chain(
-        acc[0].load(),
-        device.floats(rBias),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_relu_epilogue_chain(acc[0].load(), device.floats(rBias))
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -98,23 +95,11 @@ def dense_relu_launch(
     mW: cute.Tensor,  # (K, N) T
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY,),
-        dense_relu_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_relu_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY,), dense_relu_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_relu_columns, None), how=how,
     )
 
 
@@ -250,12 +235,9 @@ def dense_relu_forward_tile(
     ) = tensors
     iN = column
     rBias, = operands
-    z, y = dense_relu_forward_chain(
-        acc[0].load(),
-        device.floats(rBias),
-    )
-    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    z, y = dense_relu_forward_chain(acc[0].load(), device.floats(rBias))
+    rZ = access.registers(mZ, (vec,))
+    rY = access.registers(mY, (vec,))
     rZ.store(z.to(mZ.element_type))
     rY.store(y.to(mY.element_type))
     vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
@@ -271,23 +253,11 @@ def dense_relu_forward_launch(
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
     mZ: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY, mZ,),
-        dense_relu_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_relu_forward_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY, mZ,), dense_relu_forward_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_relu_forward_columns, None), how=how,
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "dense_relu_fp8",
@@ -78,12 +78,8 @@ def dense_relu_fp8_tile(
     ) = tensors
     iN = column
     rScale, rBias = operands
-    y = dense_relu_fp8_epilogue_chain(
-        acc[0].load(),
-        device.floats(rScale),
-        device.floats(rBias),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_relu_fp8_epilogue_chain(acc[0].load(), device.floats(rScale), device.floats(rBias))
+    rY = access.registers(mY, (vec,))
     rY.store(device.cast(y, mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -97,23 +93,11 @@ def dense_relu_fp8_launch(
     mScale: cute.Tensor,
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mScale, mBias, mY,),
-        dense_relu_fp8_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_relu_fp8_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mScale, mBias, mY,), dense_relu_fp8_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_relu_fp8_columns, None), how=how,
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "dense_residual",
@@ -97,12 +97,8 @@ def dense_residual_tile(
     ) = tensors
     iN = column
     rBias, rResidual = operands
-    y = dense_residual_epilogue_chain(
-        acc[0].load(),
-        device.floats(rResidual),
-        device.floats(rBias),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_residual_epilogue_chain(acc[0].load(), device.floats(rResidual), device.floats(rBias))
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -116,24 +112,11 @@ def dense_residual_launch(
     mResidual: cute.Tensor,
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mResidual, mBias, mY,),
-        dense_residual_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_residual_columns, dense_residual_tiles),
-        whole=((mResidual, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mResidual, mBias, mY,), dense_residual_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_residual_columns, dense_residual_tiles), whole=((mResidual, 1, True),), how=how,
     )
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, reduce, rowwise, vectors
-from codegen.shared import Launch, RowLaunch
+from codegen.shared import Contraction, Launch, RowLaunch
 
 SPEC = {
     "op": "dense_residual_squares",
@@ -87,11 +87,8 @@ def dense_residual_squares_tile(
     ) = tensors
     iN = column
     rResidual, = operands
-    y, squares_of = dense_residual_squares_chain(
-        acc[0].load(),
-        device.floats(rResidual),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y, squares_of = dense_residual_squares_chain(acc[0].load(), device.floats(rResidual))
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return (squares_of,)
@@ -105,29 +102,12 @@ def dense_residual_squares_launch(
     mResidual: cute.Tensor,
     mY: cute.Tensor,
     mSquaresSum: cute.Tensor,  # (L, rows, parts) sum of squares_of
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mResidual, mY,),
-        dense_residual_squares_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(None, dense_residual_squares_tiles),
-        whole=((mResidual, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
-        row_ops=("sum",),
-        column_ops=(),
-        rescaled=(),
-        row_parts=(mSquaresSum,),
-        column_parts=(),
+        stream, mX, (mW,), (mResidual, mY,), dense_residual_squares_tile, batched=False, b_is_nk=False, paired="",
+        reads=(None, dense_residual_squares_tiles), whole=((mResidual, 1, True),), how=how, row_ops=("sum",),
+        column_ops=(), rescaled=(), row_parts=(mSquaresSum,), column_parts=(),
     )
 
 

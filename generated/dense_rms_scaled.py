@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, RowLaunch, Walk
+from codegen.shared import Contraction, Launch, RowLaunch, Walk
 
 SPEC = {
     "op": "dense_rms_scaled",
@@ -98,13 +98,8 @@ def dense_rms_scaled_tile(
     iN = column
     rWeight, rRstd = operands
     approx = device.narrow(mY)
-    y = dense_rms_scaled_epilogue_chain(
-        acc[0].load(),
-        device.floats(rRstd),
-        device.floats(rWeight),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_rms_scaled_epilogue_chain(acc[0].load(), device.floats(rRstd), device.floats(rWeight), approx)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -118,23 +113,11 @@ def dense_rms_scaled_launch(
     mRstd: cute.Tensor,
     mWeight: cute.Tensor,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mRstd, mWeight, mY,),
-        dense_rms_scaled_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_rms_scaled_columns, dense_rms_scaled_tiles),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mRstd, mWeight, mY,), dense_rms_scaled_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_rms_scaled_columns, dense_rms_scaled_tiles), how=how,
     )
 
 
@@ -300,14 +283,9 @@ def dense_rms_scaled_forward_tile(
     iN = column
     rWeight, rRstd = operands
     approx = device.narrow(mY)
-    y, acc_kept = dense_rms_scaled_forward_chain(
-        acc[0].load(),
-        device.floats(rRstd),
-        device.floats(rWeight),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
+    y, acc_kept = dense_rms_scaled_forward_chain(acc[0].load(), device.floats(rRstd), device.floats(rWeight), approx)
+    rY = access.registers(mY, (vec,))
+    rAccKept = access.registers(mAccKept, (vec,))
     rY.store(y.to(mY.element_type))
     rAccKept.store(acc_kept.to(mAccKept.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
@@ -324,23 +302,11 @@ def dense_rms_scaled_forward_launch(
     mWeight: cute.Tensor,
     mY: cute.Tensor,
     mAccKept: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mRstd, mWeight, mY, mAccKept,),
-        dense_rms_scaled_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_rms_scaled_forward_columns, dense_rms_scaled_forward_tiles),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mRstd, mWeight, mY, mAccKept,), dense_rms_scaled_forward_tile, batched=False, b_is_nk=False,
+        paired="", reads=(dense_rms_scaled_forward_columns, dense_rms_scaled_forward_tiles), how=how,
     )
 
 

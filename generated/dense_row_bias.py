@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, reduce, rowwise, vectors
-from codegen.shared import Launch, RowLaunch
+from codegen.shared import Contraction, Launch, RowLaunch
 
 SPEC = {
     "op": "dense_row_bias",
@@ -71,11 +71,8 @@ def dense_row_bias_tile(
     ) = tensors
     iN = column
     rBias, = operands
-    y = dense_row_bias_epilogue_chain(
-        acc[0].load(),
-        device.floats(rBias),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_row_bias_epilogue_chain(acc[0].load(), device.floats(rBias))
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -88,23 +85,11 @@ def dense_row_bias_launch(
     mW: cute.Tensor,  # (K, N) T
     mBias: cute.Tensor,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY,),
-        dense_row_bias_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(None, dense_row_bias_tiles),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY,), dense_row_bias_tile, batched=False, b_is_nk=False, paired="",
+        reads=(None, dense_row_bias_tiles), how=how,
     )
 
 
@@ -236,12 +221,9 @@ def dense_row_bias_forward_tile(
     ) = tensors
     iN = column
     rBias, = operands
-    z, y = dense_row_bias_forward_chain(
-        acc[0].load(),
-        device.floats(rBias),
-    )
-    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    z, y = dense_row_bias_forward_chain(acc[0].load(), device.floats(rBias))
+    rZ = access.registers(mZ, (vec,))
+    rY = access.registers(mY, (vec,))
     rZ.store(z.to(mZ.element_type))
     rY.store(y.to(mY.element_type))
     vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
@@ -257,23 +239,11 @@ def dense_row_bias_forward_launch(
     mBias: cute.Tensor,
     mY: cute.Tensor,
     mZ: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY, mZ,),
-        dense_row_bias_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(None, dense_row_bias_forward_tiles),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY, mZ,), dense_row_bias_forward_tile, batched=False, b_is_nk=False, paired="",
+        reads=(None, dense_row_bias_forward_tiles), how=how,
     )
 
 

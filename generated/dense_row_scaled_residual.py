@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, reduce, rowwise, vectors
-from codegen.shared import Launch, RowLaunch
+from codegen.shared import Contraction, Launch, RowLaunch
 
 SPEC = {
     "op": "dense_row_scaled_residual",
@@ -77,12 +77,8 @@ def dense_row_scaled_residual_tile(
     ) = tensors
     iN = column
     rResidual, rScale = operands
-    y = dense_row_scaled_residual_epilogue_chain(
-        acc[0].load(),
-        device.floats(rResidual),
-        device.floats(rScale),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_row_scaled_residual_epilogue_chain(acc[0].load(), device.floats(rResidual), device.floats(rScale))
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -96,24 +92,11 @@ def dense_row_scaled_residual_launch(
     mResidual: cute.Tensor,
     mScale: cute.Tensor,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mResidual, mScale, mY,),
-        dense_row_scaled_residual_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(None, dense_row_scaled_residual_tiles),
-        whole=((mResidual, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mResidual, mScale, mY,), dense_row_scaled_residual_tile, batched=False, b_is_nk=False,
+        paired="", reads=(None, dense_row_scaled_residual_tiles), whole=((mResidual, 1, True),), how=how,
     )
 
 
@@ -261,12 +244,10 @@ def dense_row_scaled_residual_forward_tile(
     iN = column
     rResidual, rScale = operands
     y, acc_kept = dense_row_scaled_residual_forward_chain(
-        acc[0].load(),
-        device.floats(rResidual),
-        device.floats(rScale),
+        acc[0].load(), device.floats(rResidual), device.floats(rScale),
     )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
+    rY = access.registers(mY, (vec,))
+    rAccKept = access.registers(mAccKept, (vec,))
     rY.store(y.to(mY.element_type))
     rAccKept.store(acc_kept.to(mAccKept.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
@@ -283,24 +264,12 @@ def dense_row_scaled_residual_forward_launch(
     mScale: cute.Tensor,
     mY: cute.Tensor,
     mAccKept: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mResidual, mScale, mY, mAccKept,),
-        dense_row_scaled_residual_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(None, dense_row_scaled_residual_forward_tiles),
-        whole=((mResidual, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mResidual, mScale, mY, mAccKept,), dense_row_scaled_residual_forward_tile, batched=False,
+        b_is_nk=False, paired="", reads=(None, dense_row_scaled_residual_forward_tiles), whole=((mResidual, 1, True),),
+        how=how,
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "dense_scaled_columns",
@@ -113,13 +113,9 @@ def dense_scaled_columns_tile(
     iN = column
     rAlpha, rBeta, rBias, rC = operands
     y = dense_scaled_columns_epilogue_chain(
-        acc[0].load(),
-        device.floats(rC),
-        device.floats(rAlpha),
-        device.floats(rBeta),
-        device.floats(rBias),
+        acc[0].load(), device.floats(rC), device.floats(rAlpha), device.floats(rBeta), device.floats(rBias),
     )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -135,24 +131,11 @@ def dense_scaled_columns_launch(
     mBeta: cute.Tensor,
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mC, mAlpha, mBeta, mBias, mY,),
-        dense_scaled_columns_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_scaled_columns_columns, dense_scaled_columns_tiles),
-        whole=((mC, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mC, mAlpha, mBeta, mBias, mY,), dense_scaled_columns_tile, batched=False, b_is_nk=False,
+        paired="", reads=(dense_scaled_columns_columns, dense_scaled_columns_tiles), whole=((mC, 1, True),), how=how,
     )
 
 
@@ -341,14 +324,10 @@ def dense_scaled_columns_forward_tile(
     iN = column
     rAlpha, rBeta, rBias, rC = operands
     y, acc_kept = dense_scaled_columns_forward_chain(
-        acc[0].load(),
-        device.floats(rC),
-        device.floats(rAlpha),
-        device.floats(rBeta),
-        device.floats(rBias),
+        acc[0].load(), device.floats(rC), device.floats(rAlpha), device.floats(rBeta), device.floats(rBias),
     )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
+    rY = access.registers(mY, (vec,))
+    rAccKept = access.registers(mAccKept, (vec,))
     rY.store(y.to(mY.element_type))
     rAccKept.store(acc_kept.to(mAccKept.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
@@ -367,24 +346,12 @@ def dense_scaled_columns_forward_launch(
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
     mAccKept: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mC, mAlpha, mBeta, mBias, mY, mAccKept,),
-        dense_scaled_columns_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_scaled_columns_forward_columns, dense_scaled_columns_forward_tiles),
-        whole=((mC, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mC, mAlpha, mBeta, mBias, mY, mAccKept,), dense_scaled_columns_forward_tile, batched=False,
+        b_is_nk=False, paired="", reads=(dense_scaled_columns_forward_columns, dense_scaled_columns_forward_tiles),
+        whole=((mC, 1, True),), how=how,
     )
 
 

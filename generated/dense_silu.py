@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "dense_silu",
@@ -75,12 +75,8 @@ def dense_silu_tile(
     iN = column
     rBias, = operands
     approx = device.narrow(mY)
-    y = dense_silu_epilogue_chain(
-        acc[0].load(),
-        device.floats(rBias),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_silu_epilogue_chain(acc[0].load(), device.floats(rBias), approx)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -93,23 +89,11 @@ def dense_silu_launch(
     mW: cute.Tensor,  # (K, N) T
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY,),
-        dense_silu_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_silu_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY,), dense_silu_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_silu_columns, None), how=how,
     )
 
 
@@ -247,13 +231,9 @@ def dense_silu_forward_tile(
     iN = column
     rBias, = operands
     approx = device.narrow(mY)
-    z, y = dense_silu_forward_chain(
-        acc[0].load(),
-        device.floats(rBias),
-        approx,
-    )
-    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    z, y = dense_silu_forward_chain(acc[0].load(), device.floats(rBias), approx)
+    rZ = access.registers(mZ, (vec,))
+    rY = access.registers(mY, (vec,))
     rZ.store(z.to(mZ.element_type))
     rY.store(y.to(mY.element_type))
     vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
@@ -269,23 +249,11 @@ def dense_silu_forward_launch(
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
     mZ: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY, mZ,),
-        dense_silu_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_silu_forward_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY, mZ,), dense_silu_forward_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_silu_forward_columns, None), how=how,
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "dense_silu_residual",
@@ -107,13 +107,8 @@ def dense_silu_residual_tile(
     iN = column
     rBias, rResidual = operands
     approx = device.narrow(mY)
-    y = dense_silu_residual_epilogue_chain(
-        acc[0].load(),
-        device.floats(rResidual),
-        device.floats(rBias),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_silu_residual_epilogue_chain(acc[0].load(), device.floats(rResidual), device.floats(rBias), approx)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -127,24 +122,11 @@ def dense_silu_residual_launch(
     mResidual: cute.Tensor,
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mResidual, mBias, mY,),
-        dense_silu_residual_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_silu_residual_columns, dense_silu_residual_tiles),
-        whole=((mResidual, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mResidual, mBias, mY,), dense_silu_residual_tile, batched=False, b_is_nk=False, paired="",
+        reads=(dense_silu_residual_columns, dense_silu_residual_tiles), whole=((mResidual, 1, True),), how=how,
     )
 
 
@@ -315,14 +297,9 @@ def dense_silu_residual_forward_tile(
     iN = column
     rBias, rResidual = operands
     approx = device.narrow(mY)
-    z, y = dense_silu_residual_forward_chain(
-        acc[0].load(),
-        device.floats(rResidual),
-        device.floats(rBias),
-        approx,
-    )
-    rZ = cute.make_rmem_tensor((vec,), mZ.element_type)
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    z, y = dense_silu_residual_forward_chain(acc[0].load(), device.floats(rResidual), device.floats(rBias), approx)
+    rZ = access.registers(mZ, (vec,))
+    rY = access.registers(mY, (vec,))
     rZ.store(z.to(mZ.element_type))
     rY.store(y.to(mY.element_type))
     vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
@@ -339,24 +316,12 @@ def dense_silu_residual_forward_launch(
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
     mZ: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mResidual, mBias, mY, mZ,),
-        dense_silu_residual_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(dense_silu_residual_forward_columns, dense_silu_residual_forward_tiles),
-        whole=((mResidual, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mResidual, mBias, mY, mZ,), dense_silu_residual_forward_tile, batched=False, b_is_nk=False,
+        paired="", reads=(dense_silu_residual_forward_columns, dense_silu_residual_forward_tiles),
+        whole=((mResidual, 1, True),), how=how,
     )
 
 

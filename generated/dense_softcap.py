@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "dense_softcap",
@@ -52,12 +52,8 @@ def dense_softcap_tile(
     ) = tensors
     iN = column
     approx = device.narrow(mY)
-    y = dense_softcap_epilogue_chain(
-        acc[0].load(),
-        device.full(vec, cap),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_softcap_epilogue_chain(acc[0].load(), device.full(vec, cap), approx)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -70,23 +66,11 @@ def dense_softcap_launch(
     mW: cute.Tensor,  # (K, N) T
     mY: cute.Tensor,
     cap: cutlass.Constexpr[float],
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mY,),
-        functools.partial(dense_softcap_tile, cap=cap),
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mY,), functools.partial(dense_softcap_tile, cap=cap), batched=False, b_is_nk=False,
+        paired="", reads=(None, None), how=how,
     )
 
 
@@ -184,13 +168,9 @@ def dense_softcap_forward_tile(
     ) = tensors
     iN = column
     approx = device.narrow(mY)
-    y, acc_kept = dense_softcap_forward_chain(
-        acc[0].load(),
-        device.full(vec, cap),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
+    y, acc_kept = dense_softcap_forward_chain(acc[0].load(), device.full(vec, cap), approx)
+    rY = access.registers(mY, (vec,))
+    rAccKept = access.registers(mAccKept, (vec,))
     rY.store(y.to(mY.element_type))
     rAccKept.store(acc_kept.to(mAccKept.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
@@ -206,23 +186,11 @@ def dense_softcap_forward_launch(
     mY: cute.Tensor,
     mAccKept: cute.Tensor,
     cap: cutlass.Constexpr[float],
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mY, mAccKept,),
-        functools.partial(dense_softcap_forward_tile, cap=cap),
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mY, mAccKept,), functools.partial(dense_softcap_forward_tile, cap=cap), batched=False,
+        b_is_nk=False, paired="", reads=(None, None), how=how,
     )
 
 

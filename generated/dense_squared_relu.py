@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "dense_squared_relu",
@@ -46,10 +46,8 @@ def dense_squared_relu_tile(
         mY,  # (rows, N) T
     ) = tensors
     iN = column
-    y = dense_squared_relu_epilogue_chain(
-        acc[0].load(),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_squared_relu_epilogue_chain(acc[0].load())
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -61,23 +59,11 @@ def dense_squared_relu_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mY,),
-        dense_squared_relu_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mY,), dense_squared_relu_tile, batched=False, b_is_nk=False, paired="", reads=(None, None),
+        how=how,
     )
 
 
@@ -170,11 +156,9 @@ def dense_squared_relu_forward_tile(
         mAccKept,  # (rows, N) wide T
     ) = tensors
     iN = column
-    y, acc_kept = dense_squared_relu_forward_chain(
-        acc[0].load(),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
+    y, acc_kept = dense_squared_relu_forward_chain(acc[0].load())
+    rY = access.registers(mY, (vec,))
+    rAccKept = access.registers(mAccKept, (vec,))
     rY.store(y.to(mY.element_type))
     rAccKept.store(acc_kept.to(mAccKept.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
@@ -189,23 +173,11 @@ def dense_squared_relu_forward_launch(
     mW: cute.Tensor,  # (K, N) T
     mY: cute.Tensor,
     mAccKept: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mY, mAccKept,),
-        dense_squared_relu_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mY, mAccKept,), dense_squared_relu_forward_tile, batched=False, b_is_nk=False, paired="",
+        reads=(None, None), how=how,
     )
 
 

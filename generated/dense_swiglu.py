@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "dense_swiglu",
@@ -53,12 +53,8 @@ def dense_swiglu_tile(
     ) = tensors
     iN = column
     approx = device.narrow(mY)
-    y = dense_swiglu_epilogue_chain(
-        acc[0].load(),
-        acc[1].load(),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_swiglu_epilogue_chain(acc[0].load(), acc[1].load(), approx)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -70,23 +66,11 @@ def dense_swiglu_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (2, N, K) T
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mY,),
-        dense_swiglu_tile,
-        batched=False,
-        b_is_nk=True,
-        paired="halves",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mY,), dense_swiglu_tile, batched=False, b_is_nk=True, paired="halves", reads=(None, None),
+        how=how,
     )
 
 
@@ -192,14 +176,10 @@ def dense_swiglu_forward_tile(
     ) = tensors
     iN = column
     approx = device.narrow(mY)
-    y, acc_kept0, acc_kept1 = dense_swiglu_forward_chain(
-        acc[0].load(),
-        acc[1].load(),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rAccKept0 = cute.make_rmem_tensor((vec,), mAccKept.element_type)
-    rAccKept1 = cute.make_rmem_tensor((vec,), mAccKept.element_type)
+    y, acc_kept0, acc_kept1 = dense_swiglu_forward_chain(acc[0].load(), acc[1].load(), approx)
+    rY = access.registers(mY, (vec,))
+    rAccKept0 = access.registers(mAccKept, (vec,))
+    rAccKept1 = access.registers(mAccKept, (vec,))
     rY.store(y.to(mY.element_type))
     rAccKept0.store(acc_kept0.to(mAccKept.element_type))
     rAccKept1.store(acc_kept1.to(mAccKept.element_type))
@@ -216,23 +196,11 @@ def dense_swiglu_forward_launch(
     mW: cute.Tensor,  # (2, N, K) T
     mY: cute.Tensor,
     mAccKept: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mY, mAccKept,),
-        dense_swiglu_forward_tile,
-        batched=False,
-        b_is_nk=True,
-        paired="halves",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mY, mAccKept,), dense_swiglu_forward_tile, batched=False, b_is_nk=True, paired="halves",
+        reads=(None, None), how=how,
     )
 
 

@@ -15,7 +15,7 @@ import jax
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "dense_swiglu_pairs",
@@ -61,12 +61,8 @@ def dense_swiglu_pairs_tile(
     ) = tensors
     iN = column
     approx = device.narrow(mY)
-    y = dense_swiglu_pairs_epilogue_chain(
-        acc[0].load(),
-        acc[1].load(),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_swiglu_pairs_epilogue_chain(acc[0].load(), acc[1].load(), approx)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -78,23 +74,11 @@ def dense_swiglu_pairs_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N, 2) T
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mY,),
-        dense_swiglu_pairs_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="interleaved",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mY,), dense_swiglu_pairs_tile, batched=False, b_is_nk=False, paired="interleaved",
+        reads=(None, None), how=how,
     )
 
 
@@ -191,13 +175,9 @@ def dense_swiglu_pairs_forward_tile(
     ) = tensors
     iN = column
     approx = device.narrow(mY)
-    y, acc_kept0, acc_kept1 = dense_swiglu_pairs_forward_chain(
-        acc[0].load(),
-        acc[1].load(),
-        approx,
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rAccKept = cute.make_rmem_tensor((2, vec), mAccKept.element_type)
+    y, acc_kept0, acc_kept1 = dense_swiglu_pairs_forward_chain(acc[0].load(), acc[1].load(), approx)
+    rY = access.registers(mY, (vec,))
+    rAccKept = access.registers(mAccKept, (2, vec))
     rY.store(y.to(mY.element_type))
     rAccKept[0, None].store(acc_kept0.to(mAccKept.element_type))
     rAccKept[1, None].store(acc_kept1.to(mAccKept.element_type))
@@ -216,23 +196,11 @@ def dense_swiglu_pairs_forward_launch(
     mW: cute.Tensor,  # (K, N, 2) T
     mY: cute.Tensor,
     mAccKept: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mY, mAccKept,),
-        dense_swiglu_pairs_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="interleaved",
-        reads=(None, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mY, mAccKept,), dense_swiglu_pairs_forward_tile, batched=False, b_is_nk=False,
+        paired="interleaved", reads=(None, None), how=how,
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "dense_transposed",
@@ -73,11 +73,8 @@ def dense_transposed_tile(
     ) = tensors
     iN = column
     rBias, = operands
-    y = dense_transposed_epilogue_chain(
-        acc[0].load(),
-        device.floats(rBias),
-    )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    y = dense_transposed_epilogue_chain(acc[0].load(), device.floats(rBias))
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -90,23 +87,11 @@ def dense_transposed_launch(
     mW: cute.Tensor,  # (N, K) T
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mBias, mY,),
-        dense_transposed_tile,
-        batched=False,
-        b_is_nk=True,
-        paired="",
-        reads=(dense_transposed_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mBias, mY,), dense_transposed_tile, batched=False, b_is_nk=True, paired="",
+        reads=(dense_transposed_columns, None), how=how,
     )
 
 

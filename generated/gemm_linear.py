@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Launch, Walk
+from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "gemm_linear",
@@ -109,13 +109,9 @@ def gemm_linear_tile(
     iN = column
     rBias, rC = operands
     y = gemm_linear_epilogue_chain(
-        acc[0].load(),
-        device.floats(rC),
-        device.floats(rBias),
-        device.full(vec, mAlpha[0]),
-        device.full(vec, mBeta[0]),
+        acc[0].load(), device.floats(rC), device.floats(rBias), device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
     )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -131,24 +127,11 @@ def gemm_linear_launch(
     mAlpha: cute.Tensor,
     mBeta: cute.Tensor,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mC, mBias, mAlpha, mBeta, mY,),
-        gemm_linear_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(gemm_linear_columns, gemm_linear_tiles),
-        whole=((mC, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mC, mBias, mAlpha, mBeta, mY,), gemm_linear_tile, batched=False, b_is_nk=False, paired="",
+        reads=(gemm_linear_columns, gemm_linear_tiles), whole=((mC, 1, True),), how=how,
     )
 
 
@@ -325,14 +308,10 @@ def gemm_linear_forward_tile(
     iN = column
     rBias, rC = operands
     y, acc_kept = gemm_linear_forward_chain(
-        acc[0].load(),
-        device.floats(rC),
-        device.floats(rBias),
-        device.full(vec, mAlpha[0]),
-        device.full(vec, mBeta[0]),
+        acc[0].load(), device.floats(rC), device.floats(rBias), device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
     )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rAccKept = cute.make_rmem_tensor((vec,), mAccKept.element_type)
+    rY = access.registers(mY, (vec,))
+    rAccKept = access.registers(mAccKept, (vec,))
     rY.store(y.to(mY.element_type))
     rAccKept.store(acc_kept.to(mAccKept.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
@@ -351,24 +330,12 @@ def gemm_linear_forward_launch(
     mBeta: cute.Tensor,
     mY: cute.Tensor,
     mAccKept: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mC, mBias, mAlpha, mBeta, mY, mAccKept,),
-        gemm_linear_forward_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(gemm_linear_forward_columns, gemm_linear_forward_tiles),
-        whole=((mC, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mX, (mW,), (mC, mBias, mAlpha, mBeta, mY, mAccKept,), gemm_linear_forward_tile, batched=False,
+        b_is_nk=False, paired="", reads=(gemm_linear_forward_columns, gemm_linear_forward_tiles),
+        whole=((mC, 1, True),), how=how,
     )
 
 

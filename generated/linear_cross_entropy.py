@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, reduce, rowwise, vectors
-from codegen.shared import RowLaunch
+from codegen.shared import Contraction, RowLaunch
 
 SPEC = {
     "op": "linear_cross_entropy",
@@ -89,9 +89,7 @@ def linear_cross_entropy_tile(
     rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
     device.count_up(rIndexN, device.place(iN, mFirstN))
     loss_of, loss_of2 = linear_cross_entropy_chain(
-        acc[0].load(),
-        rLabel.load().to(cutlass.Int32),
-        rIndexN.load().to(cutlass.Int32),
+        acc[0].load(), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
     )
     return (loss_of, loss_of, loss_of2)
 
@@ -106,28 +104,12 @@ def linear_cross_entropy_launch(
     mLossMax: cute.Tensor,  # (L, rows, parts) max of loss_of
     mLossSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of loss_of
     mLossSum2: cute.Tensor,  # (L, rows, parts) sum of loss_of2
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mLabel, mFirstN,),
-        linear_cross_entropy_tile,
-        batched=False,
-        b_is_nk=True,
-        paired="",
-        reads=(None, linear_cross_entropy_tiles),
-        config=config,
-        vec=vec,
-        ragged=ragged,
-        row_ops=("max", "sum", "sum"),
-        column_ops=(),
-        rescaled=((1, 0, "exp", 1.0, True),),
-        row_parts=(mLossMax, mLossSum, mLossSum2),
-        column_parts=(),
+        stream, mX, (mW,), (mLabel, mFirstN,), linear_cross_entropy_tile, batched=False, b_is_nk=True, paired="",
+        reads=(None, linear_cross_entropy_tiles), how=how, row_ops=("max", "sum", "sum"), column_ops=(),
+        rescaled=((1, 0, "exp", 1.0, True),), row_parts=(mLossMax, mLossSum, mLossSum2), column_parts=(),
     )
 
 
@@ -294,11 +276,9 @@ def linear_cross_entropy_forward_tile(
     rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
     device.count_up(rIndexN, device.place(iN, mFirstN))
     logits_kept, loss_of, loss_of2 = linear_cross_entropy_forward_chain(
-        acc[0].load(),
-        rLabel.load().to(cutlass.Int32),
-        rIndexN.load().to(cutlass.Int32),
+        acc[0].load(), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
     )
-    rLogitsKept = cute.make_rmem_tensor((vec,), mLogitsKept.element_type)
+    rLogitsKept = access.registers(mLogitsKept, (vec,))
     rLogitsKept.store(logits_kept.to(mLogitsKept.element_type))
     vectors.store(rLogitsKept, mLogitsKept, cute.crd2idx((row, iN), mLogitsKept.layout), valid, ragged)
     return (loss_of, loss_of, loss_of2)
@@ -315,28 +295,13 @@ def linear_cross_entropy_forward_launch(
     mLossMax: cute.Tensor,  # (L, rows, parts) max of loss_of
     mLossSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of loss_of
     mLossSum2: cute.Tensor,  # (L, rows, parts) sum of loss_of2
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mLabel, mFirstN, mLogitsKept,),
-        linear_cross_entropy_forward_tile,
-        batched=False,
-        b_is_nk=True,
-        paired="",
-        reads=(None, linear_cross_entropy_forward_tiles),
-        config=config,
-        vec=vec,
-        ragged=ragged,
-        row_ops=("max", "sum", "sum"),
-        column_ops=(),
-        rescaled=((1, 0, "exp", 1.0, True),),
-        row_parts=(mLossMax, mLossSum, mLossSum2),
-        column_parts=(),
+        stream, mX, (mW,), (mLabel, mFirstN, mLogitsKept,), linear_cross_entropy_forward_tile, batched=False,
+        b_is_nk=True, paired="", reads=(None, linear_cross_entropy_forward_tiles), how=how,
+        row_ops=("max", "sum", "sum"), column_ops=(), rescaled=((1, 0, "exp", 1.0, True),),
+        row_parts=(mLossMax, mLossSum, mLossSum2), column_parts=(),
     )
 
 

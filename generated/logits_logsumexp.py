@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, reduce, rowwise, vectors
-from codegen.shared import RowLaunch
+from codegen.shared import Contraction, RowLaunch
 
 SPEC = {
     "op": "logits_logsumexp",
@@ -94,11 +94,9 @@ def logits_logsumexp_tile(
     rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
     device.count_up(rIndexN, device.place(iN, mFirstN))
     logits, lse_of, picked_of = logits_logsumexp_chain(
-        acc[0].load(),
-        rLabel.load().to(cutlass.Int32),
-        rIndexN.load().to(cutlass.Int32),
+        acc[0].load(), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
     )
-    rLogits = cute.make_rmem_tensor((vec,), mLogits.element_type)
+    rLogits = access.registers(mLogits, (vec,))
     rLogits.store(logits.to(mLogits.element_type))
     vectors.store(rLogits, mLogits, cute.crd2idx((row, iN), mLogits.layout), valid, ragged)
     return (lse_of, lse_of, picked_of)
@@ -115,28 +113,12 @@ def logits_logsumexp_launch(
     mLseMax: cute.Tensor,  # (L, rows, parts) max of lse_of
     mLseSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of lse_of
     mPickedSum: cute.Tensor,  # (L, rows, parts) sum of picked_of
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mX,
-        (mW,),
-        (mLabel, mFirstN, mLogits,),
-        logits_logsumexp_tile,
-        batched=False,
-        b_is_nk=True,
-        paired="",
-        reads=(None, logits_logsumexp_tiles),
-        config=config,
-        vec=vec,
-        ragged=ragged,
-        row_ops=("max", "sum", "sum"),
-        column_ops=(),
-        rescaled=((1, 0, "exp", 1.0, True),),
-        row_parts=(mLseMax, mLseSum, mPickedSum),
-        column_parts=(),
+        stream, mX, (mW,), (mLabel, mFirstN, mLogits,), logits_logsumexp_tile, batched=False, b_is_nk=True, paired="",
+        reads=(None, logits_logsumexp_tiles), how=how, row_ops=("max", "sum", "sum"), column_ops=(),
+        rescaled=((1, 0, "exp", 1.0, True),), row_parts=(mLseMax, mLseSum, mPickedSum), column_parts=(),
     )
 
 

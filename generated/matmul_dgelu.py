@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "matmul_dgelu",
@@ -84,12 +84,8 @@ def matmul_dgelu_tile(
     iN = column
     rZ, = operands
     approx = device.narrow(mDz)
-    dz = matmul_dgelu_epilogue_chain(
-        acc[0].load(),
-        device.floats(rZ),
-        approx,
-    )
-    rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
+    dz = matmul_dgelu_epilogue_chain(acc[0].load(), device.floats(rZ), approx)
+    rDz = access.registers(mDz, (vec,))
     rDz.store(dz.to(mDz.element_type))
     vectors.store(rDz, mDz, cute.crd2idx((row, iN), mDz.layout), valid, ragged)
     return ()
@@ -102,24 +98,11 @@ def matmul_dgelu_launch(
     mW: cute.Tensor,  # (N, K) T
     mZ: cute.Tensor,
     mDz: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mDy,
-        (mW,),
-        (mZ, mDz,),
-        matmul_dgelu_tile,
-        batched=False,
-        b_is_nk=True,
-        paired="",
-        reads=(None, matmul_dgelu_tiles),
-        whole=((mZ, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mDy, (mW,), (mZ, mDz,), matmul_dgelu_tile, batched=False, b_is_nk=True, paired="",
+        reads=(None, matmul_dgelu_tiles), whole=((mZ, 1, True),), how=how,
     )
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, partials, reduce, rowwise, vectors
-from codegen.shared import Walk
+from codegen.shared import Contraction, Walk
 
 SPEC = {
     "op": "matmul_drelu_dbias",
@@ -86,11 +86,8 @@ def matmul_drelu_dbias_tile(
     ) = tensors
     iN = column
     rY, = operands
-    dz, dbias_of = matmul_drelu_dbias_chain(
-        acc[0].load(),
-        device.floats(rY),
-    )
-    rDz = cute.make_rmem_tensor((vec,), mDz.element_type)
+    dz, dbias_of = matmul_drelu_dbias_chain(acc[0].load(), device.floats(rY))
+    rDz = access.registers(mDz, (vec,))
     rDz.store(dz.to(mDz.element_type))
     vectors.store(rDz, mDz, cute.crd2idx((row, iN), mDz.layout), valid, ragged)
     return (dbias_of,)
@@ -104,29 +101,12 @@ def matmul_drelu_dbias_launch(
     mY: cute.Tensor,
     mDz: cute.Tensor,
     mDbiasSum: cute.Tensor,  # (L, parts, N) sum of dbias_of
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mDy,
-        (mW,),
-        (mY, mDz,),
-        matmul_drelu_dbias_tile,
-        batched=False,
-        b_is_nk=True,
-        paired="",
-        reads=(None, matmul_drelu_dbias_tiles),
-        whole=((mY, 1, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
-        row_ops=(),
-        column_ops=("sum",),
-        rescaled=(),
-        row_parts=(),
-        column_parts=(mDbiasSum,),
+        stream, mDy, (mW,), (mY, mDz,), matmul_drelu_dbias_tile, batched=False, b_is_nk=True, paired="",
+        reads=(None, matmul_drelu_dbias_tiles), whole=((mY, 1, True),), how=how, row_ops=(), column_ops=("sum",),
+        rescaled=(), row_parts=(), column_parts=(mDbiasSum,),
     )
 
 

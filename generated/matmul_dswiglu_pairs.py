@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "matmul_dswiglu_pairs",
@@ -85,12 +85,9 @@ def matmul_dswiglu_pairs_tile(
     rZ, = operands
     approx = device.narrow(mDz)
     dz0, dz1 = matmul_dswiglu_pairs_epilogue_chain(
-        acc[0].load(),
-        device.floats(rZ[0, None]),
-        device.floats(rZ[1, None]),
-        approx,
+        acc[0].load(), device.floats(rZ[0, None]), device.floats(rZ[1, None]), approx,
     )
-    rDz = cute.make_rmem_tensor((2, vec), mDz.element_type)
+    rDz = access.registers(mDz, (2, vec))
     rDz[0, None].store(dz0.to(mDz.element_type))
     rDz[1, None].store(dz1.to(mDz.element_type))
     vectors.store(
@@ -107,24 +104,11 @@ def matmul_dswiglu_pairs_launch(
     mW: cute.Tensor,  # (N, K) T
     mZ: cute.Tensor,
     mDz: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mDy,
-        (mW,),
-        (mZ, mDz,),
-        matmul_dswiglu_pairs_tile,
-        batched=False,
-        b_is_nk=True,
-        paired="",
-        reads=(None, matmul_dswiglu_pairs_tiles),
-        whole=((mZ, 2, True),),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mDy, (mW,), (mZ, mDz,), matmul_dswiglu_pairs_tile, batched=False, b_is_nk=True, paired="",
+        reads=(None, matmul_dswiglu_pairs_tiles), whole=((mZ, 2, True),), how=how,
     )
 
 

@@ -15,7 +15,7 @@ import jax
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "scaled_matmul_fp8_gelu",
@@ -87,12 +87,9 @@ def scaled_matmul_fp8_gelu_tile(
     iN = column
     rScaleA, rScaleB, rScaleY = operands
     y = scaled_matmul_fp8_gelu_epilogue_chain(
-        acc[0].load(),
-        device.floats(rScaleA),
-        device.floats(rScaleB),
-        device.floats(rScaleY),
+        acc[0].load(), device.floats(rScaleA), device.floats(rScaleB), device.floats(rScaleY),
     )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rY = access.registers(mY, (vec,))
     rY.store(device.cast(y, mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -107,23 +104,11 @@ def scaled_matmul_fp8_gelu_launch(
     mScaleB: cute.Tensor,
     mScaleY: cute.Tensor,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mA,
-        (mB,),
-        (mScaleA, mScaleB, mScaleY, mY,),
-        scaled_matmul_fp8_gelu_tile,
-        batched=False,
-        b_is_nk=True,
-        paired="",
-        reads=(scaled_matmul_fp8_gelu_columns, None),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mA, (mB,), (mScaleA, mScaleB, mScaleY, mY,), scaled_matmul_fp8_gelu_tile, batched=False, b_is_nk=True,
+        paired="", reads=(scaled_matmul_fp8_gelu_columns, None), how=how,
     )
 
 

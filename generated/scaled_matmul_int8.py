@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, gemm, vectors
-from codegen.shared import Launch
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "scaled_matmul_int8",
@@ -111,12 +111,9 @@ def scaled_matmul_int8_tile(
     iN = column
     rScaleB, rBias, rScaleA = operands
     y = scaled_matmul_int8_epilogue_chain(
-        acc[0].load(),
-        device.floats(rScaleA),
-        device.floats(rScaleB),
-        device.floats(rBias),
+        acc[0].load(), device.floats(rScaleA), device.floats(rScaleB), device.floats(rBias),
     )
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
+    rY = access.registers(mY, (vec,))
     rY.store(y.to(mY.element_type))
     vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
     return ()
@@ -131,23 +128,11 @@ def scaled_matmul_int8_launch(
     mScaleB: cute.Tensor,
     mBias: cute.Tensor | None,
     mY: cute.Tensor,
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream,
-        mA,
-        (mB,),
-        (mScaleA, mScaleB, mBias, mY,),
-        scaled_matmul_int8_tile,
-        batched=False,
-        b_is_nk=False,
-        paired="",
-        reads=(scaled_matmul_int8_columns, scaled_matmul_int8_tiles),
-        config=config,
-        vec=vec,
-        ragged=ragged,
+        stream, mA, (mB,), (mScaleA, mScaleB, mBias, mY,), scaled_matmul_int8_tile, batched=False, b_is_nk=False,
+        paired="", reads=(scaled_matmul_int8_columns, scaled_matmul_int8_tiles), how=how,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from codegen.autodiff.backward import Derived, backward_of
@@ -28,7 +28,7 @@ from codegen.plan.op import Gemm, Op
 from codegen.plan.planner import overrides
 from codegen.plan.reductions import Reduction
 from codegen.plan.tiles import Product
-from codegen.shared import Launch, RowLaunch, WalkLaunch, read_config
+from codegen.shared import Launch, RowLaunch, WalkLaunch
 from codegen.spec.spec import Array, Spec
 
 
@@ -395,7 +395,7 @@ def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> d
         "arch": arch,
         "one_kernel": how.fast,
         "why": how.why,
-        "tiles": read_config(how.config)[1] if how.fast else {},
+        "tiles": asdict(how.tiles) if how.fast else {},
     }
 
 

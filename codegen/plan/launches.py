@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.shared import Launch, RowLaunch, WalkLaunch
+from codegen.shared import Contraction, Launch, RowLaunch, WalkLaunch
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,9 @@ IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that 
 
 
 @dataclass(frozen=True)
-class GemmLaunch:
+class GemmLaunch(Contraction):
     """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
 
-    vec: int
-    ragged: bool
-    config: str  # "sm_80(tile_m=128, ...)"
     rows: int  # of a tile, each of whose columns leaves a part of every fold over rows
     columns: int  # of the outputs in what a block finishes: a tile's, or where K is split, its share of them
     side: int  # parts that a row of a tile leaves of every fold along it
@@ -40,9 +37,9 @@ class GemmLaunch:
         return not self.why
 
     @property
-    def constants(self) -> dict[str, int | bool | str]:
+    def constants(self) -> dict[str, Contraction]:
         """What the launcher takes of it."""
-        return {"config": self.config, "vec": self.vec, "ragged": self.ragged}
+        return {"how": Contraction(self.vec, self.ragged, self.tiles)}
 
 
 AnyLaunch = Launch | RowLaunch | WalkLaunch | GemmLaunch

@@ -8,7 +8,7 @@ chain makes of the whole comes after.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from codegen.errors import Mistake
 from codegen.graph import online
@@ -20,7 +20,7 @@ from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise, tile_plan
 from codegen.plan.hopper_tiles import FLOAT8, Tiles
 from codegen.plan.launches import GemmLaunch
-from codegen.shared import write_config
+from codegen.shared import AmpereTiles
 from codegen.spec.spec import Array, Axis, Spec
 
 
@@ -84,10 +84,8 @@ class Tile:
         ragged = extents["N"] % vec != 0
         halved = 2 if self.paired else 1
         if arch == "sm_90a" and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
-            options = {f.name: getattr(tiles, f.name) for f in fields(tiles)}
-            config = write_config("sm_90a", options)
             why = self.slower(tiles, dtypes, extents)
-            return GemmLaunch(vec, ragged, config, tiles.tile_m, tiles.tile_n // halved // tiles.splits, 1, why)
+            return GemmLaunch(vec, ragged, tiles, tiles.tile_m, tiles.tile_n // halved // tiles.splits, 1, why)
         if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
             raise Mistake(f"no main loop for {factor} on {arch}")
         few = extents["M"] * extents["N"] <= 512 * 512
@@ -96,11 +94,10 @@ class Tile:
             options |= {"warps_n": 4, "blocks": 1}
         options["tile_k"] = (64 if few else 128) // DTYPES[factor].size
         if factor == "float32":
-            options["precise"] = precise
             options["tile_n"] = min(64, options["tile_n"])
         rows, columns, side = options["tile_m"], options["tile_n"] // halved, options["warps_n"]
-        why = self.refused(dtypes, extents, arch)
-        return GemmLaunch(vec, ragged, write_config("sm_80", options), rows, columns, side, why)
+        why, exact = self.refused(dtypes, extents, arch), factor == "float32" and precise
+        return GemmLaunch(vec, ragged, AmpereTiles(**options, precise=exact), rows, columns, side, why)
 
     @property
     def placed(self) -> tuple[str, ...]:

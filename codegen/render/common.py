@@ -49,7 +49,7 @@ DEVICE = (
     "vectors",
 )  # what generated kernels call of `codegen.device`
 
-LAUNCHES = ("Launch", "RowLaunch", "Walk")  # and of `codegen.shared`
+LAUNCHES = ("Contraction", "Launch", "RowLaunch", "Walk")  # and of `codegen.shared`
 
 
 class Context:

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "extras": "",
     "targets": "",
     "parsing": "",
-    "shared": "parsing",
+    "shared": "",
     "library": "",
     "op_package": "",
     "cache": "errors",
@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "runtime.ops": "errors shared graph spec language plan autodiff pipeline interpret"
     " runtime.call runtime.xla runtime.compiled runtime.sharding",
     "runtime": "runtime.call runtime.xla runtime.compiled runtime.ops",
-    "checking": "errors extras graph spec plan autodiff runtime.call runtime.xla runtime.compiled runtime.ops",
+    "checking": "errors extras shared graph spec plan autodiff runtime.call runtime.xla runtime.compiled runtime.ops",
     "measuring": "errors extras shared cache graph spec language plan explain checking runtime.call runtime.compiled runtime.ops",
     "cli": "errors extras targets cache library graph spec language plan pipeline render explain"
     " runtime.compiled runtime.ops checking measuring",

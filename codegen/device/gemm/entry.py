@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import cutlass
@@ -13,7 +14,7 @@ from codegen.device import vectors
 from codegen.device.gemm import sm80 as gemm_sm80
 from codegen.device.gemm import sm90 as gemm_sm90
 from codegen.device.gemm.pieces import Follows
-from codegen.shared import read_config
+from codegen.shared import Contraction, Tiles
 
 
 @cute.jit
@@ -28,9 +29,7 @@ def launch(
     b_is_nk: cutlass.Constexpr[bool],
     paired: cutlass.Constexpr[str],
     reads: cutlass.Constexpr[tuple],
-    config: cutlass.Constexpr[str],
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[Contraction],
     row_ops: cutlass.Constexpr[tuple[str, ...]] = (),
     column_ops: cutlass.Constexpr[tuple[str, ...]] = (),
     rescaled: cutlass.Constexpr[tuple[Follows, ...]] = (),
@@ -42,13 +41,12 @@ def launch(
 
     mA: (M, K), with `batched` (L, M, K). mBs: (K, N), or (N, K) where `b_is_nk`, with `batched` a leading L: one of them, or
     with paired = "two" two; its columns are (2, N) where they are "halves" and (N, 2) where "interleaved".
-    config: the main loop and its settings, as the plan's tile writes them.
+    how: the main loop, by its tiles, and the epilogue's vectors.
     row_parts: (L, M, parts), one for each of `row_ops`, column_parts: (L, parts, N), one for each of `column_ops`, float32
     or int32: the partial results of each tile's rows and columns of the epilogue's results.
     whole: of the tensors that the epilogue prefetches, in its order, those with every element of the output or of a batch
     of it: the number of adjacent elements for each output element, and whether each batch has its own.
     """
-    name, options = read_config(config)
     if cutlass.const_expr(not batched):
         mA, mBs = _one(mA), tuple(_one(mB) for mB in mBs)
     columns = 1 if cutlass.const_expr(b_is_nk) else 2
@@ -61,14 +59,14 @@ def launch(
         else:
             found.append(mB)
     bs = tuple(found)
-    loop = gemm_sm80.launch
-    if cutlass.const_expr(name == "sm_90a"):
+    loop, options = gemm_sm80.launch, asdict(how.tiles)
+    if cutlass.const_expr(isinstance(how.tiles, Tiles)):
         loop, options = gemm_sm90.launch, options | {"whole": whole}
     N = bs[0].shape[1] if cutlass.const_expr(b_is_nk) else bs[0].shape[2]
     if Int64(mA.shape[0]) * mA.shape[1] * N > 0:
         loop(
             stream, mA, bs, tensors, epilogue, b_is_nk=b_is_nk, paired="halves" if paired == "two" else paired,
-            vec=vec, ragged=ragged, reads=reads, row_ops=row_ops, column_ops=column_ops, rescaled=rescaled,
+            vec=how.vec, ragged=how.ragged, reads=reads, row_ops=row_ops, column_ops=column_ops, rescaled=rescaled,
             row_parts=row_parts, column_parts=column_parts, **options,
         )  # fmt: skip
 

@@ -118,7 +118,7 @@ They are taken to be off by the whole bound, up or down, so a GPU's results are 
   function. A function without a precise row uses CUDA's.
 - *ulp* is the error in units in the last place of the float32 result, over float32, bfloat16 and float16 inputs; *at* is
   the float32 input with the largest error.
-- *relative* is the relative error over all inputs, in units of 2**-16. Results below 2**-126 count as 2**-126.
+- *relative* is the relative error over all inputs, in units of 2**-16. Results below 2**-126 count as 2**-126, an infinity as 2**128.
 - *instructions* are those of PTX that an element always takes. The slow way of `sin` and `cos` for angles above 100000, which a
   whole vector takes or leaves out, is not counted; nor is that of libm's.
 

@@ -86,8 +86,8 @@ int main(void) {
         if (!same) { w++; wa = b; }
         if (isnan(e) || isnan(got) || isinf(nearest)) continue;
       }
-      double error = fabs(got - e), size = fabs(e) < 0x1p-126 ? 0x1p-126 : fabs(e);
-      double units = isinf(got) ? INFINITY : error / unit(e), share = error / size;
+      double error = fabs((isinf(got) ? copysign(0x1p128, got) : got) - e), size = fabs(e) < 0x1p-126 ? 0x1p-126 : fabs(e);
+      double units = error / unit(e), share = error / size;
       for (int s = 0; s < SETS; s++) {
         if (s == 1 && (b & 0xffff)) continue;
         if (s == 2 && !half) continue;

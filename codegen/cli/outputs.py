@@ -56,9 +56,9 @@ def compare(folder: Path, files: Mapping[str, str], package: str) -> list[Differ
 
 
 def modules(folder: Path) -> dict[str, str]:
-    """The first line of each generated module of a folder, by the module's name."""
+    """The first two lines of each generated module of a folder, by the module's name."""
     found = [path for path in sorted(folder.glob("*.py")) if is_generated(path) and path.stem != "__init__"]
-    return {path.stem: path.read_text(errors="replace").partition("\n")[0] for path in found}
+    return {path.stem: "\n".join(path.read_text(errors="replace").split("\n")[:2]) for path in found}
 
 
 def leftovers(folder: Path, files: Mapping[str, str], package: str) -> list[Path]:

@@ -75,14 +75,12 @@ def generated_files(
     ops: list[Op], package: str, specs: str, also: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
     """The package's files: one module an op, and the package itself, which lists the ops of `also` too: modules that are
-    there already, each with its first line."""
+    there already, each with its first two lines."""
     files = {f"{op.spec.op}.py": render_op(op) for op in ops}
-    first_lines = {**also, **{op.spec.op: files[f"{op.spec.op}.py"].partition("\n")[0] for op in ops}}
+    heads = {**also, **{op.spec.op: "\n".join(files[f"{op.spec.op}.py"].split("\n")[:2]) for op in ops}}
     specs = "".join(c if c.isprintable() else "?" for c in specs)
     template = environment().get_template("init.py.jinja")
-    files["__init__.py"] = template.render(
-        ops=sorted(first_lines), kinds=_by_kind(first_lines), package=package, specs=specs
-    )
+    files["__init__.py"] = template.render(ops=sorted(heads), kinds=_by_kind(heads), package=package, specs=specs)
     return files
 
 
@@ -94,9 +92,9 @@ KINDS = {
 }
 
 
-def _by_kind(first_lines: Mapping[str, str]) -> dict[str, list[str]]:
-    """Lines of names of ops, by the kind of their kernel, which a module's first line says by the name of its template."""
-    kinds = {name: re.search(r"templates/(\w+)\.py\.jinja", line) for name, line in sorted(first_lines.items())}
+def _by_kind(heads: Mapping[str, str]) -> dict[str, list[str]]:
+    """Lines of names of ops, by the kind of their kernel, which a module's first two lines say by the name of its template."""
+    kinds = {name: re.search(r"templates/(\w+)\.py\.jinja", line) for name, line in sorted(heads.items())}
     found = {
         title: ", ".join(name for name, match in kinds.items() if match and match[1] == kind)
         for kind, title in KINDS.items()

@@ -270,7 +270,7 @@ def test_one_nan_is_one_function(tmp_path):
 
 def test_what_is_no_array_is_said_to_be_none():
     w = jnp.ones(8)
-    with pytest.raises(TypeError, match=r"^rmsnorm takes arrays; of a jax\.ShapeDtypeStruct"):
+    with pytest.raises(TypeError, match=r"^rmsnorm takes arrays; for a jax\.ShapeDtypeStruct"):
         generated.rmsnorm(jax.ShapeDtypeStruct((2, 8), jnp.float32), w)
     with pytest.raises(TypeError, match=r"^rmsnorm: 'x' is T\[..., N\], not of dtype key<fry>"):
         generated.rmsnorm(jax.random.key(0), w)

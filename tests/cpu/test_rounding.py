@@ -82,7 +82,7 @@ FAST = {  # what the hardware's functions and quotients are off by most, beside 
     "y0": ("x / (1 + w * w)", "x / (1 + w * w)"),
     "y1": ("log(1 + x * 0.01) + log2(1 + w * 0.01)", "jnp.log(1 + x * 0.01) + jnp.log2(1 + w * 0.01)"),
     "y2": ("sin(x) - cos(3 * w)", "jnp.sin(x) - jnp.cos(3 * w)"),
-    "y3": ("erf(x * 1e-6) * 1000 + w", "jax.lax.erf(x * 1e-6) * 1000 + w"),
+    "y3": ("erf(x * 1e-6) * 1000 * w", "jax.lax.erf(x * 1e-6) * 1000 * w"),
     "y4": ("x * tanh(w * x)", "x * jnp.tanh(w * x)"),
 }
 

@@ -9,7 +9,8 @@ import tarfile
 import venv
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.places import ROOT
+
 PACKAGED = [
     "codegen",
     "generated",

@@ -45,8 +45,8 @@ from codegen.spec.embedding import to_data
 from codegen.spec.spec import Spec
 from codegen.spec.specfile import KEYS, load_spec
 from codegen.spec.tree import Scalar
+from tests.places import ROOT
 
-ROOT = Path(__file__).parent.parent
 GOOD, BAD = ("specs", "tests/pure/good_specs"), ("tests/pure/bad_specs",)
 SECONDS = 1.0  # of processor time that an input may take
 MEMORY = 512 * 2**20  # bytes of address space that a process may take on top of what it starts with

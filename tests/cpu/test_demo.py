@@ -3,9 +3,8 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.places import ROOT
 
 
 def test_demo_runs():

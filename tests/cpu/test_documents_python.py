@@ -4,11 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.places import ROOT
+
 TUTORIAL = ROOT / "docs/tutorial.md"
 BLOCK = re.compile(r"^```(python|console) run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DOCUMENTS = [

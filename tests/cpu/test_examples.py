@@ -1,15 +1,15 @@
 """The examples' models learn, as much as the same models do with the ops' references, on interpreted kernels too."""
 
 import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import generated
 from codegen.runtime import interpret_mode
+from tests.places import ROOT
 
-FOLDER = Path(__file__).parents[2] / "examples"
+FOLDER = ROOT / "examples"
 OPS = {"flax_layers": ("rmsnorm", "swiglu"), "equinox_layers": ("layernorm", "bias_gelu")}
 
 

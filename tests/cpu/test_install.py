@@ -10,7 +10,7 @@ import pytest
 import generated
 from codegen import __version__
 from tests import installing
-from tests.installing import ROOT
+from tests.places import ROOT
 
 USE = """
 import jax.numpy as jnp

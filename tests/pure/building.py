@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.places import ROOT
+
 HERE = os.environ | {"PYTHONPATH": str(ROOT)}  # this tree, whatever is installed
 
 SPEC = """\

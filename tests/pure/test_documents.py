@@ -15,8 +15,8 @@ from codegen.language.formula import functions
 from codegen.pipeline import read_op
 from codegen.render import render_op
 from codegen.spec.specfile import KEYS
+from tests.places import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 README, CONTRIBUTING, CHANGELOG = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
 TUTORIAL, LANGUAGE, ARCHITECTURE, COMMANDS = (
     ROOT / f"docs/{name}.md" for name in ("tutorial", "language", "architecture", "commands")

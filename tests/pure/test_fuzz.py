@@ -2,7 +2,6 @@
 exception, no warning, and within a second."""
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +15,10 @@ from codegen.plan.op import Op
 from codegen.render import render_op
 from codegen.spec.specfile import KEYS
 from tests.mutants import examine
+from tests.places import GOOD_SPECS, SPECS
 from tests.turns import FEWER
 
-ROOT = Path(__file__).parent.parent.parent
-FOLDERS = ROOT / "specs", Path(__file__).parent / "good_specs"
+FOLDERS = SPECS, GOOD_SPECS
 SPECS = {path.stem: path.read_text() for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))}
 
 

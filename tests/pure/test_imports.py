@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.places import ROOT
 
 # A package, or a module beside the packages, to what it may import of ours; the name of a package includes what is in it
 # unless that has a row of its own. All may import the version from `codegen` itself.
@@ -235,3 +235,14 @@ def test_no_test_imports_another():
                 names = {*(node.module or "").split("."), *(alias.name for alias in node.names)}
                 modules = {name for name in names if name.startswith("test_")}
                 assert not modules, f"{path} imports {modules}"
+
+
+def test_tests_mirror_the_packages():
+    """A folder of tests has the name of the package that they test; tests of the whole program stand above the folders."""
+    specs = {ROOT / "tests/pure/good_specs", ROOT / "tests/pure/bad_specs"}
+    for tests in (ROOT / "tests/pure", ROOT / "tests/cpu"):
+        folders = {path.parent for path in tests.rglob("*.*") if "__pycache__" not in path.parts} - {tests} - specs
+        missing = {
+            folder for folder in folders if not (ROOT / "codegen" / folder.relative_to(tests) / "__init__.py").exists()
+        }
+        assert folders and not missing

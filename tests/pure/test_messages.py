@@ -8,7 +8,6 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from goldens import check_golden
 
 from codegen.errors import SpecError
 from codegen.graph import names
@@ -18,9 +17,10 @@ from codegen.pipeline import read_op
 from codegen.plan import contractions as gemms
 from codegen.plan import elementwise, planner, reducing, reductions, tiles
 from codegen.spec import notation, specfile, text
+from tests.goldens import check_golden
+from tests.places import BAD_SPECS
 
-FOLDER = Path(__file__).parent / "bad_specs"
-BAD = sorted(FOLDER.glob("*.yaml"))
+BAD = sorted(BAD_SPECS.glob("*.yaml"))
 MODULES = (
     text,
     names,
@@ -96,7 +96,7 @@ def test_message_of_a_long_file(name):
 
 
 def test_no_golden_is_left_over():
-    assert {path.stem for path in FOLDER.glob("*.txt")} == {path.stem for path in BAD}
+    assert {path.stem for path in BAD_SPECS.glob("*.txt")} == {path.stem for path in BAD}
 
 
 def test_there_are_many():
@@ -108,7 +108,7 @@ def test_there_are_many():
 EXCEPTIONS = {
     # Which of the two comes first depends on how deep the Python at hand parses; `deep_signs` shows one
     "nested too deeply": "both say the same",
-    # Reasons why an op is two kernels, or has no backward: tests/pure/test_gemms.py
+    # Reasons why an op is two kernels, or has no backward: tests/pure/plan/test_gemms.py
     "a GEMM kernel": "XLA's matmul, and a kernel for the epilogue",
     "the two products differ": "the same",
     "of two types": "the same",
@@ -121,7 +121,7 @@ EXCEPTIONS = {
     "no tile is folded by": "the same",
     "a reduction along": "the same",
     "no main loop for": "the same",
-    "more than a kernel's coordinate holds": "of a call's extents, at run time: tests/cpu/test_export.py",
+    "more than a kernel's coordinate holds": "of a call's extents, at run time: tests/cpu/runtime/ops/test_export.py",
 }
 MAKERS = {"Mistake", "fail", "mistake", "mistake_in_chain", "error", "_at", "at", "diagnostic"}
 

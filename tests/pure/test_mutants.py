@@ -3,12 +3,11 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 from tests import mutants
+from tests.places import ROOT
 from tests.turns import EVERY
 
-ROOT = Path(__file__).parent.parent.parent
 INPUTS = 40_000 if EVERY else 4_000
 
 

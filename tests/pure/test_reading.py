@@ -3,7 +3,6 @@ is printed for people reads as the graph that kernels are made of."""
 
 import ast
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,8 @@ from codegen.language.chain import read_chain
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
 from codegen.render import render_op
+from tests.places import SPECS
 
-SPECS = Path(__file__).parent.parent.parent / "specs"
 SOME = """add_layernorm add_rmsnorm celu cosine_similarity cross_entropy_z_loss dense_rms_scaled group_norm instance_norm head_rmsnorm_rotary l2_normalize layernorm
     log_softmax mean_squared_error relu rmsnorm row_prod softcap_softmax softmax swiglu swiglu_clamped""".split()
 

@@ -1,7 +1,6 @@
 """The site: its pages exist, and the gallery's are made from specs, without what builds the site itself."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -9,8 +8,7 @@ import yaml
 from codegen.pipeline import read_op
 from docs.site import gallery
 from docs.site.formula import Formula
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.places import ROOT
 
 
 def pages(entry: object) -> set[str]:

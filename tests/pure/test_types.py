@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.pure.building import HERE, ROOT
+from tests.places import ROOT
+from tests.pure.building import HERE
 
 JAX = """
 from typing import Any

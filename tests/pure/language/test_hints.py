@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,9 +9,9 @@ from codegen.errors import Diagnostic, SpecError
 from codegen.language.formula import INSTEAD
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
+from tests.places import BAD_SPECS
 
-FOLDER = Path(__file__).parent / "bad_specs"
-BAD = {path.stem: path.read_bytes() for path in sorted(FOLDER.glob("*.yaml"))}
+BAD = {path.stem: path.read_bytes() for path in sorted(BAD_SPECS.glob("*.yaml"))}
 
 # What stands in a line of a bad spec once its hint is followed; None where the line is deleted
 FOLLOWED: dict[str, dict[int, str | None]] = {

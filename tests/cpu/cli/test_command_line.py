@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from cutlass.base_dsl.enums import Arch
@@ -16,8 +15,7 @@ from codegen.pipeline import read_op
 from codegen.plan.planner import overrides
 from codegen.targets import ARCHITECTURES
 from tests.making import make_op, spec_text
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.places import ROOT
 
 
 def run(monkeypatch, capsys, *words) -> tuple[int, str, str]:

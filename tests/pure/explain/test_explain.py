@@ -4,7 +4,6 @@ import itertools
 import json
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -18,8 +17,8 @@ from codegen.explain.tables import as_text, size_text, time_text
 from codegen.language.sizes import default_shape, parse_shape
 from codegen.pipeline import read_op
 from codegen.render.package import find_specs
+from tests.places import SPECS
 
-SPECS = Path(__file__).parents[2] / "specs"
 NAMES = [path.stem for path in find_specs(SPECS)]
 
 

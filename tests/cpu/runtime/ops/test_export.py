@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +23,8 @@ from codegen.runtime.compiled import interpreted, kernels
 from codegen.runtime.ops.export import export, read_params, read_wanted
 from tests.gpu import run_exported
 from tests.making import make_op, spec_text
+from tests.places import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 CUDA = 190  # EM_CUDA
 
 

@@ -11,7 +11,6 @@ import math
 import re
 import tokenize
 import warnings
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -24,9 +23,10 @@ from codegen.render import package as build
 from codegen.render import render_op
 from codegen.spec.specfile import load_spec
 from tests.mutants import meaning
+from tests.places import SPECS
 from tests.turns import FEWER, some
 
-SPECS = sorted((Path(__file__).parent.parent.parent / "specs").glob("*.yaml"))
+LIBRARY = sorted(SPECS.glob("*.yaml"))
 
 SPEC = """\
 # COMMENT
@@ -228,13 +228,13 @@ def test_texts_are_kept_to_the_byte():
     assert data_in(source)["chain"] == "# c\ny = alpha * x + b  # c\n\n\n\n\n\n  \nz = beta * x"
 
 
-@pytest.mark.parametrize("path", SPECS[::4], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LIBRARY[::4], ids=lambda path: path.stem)
 def test_line_ends_do_not_matter(path):
     data = path.read_bytes()
     _, expected = rendered(data, path.stem)
     assert data_in(expected)["op"] == path.stem
     changes = data.replace(b"\n", b"\r\n"), data.replace(b"\n", b"\r"), b"\xef\xbb\xbf" + data
-    for changed in some(changes, 3, first=SPECS.index(path) % 3):
+    for changed in some(changes, 3, first=LIBRARY.index(path) % 3):
         assert rendered(changed, path.stem)[1] == expected
 
 
@@ -341,7 +341,7 @@ def test_formulas(formula):
 def kernel_names() -> dict[str, set[str]]:
     """The variables of generated kernels and launchers that are no spec's own names, and the op they stand in."""
     found: dict[str, set[str]] = {}
-    for path in SPECS:
+    for path in LIBRARY:
         op = read_op(path)
         if op.plan.kind != "elementwise":
             continue  # their kernels rename a spec's values beside their own
@@ -366,7 +366,7 @@ def test_kernel_names_are_refused():
     assert {"start", "valid", "vec", "size", "how", "blocks", "row"} <= names
     begin = "op: f\nsummary: s\ninputs:\n  x: float32[..., N]\noutputs:\n  "
     for name in sorted(names):
-        if name.startswith(tuple(path.stem for path in SPECS)):
+        if name.startswith(tuple(path.stem for path in LIBRARY)):
             continue  # a function of the op's own module: f_kernel here
         for text in (
             f"{name}: float32[..., N]\nchain: {name} = x\nreference: x\n",

@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -17,9 +16,10 @@ from codegen import __main__ as command
 from codegen.cli.schema import json_schema
 from codegen.spec.text import parse_yaml
 from codegen.spec.tree import Mapping, Scalar, Sequence, Tree
-from tests.pure.building import HERE, ROOT, SPEC, contents, process, write_specs
+from tests.places import GOOD_SPECS, ROOT, SPECS
+from tests.pure.building import HERE, SPEC, contents, process, write_specs
 
-LIBRARY = sorted((ROOT / "specs").glob("*.yaml"))
+LIBRARY = sorted(SPECS.glob("*.yaml"))
 
 # What a build loads, and how long it takes
 
@@ -481,7 +481,7 @@ def test_editors_find_the_schema_by_the_first_line_of_a_spec(run, tmp_path):
     assert not schema.exists()
 
 
-GOOD = sorted((Path(__file__).parent / "good_specs").glob("*.yaml"))
+GOOD = sorted(GOOD_SPECS.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", [*LIBRARY[::4], *GOOD], ids=lambda path: path.stem)  # every fourth: jsonschema is slow

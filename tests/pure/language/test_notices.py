@@ -1,15 +1,14 @@
 """A whole number is an int parameter, and a spec to which that makes a difference is told."""
 
-from pathlib import Path
-
 import pytest
 
 from codegen.errors import Diagnostic
 from codegen.language.notices import notices
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
+from tests.places import SPECS
 
-LIBRARY = sorted((Path(__file__).parent.parent.parent / "specs").glob("*.yaml"))
+LIBRARY = sorted(SPECS.glob("*.yaml"))
 
 
 def op(param: str, chain: str = "y = x * p") -> Op:

@@ -2,13 +2,13 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
 from codegen.render.wrapping import WIDTH, wrapped
+from tests.places import ROOT
 
-GENERATED = sorted(Path("generated").glob("*.py"))
+GENERATED = sorted((ROOT / "generated").glob("*.py"))
 LONG = [
     "y = f(" + ", ".join(f"argument{i}" for i in range(20)) + ")  # why",
     "def f(" + ", ".join(f"parameter{i}: int = {i}" for i in range(12)) + "):\n    return parameter0",
@@ -53,7 +53,7 @@ def strings(tree):
 
 
 def test_a_norm_s_forward_kernel_is_on_one_screen():
-    source = Path("generated/rmsnorm.py").read_text()
+    source = (ROOT / "generated/rmsnorm.py").read_text()
     (kernel,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "rmsnorm_kernel")
     assert kernel.end_lineno - kernel.body[0].lineno < 50
     assert not re.search(r"load_row|crd2idx", ast.unparse(kernel))

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.pure.building import HERE, ROOT, write_specs
+from tests.places import ROOT
+from tests.pure.building import HERE, write_specs
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import ast
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,10 +16,10 @@ from codegen.render.literals import WIDTH, dict_literal
 from codegen.spec.embedding import to_data
 from codegen.spec.specfile import load_spec
 from tests.mutants import meaning
+from tests.places import GOOD_SPECS, ROOT, SPECS
 from tests.turns import FEWER
 
-ROOT = Path(__file__).parent.parent.parent
-FILES = sorted((*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests/pure/good_specs").glob("*.yaml")))
+FILES = sorted((*SPECS.glob("*.yaml"), *GOOD_SPECS.glob("*.yaml")))
 
 SPEC = """\
 op: f

@@ -7,7 +7,8 @@ import pytest
 
 from codegen.__main__ import app
 from codegen.errors import suggested
-from tests.pure.building import ROOT, contents, write_specs
+from tests.places import ROOT, SPECS
+from tests.pure.building import contents, write_specs
 
 COMMANDS = {c.name: c.callback for c in app.registered_commands if c.callback}
 
@@ -66,9 +67,9 @@ def test_shells_can_complete(run):
 
 
 def test_the_list_has_a_line_an_op(run):
-    result = run("list", "--specs", str(ROOT / "specs"))
+    result = run("list", "--specs", str(SPECS))
     lines = result.out.splitlines()
-    assert len(lines) == len(list((ROOT / "specs").glob("*.yaml")))
+    assert len(lines) == len(list(SPECS.glob("*.yaml")))
     assert [line.split()[0] for line in lines] == sorted(line.split()[0] for line in lines)
 
 
@@ -85,7 +86,7 @@ def test_lines_of_the_list_fit_a_terminal(run, monkeypatch, tmp_path):
 
 
 def test_the_list_is_searched(run):
-    specs = ("--specs", str(ROOT / "specs"))
+    specs = ("--specs", str(SPECS))
     names = [line.split()[0] for line in run("list", "softmax", "--kind", "row", *specs).out.splitlines()]
     assert {"softmax", "causal_softmax"} <= set(names)
     assert not {"relu", "rmsnorm", "dense"} & set(names)
@@ -116,7 +117,7 @@ def test_the_long_list_has_types_and_arguments(run, tmp_path):
 
 # Names that are not there
 
-NAMES = [path.stem for path in sorted((ROOT / "specs").glob("*.yaml"))]
+NAMES = [path.stem for path in sorted(SPECS.glob("*.yaml"))]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_a_name_like_none_is_told_how_many_there_are():
 
 
 def test_an_op_that_is_not_there(run, tmp_path):
-    result = run("explain", "rmsnrom", "--specs", str(ROOT / "specs"))
+    result = run("explain", "rmsnrom", "--specs", str(SPECS))
     assert (result.status, result.out) == (2, "")
     first, second = result.err.splitlines()
     assert first.startswith(f"error: no op 'rmsnrom' in {ROOT / 'specs'}. Did you mean 'rmsnorm', ")

@@ -4,7 +4,6 @@ import itertools
 from pathlib import Path
 
 import pytest
-from goldens import check_golden
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,9 +14,11 @@ from codegen.pipeline import read_op
 from codegen.spec.notation import parse_dims
 from codegen.spec.spec import Spec, axis_order
 from codegen.spec.specfile import load_spec
+from tests.goldens import check_golden
+from tests.places import GOOD_SPECS, SPECS
 
-GOOD = sorted((Path(__file__).parent / "good_specs").glob("*.yaml"))
-LIBRARY = sorted((Path(__file__).parent.parent.parent / "specs").glob("*.yaml"))
+GOOD = sorted(GOOD_SPECS.glob("*.yaml"))
+LIBRARY = sorted(SPECS.glob("*.yaml"))
 
 
 def read(path: Path) -> tuple[Statement, ...]:
@@ -62,7 +63,7 @@ def test_graph(path):
 
 def test_there_are_enough():
     assert len(GOOD) >= 12
-    assert {p.stem for p in (Path(__file__).parent / "good_specs").glob("*.txt")} == {p.stem for p in GOOD}
+    assert {p.stem for p in GOOD_SPECS.glob("*.txt")} == {p.stem for p in GOOD}
 
 
 @pytest.mark.parametrize("path", [*GOOD, *LIBRARY], ids=lambda path: path.stem)

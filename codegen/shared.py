@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+WARP = 32  # threads
 COUNTER = 4  # words of memory by which blocks keep pace: the first counts; so many are copied past the nearest cache
 
 
@@ -111,12 +112,26 @@ def stage_bytes(piece: int) -> int:
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """How the Hopper main loop cuts a product."""
+class Cut:
+    """How a main loop cuts a product into tiles."""
 
     tile_m: int  # rows of a tile
     tile_n: int  # its columns, of both b together where there are two
     tile_k: int
+
+    def columns(self, paired: str) -> int:
+        """Columns of the outputs."""
+        return self.tile_n // (2 if paired else 1)
+
+    def column_pieces(self, M: int) -> int:
+        """Tiles above each other, each of which writes one partial result of a reduction over the rows."""
+        return -(-M // self.tile_m)
+
+
+@dataclass(frozen=True)
+class Tiles(Cut):
+    """How the Hopper main loop cuts a product."""
+
     stages: int  # tiles of the operands in shared memory
     cluster_m: int = 1  # tiles above each other that share what they read of b
     cluster_n: int = 1  # tiles side by side that share what they read of a
@@ -158,27 +173,34 @@ class Tiles:
         return self.stages * stage + WARPS * stage_bytes(self.piece) + operands
 
     def row_pieces(self, N: int, paired: str = "") -> int:
-        """Tiles side by side, or blocks that share them, each of which writes one partial result of a fold over a row."""
-        return -(-N // (self.tile_n // (2 if paired else 1) // self.splits))
-
-    def column_pieces(self, M: int) -> int:
-        """Tiles above each other, each of which writes one partial result of a fold over a column."""
-        return -(-M // self.tile_m)
+        """Tiles side by side, or blocks that share them, each of which writes one partial result of a reduction along a row."""
+        return -(-N // (self.columns(paired) // self.splits))
 
 
 @dataclass(frozen=True)
-class AmpereTiles:
+class AmpereTiles(Cut):
     """How the main loop for other architectures cuts a product: powers of two, but for stages."""
 
-    tile_m: int  # rows of a block's tile
-    tile_n: int  # its columns, of both b together where there are two
-    tile_k: int
     warps_m: int
     warps_n: int
     stages: int  # tiles of the operands in shared memory
     group: int = 8  # tiles above each other that run one after another, and find b in the L2 cache
     blocks: int = 1  # that an SM should hold at once
     precise: bool = False  # whether float32 is the sum of two tf32
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return self.warps_m * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return WARP * self.warps
+
+    def row_pieces(self, N: int, paired: str = "") -> int:
+        """Warps side by side, of all tiles, each of which writes one partial result of a reduction along a row."""
+        return -(-N // self.columns(paired)) * self.warps_n
 
 
 @dataclass(frozen=True)

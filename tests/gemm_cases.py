@@ -6,29 +6,18 @@ Operands hold small integers, so that every sum is exact and what comes out is k
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import gemm_kernels
 import ml_dtypes
 import numpy as np
 
-from codegen.device.gemm import sm80 as gemm_sm80
 from codegen.runtime.compiled.kernels import CompiledCall
+from codegen.shared import AmpereTiles
 
-
-class Tile(NamedTuple):
-    """Constants of a launcher."""
-
-    tile_m: int = 64
-    tile_n: int = 64
-    tile_k: int = 64
-    warps_m: int = 2
-    warps_n: int = 2
-    stages: int = 3
-    blocks: int = 1
-
-
-DEFAULT, TF32, INT8 = Tile(), Tile(tile_k=32), Tile(tile_k=128)
+DEFAULT = AmpereTiles(64, 64, 64, warps_m=2, warps_n=2, stages=3)
+TF32, INT8 = replace(DEFAULT, tile_k=32), replace(DEFAULT, tile_k=128)
+PRECISE = replace(TF32, precise=True)
 
 
 @dataclass(frozen=True)
@@ -46,8 +35,7 @@ class Case:
     shared_b: bool = False  # one b for the whole batch
     paired: str = ""  # "halves", "interleaved", and "two" for two tensors
     vec: int = 8
-    tile: Tile = DEFAULT
-    precise: bool = False
+    tiles: AmpereTiles = DEFAULT
     known: bool = True  # whether the compiler is told what divides extents
 
     def __str__(self) -> str:
@@ -76,9 +64,8 @@ class Case:
             return {"z": whole, "y": whole}
         if self.launcher != "statistics":
             return {"y": whole}
-        tile = self.tile
-        rows = (self.L, self.M, gemm_sm80.row_pieces(self.N, paired="", tile_n=tile.tile_n, warps_n=tile.warps_n))
-        columns = (self.L, gemm_sm80.column_pieces(self.M, tile_m=tile.tile_m), self.N)
+        rows = (self.L, self.M, self.tiles.row_pieces(self.N))
+        columns = (self.L, self.tiles.column_pieces(self.M), self.N)
         return {"y": whole, "row_sum": rows, "row_max": rows, "column_sum": columns, "column_min": columns}
 
     def dtype_of(self, name: str) -> np.dtype:
@@ -108,7 +95,7 @@ class Case:
         if self.launcher == "swiglu":
             constants = {"paired": self.paired.replace("two", "halves")} | constants
             inputs += [None] if self.paired != "two" else []
-        constants |= self.tile._asdict() | {"precise": self.precise}
+        constants["tiles"] = self.tiles
         launcher = getattr(gemm_kernels, self.launcher)
         return CompiledCall(launcher, tuple(inputs), tuple(map(tensor, self.outputs)), tuple(constants.items()), arch)
 
@@ -188,21 +175,21 @@ CASES = [
     *spread(BF16, SIZES),
     *spread(replace(BF16, b_is_nk=False, out="bfloat16"), SIZES),
     *spread(replace(BF16, dtype="float16", b_is_nk=False), [(70, 72, 136), (33, 67, 35)]),
-    *spread(replace(BF16, dtype="float32", tile=TF32), [(64, 64, 64), (33, 67, 35), (70, 66, 4)]),
-    *spread(replace(BF16, dtype="float32", tile=TF32, b_is_nk=False), [(70, 72, 136), (33, 67, 35), (5, 66, 70)]),
-    *spread(replace(BF16, dtype="float32", tile=TF32, precise=True), [(70, 72, 136)]),
-    *spread(replace(BF16, dtype="int8", out="int32", tile=INT8), [(64, 64, 128), (33, 67, 35), (70, 66, 260)]),
-    *spread(replace(BF16, dtype="int8", out="int32", tile=INT8, b_is_nk=False), [(70, 80, 144), (33, 67, 35), (5, 66, 70)]),
-    *spread(replace(BF16, dtype="float8_e4m3fn", tile=INT8), [(70, 72, 144)]),
-    *spread(replace(BF16, dtype="float8_e5m2", tile=INT8, b_is_nk=False), [(70, 80, 144), (33, 67, 35)]),
+    *spread(replace(BF16, dtype="float32", tiles=TF32), [(64, 64, 64), (33, 67, 35), (70, 66, 4)]),
+    *spread(replace(BF16, dtype="float32", tiles=TF32, b_is_nk=False), [(70, 72, 136), (33, 67, 35), (5, 66, 70)]),
+    *spread(replace(BF16, dtype="float32", tiles=PRECISE), [(70, 72, 136)]),
+    *spread(replace(BF16, dtype="int8", out="int32", tiles=INT8), [(64, 64, 128), (33, 67, 35), (70, 66, 260)]),
+    *spread(replace(BF16, dtype="int8", out="int32", tiles=INT8, b_is_nk=False), [(70, 80, 144), (33, 67, 35), (5, 66, 70)]),
+    *spread(replace(BF16, dtype="float8_e4m3fn", tiles=INT8), [(70, 72, 144)]),
+    *spread(replace(BF16, dtype="float8_e5m2", tiles=INT8, b_is_nk=False), [(70, 80, 144), (33, 67, 35)]),
     *spread(replace(BF16, L=3, shared_b=True), [(70, 72, 40), (3, 5, 7)]),
     *spread(replace(BF16, L=2, b_is_nk=False), [(70, 72, 40), (3, 5, 7)]),
     # other tiles: more warps, one, narrow rows in shared memory, two stages, other vectors
-    *spread(replace(BF16, tile=Tile(128, 64, 32, 4, 1, 2), vec=4), [(150, 68, 100)]),
-    *spread(replace(BF16, tile=Tile(32, 128, 32, 1, 4, 4), vec=16, b_is_nk=False), [(40, 144, 100)]),
-    *spread(replace(BF16, tile=Tile(16, 32, 64, 1, 1, 2), b_is_nk=False), [(40, 48, 100)]),
-    *spread(replace(BF16, tile=Tile(64, 32, 64, 2, 2, 3), b_is_nk=False), [(70, 48, 100)]),
-    *spread(replace(BF16, tile=Tile(64, 32, 32, 2, 2, 3), dtype="float32", b_is_nk=False), [(70, 48, 100)]),
+    *spread(replace(BF16, tiles=AmpereTiles(128, 64, 32, 4, 1, 2), vec=4), [(150, 68, 100)]),
+    *spread(replace(BF16, tiles=AmpereTiles(32, 128, 32, 1, 4, 4), vec=16, b_is_nk=False), [(40, 144, 100)]),
+    *spread(replace(BF16, tiles=AmpereTiles(16, 32, 64, 1, 1, 2), b_is_nk=False), [(40, 48, 100)]),
+    *spread(replace(BF16, tiles=AmpereTiles(64, 32, 64, 2, 2, 3), b_is_nk=False), [(70, 48, 100)]),
+    *spread(replace(BF16, tiles=AmpereTiles(64, 32, 32, 2, 2, 3), dtype="float32", b_is_nk=False), [(70, 48, 100)]),
     # epilogues
     *spread(replace(BF16, launcher="bias_relu", out="bfloat16"), [(70, 72, 40), (33, 67, 35)]),
     *spread(replace(BF16, launcher="residual"), [(70, 72, 40), (33, 67, 35)]),
@@ -210,9 +197,9 @@ CASES = [
         replace(BF16, launcher="swiglu", paired=paired, b_is_nk=b_is_nk, M=m, N=n, K=k, out="bfloat16")
         for paired in ("halves", "interleaved", "two") for b_is_nk in (True, False) for m, n, k in [(70, 72, 40), (33, 37, 35)]
     ],
-    replace(BF16, launcher="swiglu", dtype="int8", paired="halves", b_is_nk=False, M=20, N=48, K=40, tile=INT8),
-    replace(BF16, launcher="swiglu", dtype="float32", paired="halves", b_is_nk=False, M=20, N=48, K=40, tile=TF32),
+    replace(BF16, launcher="swiglu", dtype="int8", paired="halves", b_is_nk=False, M=20, N=48, K=40, tiles=INT8),
+    replace(BF16, launcher="swiglu", dtype="float32", paired="halves", b_is_nk=False, M=20, N=48, K=40, tiles=TF32),
     *spread(replace(BF16, launcher="statistics", L=2), [(70, 72, 40), (133, 67, 35), (1, 1, 1), (0, 8, 8), (8, 0, 8)]),
-    *spread(replace(BF16, launcher="statistics", tile=Tile(64, 64, 64, 4, 1, 2)), [(70, 72, 40), (133, 67, 35)]),
-    *spread(replace(BF16, launcher="statistics", tile=Tile(32, 64, 64, 1, 2, 2), vec=16), [(70, 80, 40)]),
+    *spread(replace(BF16, launcher="statistics", tiles=AmpereTiles(64, 64, 64, 4, 1, 2)), [(70, 72, 40), (133, 67, 35)]),
+    *spread(replace(BF16, launcher="statistics", tiles=AmpereTiles(32, 64, 64, 1, 2, 2), vec=16), [(70, 80, 40)]),
 ]  # fmt: skip

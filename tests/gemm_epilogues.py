@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from codegen import device
 from codegen.device import vectors
 from codegen.device.gemm import sm90 as gemm_sm90
+from codegen.shared import Tiles
 
 
 def store(y, mY, place, valid, vec, ragged):
@@ -141,16 +142,12 @@ READS = {
 def one_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
-    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
+    tiles: Static[Tiles],
 ):  # fmt: skip
     """One b, no other operand."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
-        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
+        reads=READS.get(name, (None, None)), tiles=tiles,
     )  # fmt: skip
 
 
@@ -158,16 +155,12 @@ def one_launch(
 def two_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB0: cute.Tensor, mB1: cute.Tensor, mY: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
-    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
+    tiles: Static[Tiles],
 ):  # fmt: skip
     """Two b."""
     gemm_sm90.launch(
         stream, mA, (mB0, mB1), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
-        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
+        reads=READS.get(name, (None, None)), tiles=tiles,
     )  # fmt: skip
 
 
@@ -175,16 +168,12 @@ def two_launch(
 def with_one_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mX: cute.Tensor, mY: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
-    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
+    tiles: Static[Tiles],
 ):  # fmt: skip
     """One operand of the epilogue: a bias, or a tile."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mX, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        reads=READS.get(name, (None, None)), whole=((mX, 1, True),) if READS.get(name, (None, None))[1] else (), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
-        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
+        reads=READS.get(name, (None, None)), whole=((mX, 1, True),) if READS.get(name, (None, None))[1] else (), tiles=tiles,
     )  # fmt: skip
 
 
@@ -192,16 +181,12 @@ def with_one_launch(
 def with_two_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mX: cute.Tensor, mZ: cute.Tensor, mY: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
-    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
+    tiles: Static[Tiles],
 ):  # fmt: skip
     """Two operands of the epilogue: a bias and a tile."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mX, mZ, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        reads=READS.get(name, (None, None)), whole=((mZ, 1, True),), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
-        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
+        reads=READS.get(name, (None, None)), whole=((mZ, 1, True),), tiles=tiles,
     )  # fmt: skip
 
 
@@ -210,17 +195,13 @@ def sums_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor,
     mRowSum: cute.Tensor, mRowMax: cute.Tensor, mColumnSum: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
-    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
+    tiles: Static[Tiles],
 ):  # fmt: skip
     """Statistics over rows and columns."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         row_ops=("sum", "max"), column_ops=("sum",), row_parts=(mRowSum, mRowMax), column_parts=(mColumnSum,),
-        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
-        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
+        reads=READS.get(name, (None, None)), tiles=tiles,
     )  # fmt: skip
 
 
@@ -228,17 +209,13 @@ def sums_launch(
 def row_sums_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor, mRowSum: cute.Tensor, mRowMax: cute.Tensor,
     name: Static[str], b_is_nk: Static[bool], paired: Static[str], vec: Static[int], ragged: Static[bool],
-    tile_m: Static[int], tile_n: Static[int], tile_k: Static[int], stages: Static[int],
-    cluster_m: Static[int], cluster_n: Static[int], pingpong: Static[bool], group: Static[int], blocks: Static[int],
-    piece: Static[int], ahead: Static[int], rolled: Static[bool], staged: Static[int], splits: Static[int],
+    tiles: Static[Tiles],
 ):  # fmt: skip
     """Statistics over rows alone."""
     gemm_sm90.launch(
         stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
         row_ops=("sum", "max"), row_parts=(mRowSum, mRowMax),
-        reads=READS.get(name, (None, None)), tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, stages=stages,
-        cluster_m=cluster_m, cluster_n=cluster_n, pingpong=pingpong, group=group, blocks=blocks,
-        piece=piece, ahead=ahead, rolled=rolled, staged=staged, splits=splits,
+        reads=READS.get(name, (None, None)), tiles=tiles,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from cutlass import Float32, Int32, Int64
 
 from codegen import device
 from codegen.device.gemm import sm80 as gemm_sm80
+from codegen.shared import AmpereTiles
 
 
 @cute.jit
@@ -120,13 +121,10 @@ def statistics_epilogue(
 def plain(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor,
     b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
-    tile_m: cutlass.Constexpr[int], tile_n: cutlass.Constexpr[int], tile_k: cutlass.Constexpr[int],
-    warps_m: cutlass.Constexpr[int], warps_n: cutlass.Constexpr[int], stages: cutlass.Constexpr[int],
-    blocks: cutlass.Constexpr[int], precise: cutlass.Constexpr[bool],
+    tiles: cutlass.Constexpr[AmpereTiles],
 ):  # fmt: skip
     gemm_sm80.launch(
-        stream, mA, (mB,), (mY,), plain_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tile_m=tile_m, tile_n=tile_n,
-        tile_k=tile_k, warps_m=warps_m, warps_n=warps_n, stages=stages, blocks=blocks, precise=precise,
+        stream, mA, (mB,), (mY,), plain_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles,
     )  # fmt: skip
 
 
@@ -134,13 +132,10 @@ def plain(
 def bias_relu(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mBias: cute.Tensor, mY: cute.Tensor,
     b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
-    tile_m: cutlass.Constexpr[int], tile_n: cutlass.Constexpr[int], tile_k: cutlass.Constexpr[int],
-    warps_m: cutlass.Constexpr[int], warps_n: cutlass.Constexpr[int], stages: cutlass.Constexpr[int],
-    blocks: cutlass.Constexpr[int], precise: cutlass.Constexpr[bool],
+    tiles: cutlass.Constexpr[AmpereTiles],
 ):  # fmt: skip
     gemm_sm80.launch(
-        stream, mA, (mB,), (mBias, mY), bias_relu_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tile_m=tile_m,
-        tile_n=tile_n, tile_k=tile_k, warps_m=warps_m, warps_n=warps_n, stages=stages, blocks=blocks, precise=precise,
+        stream, mA, (mB,), (mBias, mY), bias_relu_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles,
     )  # fmt: skip
 
 
@@ -148,13 +143,10 @@ def bias_relu(
 def residual(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mResidual: cute.Tensor, mZ: cute.Tensor, mY: cute.Tensor,
     b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
-    tile_m: cutlass.Constexpr[int], tile_n: cutlass.Constexpr[int], tile_k: cutlass.Constexpr[int],
-    warps_m: cutlass.Constexpr[int], warps_n: cutlass.Constexpr[int], stages: cutlass.Constexpr[int],
-    blocks: cutlass.Constexpr[int], precise: cutlass.Constexpr[bool],
+    tiles: cutlass.Constexpr[AmpereTiles],
 ):  # fmt: skip
     gemm_sm80.launch(
-        stream, mA, (mB,), (mResidual, mZ, mY), residual_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tile_m=tile_m,
-        tile_n=tile_n, tile_k=tile_k, warps_m=warps_m, warps_n=warps_n, stages=stages, blocks=blocks, precise=precise,
+        stream, mA, (mB,), (mResidual, mZ, mY), residual_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles,
     )  # fmt: skip
 
 
@@ -171,16 +163,13 @@ def swiglu(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mUp: cute.Tensor | None, mY: cute.Tensor,
     paired: cutlass.Constexpr[str],
     b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
-    tile_m: cutlass.Constexpr[int], tile_n: cutlass.Constexpr[int], tile_k: cutlass.Constexpr[int],
-    warps_m: cutlass.Constexpr[int], warps_n: cutlass.Constexpr[int], stages: cutlass.Constexpr[int],
-    blocks: cutlass.Constexpr[int], precise: cutlass.Constexpr[bool],
+    tiles: cutlass.Constexpr[AmpereTiles],
 ):  # fmt: skip
     mBs = (mB,)
     if cutlass.const_expr(paired == "halves"):
         mBs = halves(mB, b_is_nk) if mUp is None else (mB, mUp)
     gemm_sm80.launch(
-        stream, mA, mBs, (mY,), swiglu_epilogue, b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged, tile_m=tile_m,
-        tile_n=tile_n, tile_k=tile_k, warps_m=warps_m, warps_n=warps_n, stages=stages, blocks=blocks, precise=precise,
+        stream, mA, mBs, (mY,), swiglu_epilogue, b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged, tiles=tiles,
     )  # fmt: skip
 
 
@@ -189,13 +178,10 @@ def statistics(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor,
     mRowSum: cute.Tensor, mRowMax: cute.Tensor, mColumnSum: cute.Tensor, mColumnMin: cute.Tensor,
     b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
-    tile_m: cutlass.Constexpr[int], tile_n: cutlass.Constexpr[int], tile_k: cutlass.Constexpr[int],
-    warps_m: cutlass.Constexpr[int], warps_n: cutlass.Constexpr[int], stages: cutlass.Constexpr[int],
-    blocks: cutlass.Constexpr[int], precise: cutlass.Constexpr[bool],
+    tiles: cutlass.Constexpr[AmpereTiles],
 ):  # fmt: skip
     gemm_sm80.launch(
-        stream, mA, (mB,), (mY,), statistics_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tile_m=tile_m,
-        tile_n=tile_n, tile_k=tile_k, warps_m=warps_m, warps_n=warps_n, stages=stages, blocks=blocks, precise=precise,
+        stream, mA, (mB,), (mY,), statistics_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles,
         row_ops=("sum", "max"), row_parts=(mRowSum, mRowMax),
         column_ops=("sum", "min"), column_parts=(mColumnSum, mColumnMin),
     )  # fmt: skip

@@ -82,7 +82,7 @@ class Product:
             return x.dtype.name, (*(1 for _ in x.shape[:-1]), divisor), 16
 
         constants = {"name": self.name, "b_is_nk": self.b_is_nk, "paired": self.paired, "vec": vec,
-                     "ragged": self.N % vec != 0} | dataclasses.asdict(self.tiles)  # fmt: skip
+                     "ragged": self.N % vec != 0, "tiles": self.tiles}  # fmt: skip
         launcher = LAUNCHERS[self.name][0] if self.paired != "halves" else LAUNCHERS["two"][0]
         inputs, outputs = (tuple(map(described, xs)) for xs in (self.inputs, self.outputs))
         return kernels.CompiledCall(launcher, inputs, outputs, tuple(constants.items()), "sm_90a")

@@ -14,7 +14,7 @@ from cutlass import Int32, Int64, Numeric, Uint32
 from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
-from codegen.device.functions import WARP
+from codegen.shared import WARP
 
 EVICT = cute.nvgpu.CacheEvictionPriority
 

@@ -20,7 +20,6 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 from cutlass._mlir.dialects import vector as mlir_vector
 
-WARP = 32  # threads
 Vector: TypeAlias = Any  # cute.TensorSSA
 Operand: TypeAlias = Any  # a Vector, or a Python number used with one
 

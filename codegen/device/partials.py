@@ -14,9 +14,9 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl.cutlass import CuTeDSL
 from cutlass.memory import SmemAllocator
 
-from codegen.device.functions import WARP, Vector, vector
+from codegen.device.functions import Vector, vector
 from codegen.device.reduce import combine, identity, over_row, result, shared
-from codegen.shared import COUNTER
+from codegen.shared import COUNTER, WARP
 
 
 def shared_columns(threads: int, per_row: int, count: int, dtypes: tuple[type[Numeric], ...]) -> list[cute.Tensor]:

@@ -16,7 +16,7 @@ from cutlass import Boolean, Int32, Int64, Numeric
 from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
-from codegen.device.functions import WARP
+from codegen.shared import WARP
 
 Vector = device.Vector
 # The columns of a vector that are inside a row: all (None), a mask, or its first column and the row's number of columns

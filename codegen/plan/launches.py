@@ -26,9 +26,6 @@ IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that 
 class GemmLaunch(Contraction):
     """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
 
-    rows: int  # of a tile, each of whose columns leaves a part of every fold over rows
-    columns: int  # of the outputs in what a block finishes: a tile's, or where K is split, its share of them
-    side: int  # parts that a row of a tile leaves of every fold along it
     why: str  # XLA's matmul and then a kernel for the epilogue should take less time; empty where they should not
 
     @property

@@ -14,10 +14,10 @@ from codegen.graph.ops import COSTLY, REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of, vector_width
 from codegen.plan.planner import MAX_AXES, Names, Planner, overrides
 from codegen.plan.reductions import Carried, Reduction, Statistic
+from codegen.shared import WARP
 from codegen.spec.spec import Array, Axis, Spec
 
 MAX_STAGES = 16
-WARP = 32  # lanes among which a group of columns is folded
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:

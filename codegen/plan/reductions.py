@@ -28,7 +28,7 @@ from codegen.plan import walking
 from codegen.plan.access import Access, Extent, Group, View, vector_width
 from codegen.plan.launches import IDLE, Extents
 from codegen.plan.walking import clusters
-from codegen.shared import RowLaunch, WalkLaunch
+from codegen.shared import WARP, RowLaunch, WalkLaunch
 from codegen.spec.spec import Array
 
 MAX_THREADS = 1024
@@ -44,7 +44,6 @@ REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
 ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block keeps
 CLUSTER_ROW = 16 * 1024  # where a cluster shares it, and folds no columns
 ALONE_ROW = 32 * 1024  # up to which a block keeps it alone even so: two such blocks at once
-WARP = 32
 RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
 MANY_RESIDENT = 1280  # where they keep nothing but the row: while a cluster waits for its blocks, others load
 LEAN_RESIDENT = 768  # where threads keep twice as much, and nothing beside it

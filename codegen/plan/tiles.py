@@ -82,22 +82,18 @@ class Tile:
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec = max(4, min(8, 16 // max(widths, default=2)))
         ragged = extents["N"] % vec != 0
-        halved = 2 if self.paired else 1
         if arch == "sm_90a" and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
-            why = self.slower(tiles, dtypes, extents)
-            return GemmLaunch(vec, ragged, tiles, tiles.tile_m, tiles.tile_n // halved // tiles.splits, 1, why)
+            return GemmLaunch(vec, ragged, tiles, self.slower(tiles, dtypes, extents))
         if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
             raise Mistake(f"no main loop for {factor} on {arch}")
         few = extents["M"] * extents["N"] <= 512 * 512
-        options = self.small() if few else dict(LARGE)
+        own = self.small() if few else LARGE
         if factor in FLOAT8 and arch.startswith(EMULATED) and not few:
-            options |= {"warps_n": 4, "blocks": 1}
-        options["tile_k"] = (64 if few else 128) // DTYPES[factor].size
+            own = replace(own, warps_n=4, blocks=1)
+        own = replace(own, tile_k=(64 if few else 128) // DTYPES[factor].size)
         if factor == "float32":
-            options["tile_n"] = min(64, options["tile_n"])
-        rows, columns, side = options["tile_m"], options["tile_n"] // halved, options["warps_n"]
-        why, exact = self.refused(dtypes, extents, arch), factor == "float32" and precise
-        return GemmLaunch(vec, ragged, AmpereTiles(**options, precise=exact), rows, columns, side, why)
+            own = replace(own, tile_n=min(64, own.tile_n), precise=precise)
+        return GemmLaunch(vec, ragged, own, self.refused(dtypes, extents, arch))
 
     @property
     def placed(self) -> tuple[str, ...]:
@@ -125,9 +121,9 @@ class Tile:
         """The arrays of its spec that are no tensors: products, and what is folded."""
         return frozenset((*self.accs, *(f.value for f in self.folds)))
 
-    def small(self) -> dict[str, int]:
+    def small(self) -> AmpereTiles:
         """Tiles for outputs that large ones would not share out among the multiprocessors."""
-        return {"tile_m": 32, "tile_n": 64 if self.paired else 32, "warps_m": 2, "warps_n": 1, "stages": 2}
+        return AmpereTiles(32, 64 if self.paired else 32, 32, warps_m=2, warps_n=1, stages=2)
 
     def hopper(self, dtypes: Mapping[str, str], extents: Mapping[str, int], ragged: bool) -> Tiles | None:
         """The tiles of the main loop for Hopper, where it takes these operands."""
@@ -220,7 +216,7 @@ COSTS = {
 AMPERE = ("float16", "bfloat16", "float32", "int8")
 # Where mma.sync of float8 is one of float16 and conversions, which take registers
 EMULATED = ("sm_90", "sm_100", "sm_103")
-LARGE = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "blocks": 2}
+LARGE = AmpereTiles(128, 128, 64, warps_m=2, warps_n=2, stages=3, blocks=2)
 
 
 def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Statement, ...]) -> Tile:

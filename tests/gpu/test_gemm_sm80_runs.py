@@ -6,10 +6,11 @@ import gemm_cases
 import jax
 import numpy as np
 import pytest
-from gemm_cases import BF16, Case, Tile
+from gemm_cases import BF16, Case
 
 from codegen.runtime.compiled import kernels
 from codegen.runtime.compiled.platform import current_arch
+from codegen.shared import AmpereTiles
 
 
 def run(case: Case, given: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -21,9 +22,11 @@ def run(case: Case, given: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 LARGE = [
     *(dataclasses.replace(BF16, M=1000, N=520, K=777 + odd, b_is_nk=nk) for odd in (0, 7) for nk in (True, False)),
-    dataclasses.replace(BF16, M=1024, N=1024, K=4096, tile=Tile(128, 128, 64, 2, 2, 3, 2)),
-    dataclasses.replace(BF16, M=1030, N=1032, K=2048, tile=Tile(128, 256, 64, 2, 4, 3), b_is_nk=False, L=2),
-    dataclasses.replace(BF16, launcher="statistics", M=1030, N=1032, K=128, L=2, tile=Tile(128, 128, 64, 2, 2, 3, 2)),
+    dataclasses.replace(BF16, M=1024, N=1024, K=4096, tiles=AmpereTiles(128, 128, 64, 2, 2, 3, blocks=2)),
+    dataclasses.replace(BF16, M=1030, N=1032, K=2048, tiles=AmpereTiles(128, 256, 64, 2, 4, 3), b_is_nk=False, L=2),
+    dataclasses.replace(
+        BF16, launcher="statistics", M=1030, N=1032, K=128, L=2, tiles=AmpereTiles(128, 128, 64, 2, 2, 3, blocks=2)
+    ),
 ]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import cutlass
@@ -59,15 +59,15 @@ def launch(
         else:
             found.append(mB)
     bs = tuple(found)
-    loop, options = gemm_sm80.launch, asdict(how.tiles)
+    loop = gemm_sm80.launch
     if cutlass.const_expr(isinstance(how.tiles, Tiles)):
-        loop, options = gemm_sm90.launch, options | {"whole": whole}
+        loop = functools.partial(gemm_sm90.launch, whole=whole)
     N = bs[0].shape[1] if cutlass.const_expr(b_is_nk) else bs[0].shape[2]
     if Int64(mA.shape[0]) * mA.shape[1] * N > 0:
         loop(
             stream, mA, bs, tensors, epilogue, b_is_nk=b_is_nk, paired="halves" if paired == "two" else paired,
             vec=how.vec, ragged=how.ragged, reads=reads, row_ops=row_ops, column_ops=column_ops, rescaled=rescaled,
-            row_parts=row_parts, column_parts=column_parts, **options,
+            row_parts=row_parts, column_parts=column_parts, tiles=how.tiles,
         )  # fmt: skip
 
 

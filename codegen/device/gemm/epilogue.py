@@ -15,12 +15,11 @@ from cutlass import Int32
 
 from codegen.device import functions as device
 from codegen.device import reduce, vectors
-from codegen.device.functions import WARP
 from codegen.device.gemm import folds as gemm_folds
 from codegen.device.gemm import pieces as gemm_pieces
 from codegen.device.gemm import staging
 from codegen.device.gemm.pieces import Form, Pieces
-from codegen.shared import STAGED_ROWS
+from codegen.shared import STAGED_ROWS, WARP
 
 
 @cute.jit

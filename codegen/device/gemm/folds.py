@@ -7,8 +7,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Numeric
 
 from codegen.device import reduce
-from codegen.device.functions import WARP
 from codegen.device.gemm.pieces import Form, Pieces
+from codegen.shared import WARP
 
 
 def fold(

@@ -25,9 +25,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from codegen.device.functions import WARP
 from codegen.device.gemm import staging, tensorcore
-from codegen.shared import GAP, STAGED_ROWS, stage_bytes
+from codegen.shared import GAP, STAGED_ROWS, WARP, stage_bytes
 
 # A fold along rows that sums exponentials: its index, the index of its maximum before it, exp or exp2, the factor of the
 # difference, and whether 0 replaces a maximum that is not finite

@@ -20,43 +20,22 @@ from cutlass import Boolean, Float32, Int32, Int64, Numeric, Uint8, Uint16, Uint
 from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
-from codegen.device.functions import WARP
 from codegen.device.gemm import epilogue as gemm_epilogue
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.pieces import Follows, Form
 from codegen.device.gemm.tensorcore import STEP
+from codegen.shared import WARP, AmpereTiles
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """The sizes of tiles: powers of two, except stages."""
-
-    tile_m: int  # rows of a block's tile
-    tile_n: int  # its columns, of both b together where there are two
-    tile_k: int
-    warps_m: int
-    warps_n: int
-    stages: int  # buffers for tiles of the operands
-    group: int  # vertically adjacent tiles that run one after another, and find b in the L2 cache
-    precise: bool  # float32 as the sum of two tf32
-
-    @property
-    def warps(self) -> int:
-        return self.warps_m * self.warps_n
-
-    @property
-    def threads(self) -> int:
-        return WARP * self.warps
-
-    def check(self, size: int, parts: int) -> None:
-        """Check that there is a kernel for elements of `size` bytes, and for `parts` tensors b."""
-        for good, what in (
-            (self.tile_k * size in (2 * STEP, 4 * STEP), "a tile has 64 or 128 bytes along K"),
-            (self.tile_m // self.warps_m % 16 == 0, "a warp has 16 rows at least"),
-            (self.tile_n // self.warps_n // parts % 16 == 0, "a warp has 16 columns of each b at least"),
-            (self.stages >= 2, "there are two stages at least"),
-        ):
-            assert good, f"{what}: {self}"
+def check(tiles: AmpereTiles, size: int, parts: int) -> None:
+    """Check that there is a kernel for elements of `size` bytes, and for `parts` tensors b."""
+    for good, what in (
+        (tiles.tile_k * size in (2 * STEP, 4 * STEP), "a tile has 64 or 128 bytes along K"),
+        (tiles.tile_m // tiles.warps_m % 16 == 0, "a warp has 16 rows at least"),
+        (tiles.tile_n // tiles.warps_n // parts % 16 == 0, "a warp has 16 columns of each b at least"),
+        (tiles.stages >= 2, "there are two stages at least"),
+    ):
+        assert good, f"{what}: {tiles}"
 
 
 @dataclass(frozen=True)
@@ -95,16 +74,6 @@ class Panels:
         return byte % self.panel, byte // self.panel * self.rows * self.panel
 
 
-def row_pieces(N: int, *, paired: str, tile_n: int, warps_n: int) -> int:
-    """The number of partial results of a row of N outputs."""
-    return -(-N // (tile_n // (2 if paired else 1))) * warps_n
-
-
-def column_pieces(M: int, *, tile_m: int) -> int:
-    """The number of partial results of a column."""
-    return -(-M // tile_m)
-
-
 def launch(
     stream,
     mA: cute.Tensor,
@@ -122,36 +91,26 @@ def launch(
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
     reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
-    tile_m: int,
-    tile_n: int,
-    tile_k: int,
-    warps_m: int,
-    warps_n: int,
-    stages: int,
-    group: int = 8,
-    blocks: int = 1,
-    precise: bool = False,
+    tiles: AmpereTiles,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue on it (`epilogue`).
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, their L 1 where
         the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Two give two accumulators ("halves");
         one with 2N columns too, if "interleaved".
-    row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32 or int32.
-    blocks: the number of resident blocks that an SM should have.
-    precise: float32 as two tf32 instead of one. Where an operand is infinite, the sum may then be NaN.
+    row_parts: (L, M, tiles.row_pieces(N)), column_parts: (L, tiles.column_pieces(M), N), float32 or int32.
+    tiles: where they are `precise` and an operand is infinite, the sum may be NaN.
     """
-    tiling = Tiling(tile_m, tile_n, tile_k, warps_m, warps_n, stages, group, precise)
     form = Form(
         epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, fours=not b_is_nk and mA.element_type.width == 8,
-        rolled=reads[1] is None and not row_ops, warps=warps_m, step=1, barrier=1, threads=tiling.threads,
+        rolled=reads[1] is None and not row_ops, warps=tiles.warps_m, step=1, barrier=1, threads=tiles.threads,
     )  # fmt: skip
     assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
-    tiling.check(mA.element_type.width // 8, len(mBs))
+    check(tiles, mA.element_type.width // 8, len(mBs))
     L, M, _ = mA.shape
-    tiles = cute.ceil_div(M, tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tile_n // len(mBs)) * L
-    _kernel(mA, mBs, (tensors, row_parts, column_parts), b_is_nk, tiling, form).launch(
-        grid=(cutlass.max(tiles, 1), 1, 1), block=(tiling.threads, 1, 1), stream=stream, min_blocks_per_mp=blocks,
+    count = cute.ceil_div(M, tiles.tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tiles.tile_n // len(mBs)) * L
+    _kernel(mA, mBs, (tensors, row_parts, column_parts), b_is_nk, tiles, form).launch(
+        grid=(cutlass.max(count, 1), 1, 1), block=(tiles.threads, 1, 1), stream=stream, min_blocks_per_mp=tiles.blocks,
         preferred_smem_carveout=-1,  # as much as the driver sees fit
     )  # fmt: skip
 
@@ -167,23 +126,23 @@ def _kernel(
     mBs: tuple[cute.Tensor, ...],  # each (L or 1, N, K) or (L or 1, K, N)
     memory: tuple,  # the epilogue's tensors, row parts and column parts
     b_is_nk: cutlass.Constexpr[bool],
-    tiling: cutlass.Constexpr[Tiling],
+    tiles: cutlass.Constexpr[AmpereTiles],
     form: cutlass.Constexpr[Form],
 ):
-    dtype, threads, parts = mA.element_type, tiling.threads, len(mBs)
+    dtype, threads, parts = mA.element_type, tiles.threads, len(mBs)
     types, size = (dtype, mBs[0].element_type), dtype.width // 8
-    tile_m, tile_n, tile_k = tiling.tile_m, tiling.tile_n // parts, tiling.tile_k  # columns of each b
-    warp_rows, warp_columns = tile_m // tiling.warps_m, tile_n // tiling.warps_n
+    tile_m, tile_n, tile_k = tiles.tile_m, tiles.tile_n // parts, tiles.tile_k  # columns of each b
+    warp_rows, warp_columns = tile_m // tiles.warps_m, tile_n // tiles.warps_n
     steps = tile_k * size // STEP
     tidx, _, _ = cute.arch.thread_idx()
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
-    warp_m, warp_n = warp % tiling.warps_m, warp // tiling.warps_m
+    warp_m, warp_n = warp % tiles.warps_m, warp // tiles.warps_m
 
     L, M, K = mA.shape
     N = _columns(mBs, b_is_nk)
     tiles_m, tiles_n = cute.ceil_div(M, tile_m), cute.ceil_div(N, tile_n)
     some = tiles_m * tiles_n * L > 0  # else there is one block, and nothing for it to do
-    batch, m, n = _tile(tiles_m, tiles_n, tiling.group)
+    batch, m, n = _tile(tiles_m, tiles_n, tiles.group)
 
     # The operands' tiles in a stage, and what this thread copies and reads of them
     across = Panels(tile_k, tile_n * size, {4: "words", 2: "halves", 1: "bytes"}[size])
@@ -191,7 +150,7 @@ def _kernel(
     starts = [sum(p.size for p in panels[:k]) for k in range(1 + parts)]
     stage_size = sum(p.size for p in panels)
     buffer = SmemAllocator().allocate_tensor(
-        Uint8, cute.make_layout((max(tiling.stages * stage_size, tiling.warps * form.stage * 4),)), 128
+        Uint8, cute.make_layout((max(tiles.stages * stage_size, tiles.warps * form.stage * 4),)), 128
     )
     shared = buffer.iterator.toint()
     along_k = [(0, tile_k)] + [(0, tile_k) if b_is_nk else (tile_k, 0)] * parts
@@ -203,11 +162,11 @@ def _kernel(
     own_b = _lane_of_b(lane, warp_n * warp_columns, panels[1], size)
 
     # All stages but one are filled; beyond K with zeros, here and below.
-    for stage in cutlass.range_constexpr(tiling.stages - 1):
+    for stage in cutlass.range_constexpr(tiles.stages - 1):
         for k in cutlass.range_constexpr(1 + parts):
             _load(sources[k], Int32(stage), shared + (stage * stage_size + starts[k]), tidx, chunks[k])
         cute.arch.cp_async_commit_group()
-    cute.arch.cp_async_wait_group(tiling.stages - 2)
+    cute.arch.cp_async_wait_group(tiles.stages - 2)
     cute.arch.sync_threads()
 
     # One tile per turn. While a step along K is multiplied, the next one's fragments are read. The first step starts the
@@ -217,34 +176,34 @@ def _kernel(
     rA = cute.make_rmem_tensor((4, warp_rows // 16, 2), Uint32)
     rB = cute.make_rmem_tensor((2, parts * warp_columns // 8, 2), Uint32)
     _fragments(shared, own_a, own_b, 0, rA[None, None, 0], rB[None, None, 0], panels, starts)
-    read, write = Int32(0), Int32((tiling.stages - 1) * stage_size)
+    read, write = Int32(0), Int32((tiles.stages - 1) * stage_size)
     for turn in cutlass.range(cute.ceil_div(K, tile_k)):
         for step in cutlass.range_constexpr(steps):
             now, then = step % 2, (step + 1) % 2
             if cutlass.const_expr(step == steps - 1):
-                read = _next(read, stage_size, tiling.stages)
-                cute.arch.cp_async_wait_group(tiling.stages - 2)
+                read = _next(read, stage_size, tiles.stages)
+                cute.arch.cp_async_wait_group(tiles.stages - 2)
                 cute.arch.sync_threads()
             after = (step + 1) % steps
             _fragments(shared + read, own_a, own_b, after, rA[None, None, then], rB[None, None, then], panels, starts)
             if cutlass.const_expr(step == 0):
                 for k in cutlass.range_constexpr(1 + parts):
-                    _load(sources[k], turn + (tiling.stages - 1), shared + (write + starts[k]), tidx, chunks[k])
+                    _load(sources[k], turn + (tiles.stages - 1), shared + (write + starts[k]), tidx, chunks[k])
                 cute.arch.cp_async_commit_group()
-                write = _next(write, stage_size, tiling.stages)
-            _multiply(types, acc, rA[None, None, now], rB[None, None, now], tiling.precise)
+                write = _next(write, stage_size, tiles.stages)
+            _multiply(types, acc, rA[None, None, now], rB[None, None, now], tiles.precise)
 
     # What is left of the stages' memory serves the epilogue.
     cute.arch.cp_async_wait_group(0)
     cute.arch.sync_threads()
     words = cute.make_tensor(
-        cute.recast_ptr(buffer.iterator, dtype=Uint32), cute.make_layout((form.stage, tiling.warps))
+        cute.recast_ptr(buffer.iterator, dtype=Uint32), cute.make_layout((form.stage, tiles.warps))
     )
     extents = (cutlass.select_(some, M, Int32(0)), cutlass.select_(some, N * parts // form.accumulators, Int32(0)))
-    column = (n * tiling.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
+    column = (n * tiles.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
     gemm_epilogue.finish(
         _for_epilogue(acc, form.fours), words, warp, warp_m, (m * tile_m + warp_m * warp_rows, column, batch), 16, extents,
-        (n * tiling.warps_n + warp_n, m), memory, form,
+        (n * tiles.warps_n + warp_n, m), memory, form,
     )  # fmt: skip
 
 

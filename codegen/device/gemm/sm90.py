@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -33,13 +32,12 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from codegen.device import functions as device
-from codegen.device.functions import WARP
 from codegen.device.gemm import epilogue as gemm_epilogue
 from codegen.device.gemm import pieces as gemm_pieces
 from codegen.device.gemm import split as gemm_split
 from codegen.device.gemm import staging, tensorcore
 from codegen.device.gemm.pieces import Follows, Form
-from codegen.shared import WARPS, Tiles
+from codegen.shared import WARP, WARPS, Tiles
 
 WARPGROUP = 128  # threads
 CONSUMERS = 2  # warpgroups, the first two of a block
@@ -65,22 +63,21 @@ def launch(
     column_parts: tuple[cute.Tensor, ...] = (),
     reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
     whole: tuple[tuple[cute.Tensor | None, int, bool], ...] = (),
-    **config: Any,
+    tiles: Tiles,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue on it (`epilogue`).
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
     multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
     (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
-    row_parts: (L, M, row_pieces(N)), column_parts: (L, column_pieces(M), N), float32 or int32.
+    row_parts: (L, M, tiles.row_pieces(N)), column_parts: (L, tiles.column_pieces(M), N), float32 or int32.
     reads: the functions that prefetch the epilogue's operands: columns and tiles of `Form`.
     whole: the tensors that `tiles` reads by `load`, in its order, the number of adjacent elements of each for a column of the
         output, and whether each batch has its own; needed where `staged`, for which their rows must be a multiple of 16 bytes.
-    config: the fields of `Tiles`; `hopper_tiles.refusal` says which products they do not fit.
+    tiles: `hopper_tiles.refusal` says which products they do not fit.
 
     WGMMA sums float8 products with fewer bits than float32 has, and nothing here compensates for that.
     """
-    tiles = Tiles(**config)
     staged = 0 if ragged or reads[1] is None or tiles.splits > 1 else tiles.staged
     warps = 4 if tiles.pingpong else 4 * CONSUMERS  # that share a tile
     form = Form(

@@ -25,8 +25,8 @@ def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
     """The shape of each fold's partial results: (L, rows, parts) along rows, (L, parts, columns) over them."""
     batch, rows = (math.prod(axes.shape(names)) for names in (tile.batch, tile.rows))
     columns = axes.extents[tile.column]
-    along = (batch, rows, -(-columns // how.columns) * how.side)
-    return [along if f.along else (batch, -(-rows // how.rows), columns) for f in tile.folds]
+    along = (batch, rows, how.tiles.row_pieces(columns, tile.paired))
+    return [along if f.along else (batch, how.tiles.column_pieces(rows), columns) for f in tile.folds]
 
 
 def finished(op: CalledOp, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:

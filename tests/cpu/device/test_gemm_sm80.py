@@ -8,13 +8,14 @@ import gemm_cases
 import numpy as np
 import pytest
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
-from gemm_cases import BF16, TF32, Case, Tile
+from gemm_cases import BF16, DEFAULT, PRECISE, TF32, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.measuring.compile import read_cubin
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
+from codegen.shared import AmpereTiles
 
 
 def run(case: Case, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -31,8 +32,8 @@ def test_products(case):
 
 
 EXTENT = st.integers(0, 70) | st.integers(120, 140)
-UNKNOWN = dataclasses.replace(BF16, tile=Tile(32, 32, 32, 1, 2, 3), known=False)
-UNKNOWN_INT8 = dataclasses.replace(UNKNOWN, dtype="int8", out="int32", tile=Tile(32, 32, 64, 1, 2, 3))
+UNKNOWN = dataclasses.replace(BF16, tiles=AmpereTiles(32, 32, 32, 1, 2, 3), known=False)
+UNKNOWN_INT8 = dataclasses.replace(UNKNOWN, dtype="int8", out="int32", tiles=AmpereTiles(32, 32, 64, 1, 2, 3))
 
 
 @settings(max_examples=20)
@@ -53,9 +54,8 @@ def test_rounding(dtype, b_is_nk):
     float32. On a GPU sums may be cut off instead of rounded, by twice as much."""
     of_product = {"float32": 0.7 * 2.0**-9, "precise": 2.0**-20, "float16": 0, "bfloat16": 0}[dtype]
     sums = 3 if dtype == "precise" else 1
-    tile = Tile() if "16" in dtype else TF32
-    precise = dtype == "precise"
-    case = Case("plain", dtype.replace("precise", "float32"), 40, 48, 24, b_is_nk, tile=tile, precise=precise)
+    tiles = DEFAULT if "16" in dtype else PRECISE if dtype == "precise" else TF32
+    case = Case("plain", dtype.replace("precise", "float32"), 40, 48, 24, b_is_nk, tiles=tiles)
     rng = np.random.default_rng(0)
     operands = {k: rng.standard_normal(case.shapes[k]).astype(case.dtype_of(k)) for k in ("a", "b")}
     (y,) = run(case, operands)
@@ -69,7 +69,7 @@ def test_rounding(dtype, b_is_nk):
 
 def test_what_is_not_finite_stays_so():
     """Infinities are infinite; as two of tf32, something."""
-    case = Case("plain", "float32", 16, 16, 8, tile=TF32)
+    case = Case("plain", "float32", 16, 16, 8, tiles=TF32)
     operands = case.operands(np.random.default_rng(0))
     operands["a"][0, 3, 2], operands["a"][0, 4, 1], operands["a"][0, 5, 0] = np.inf, -np.inf, np.nan
     operands["a"][0, 6, 0] = np.uint32(0x7FFFFFFF).view(np.float32)  # the NaN of NVIDIA's arithmetic
@@ -77,19 +77,21 @@ def test_what_is_not_finite_stays_so():
     (y,) = run(case, operands)
     assert np.all(y[0, 3] == np.inf) and np.all(y[0, 4] == -np.inf) and np.all(np.isnan(y[0, 5:7]))
     assert np.all(np.isfinite(y[0, 7:]))
-    (y,) = run(dataclasses.replace(case, precise=True), operands)
+    (y,) = run(dataclasses.replace(case, tiles=PRECISE), operands)
     assert not np.any(np.isfinite(y[0, 3:7])) and np.all(np.isfinite(y[0, 7:]))
 
 
 @pytest.mark.parametrize(
-    ("tile", "message"),
-    [(Tile(tile_k=128), "64 or 128 bytes along K"), (Tile(tile_k=16), "64 or 128 bytes along K"),
-     (Tile(tile_m=16), "16 rows at least"), (Tile(tile_n=16), "16 columns of each b at least"),
-     (Tile(stages=1), "two stages at least"), (Tile(16, 16, 32, 1, 1), "16 columns of each b"),
-     (Tile(32, 128, 32, 2, 4), "256 threads cannot share")],
+    ("sizes", "message"),
+    [({"tile_k": 128}, "64 or 128 bytes along K"), ({"tile_k": 16}, "64 or 128 bytes along K"),
+     ({"tile_m": 16}, "16 rows at least"), ({"tile_n": 16}, "16 columns of each b at least"),
+     ({"stages": 1}, "two stages at least"),
+     ({"tile_m": 16, "tile_n": 16, "tile_k": 32, "warps_m": 1, "warps_n": 1}, "16 columns of each b"),
+     ({"tile_m": 32, "tile_n": 128, "tile_k": 32, "warps_n": 4}, "256 threads cannot share")],
 )  # fmt: skip
-def test_tiles_that_there_is_no_kernel_for(tile, message):
-    case = dataclasses.replace(BF16, launcher="swiglu", paired="halves", tile=tile)
+def test_tiles_that_there_is_no_kernel_for(sizes, message):
+    tiles = dataclasses.replace(DEFAULT, **sizes)
+    case = dataclasses.replace(BF16, launcher="swiglu", paired="halves", tiles=tiles)
     with pytest.raises(AssertionError, match=message):
         run(case, case.operands(np.random.default_rng(0)))
 
@@ -115,14 +117,16 @@ def compiled(case: Case, arch: str) -> tuple[int, int, int]:
 
 
 CUTLASS = {"bfloat16": "BFloat16", "float16": "Float16", "float32": "Float32", "int8": "Int8", "int32": "Int32"}
-LARGE = Case("bias_relu", "bfloat16", 4096, 4096, 4096, out="bfloat16", tile=Tile(128, 128, 64, 2, 2, 3, 2))
+LARGE = Case(
+    "bias_relu", "bfloat16", 4096, 4096, 4096, out="bfloat16", tiles=AmpereTiles(128, 128, 64, 2, 2, 3, blocks=2)
+)
 KERNELS = [
-    LARGE, dataclasses.replace(LARGE, b_is_nk=False), dataclasses.replace(LARGE, tile=Tile(128, 256, 64, 2, 4, 3)),
+    LARGE, dataclasses.replace(LARGE, b_is_nk=False), dataclasses.replace(LARGE, tiles=AmpereTiles(128, 256, 64, 2, 4, 3)),
     dataclasses.replace(LARGE, launcher="swiglu", paired="halves"),
     dataclasses.replace(LARGE, launcher="statistics"),
-    dataclasses.replace(LARGE, dtype="float32", out="float32", tile=Tile(128, 128, 32, 2, 2, 3, 2)),
-    dataclasses.replace(LARGE, dtype="float32", out="float32", tile=Tile(64, 64, 32, 2, 2, 3, 2), precise=True),
-    dataclasses.replace(LARGE, dtype="int8", out="float32", b_is_nk=False, tile=Tile(128, 128, 128, 2, 2, 3, 2)),
+    dataclasses.replace(LARGE, dtype="float32", out="float32", tiles=AmpereTiles(128, 128, 32, 2, 2, 3, blocks=2)),
+    dataclasses.replace(LARGE, dtype="float32", out="float32", tiles=AmpereTiles(64, 64, 32, 2, 2, 3, blocks=2, precise=True)),
+    dataclasses.replace(LARGE, dtype="int8", out="float32", b_is_nk=False, tiles=AmpereTiles(128, 128, 128, 2, 2, 3, blocks=2)),
     dataclasses.replace(LARGE, N=4097, K=4097, b_is_nk=False),
 ]  # fmt: skip
 

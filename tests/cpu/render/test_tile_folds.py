@@ -10,6 +10,7 @@ from codegen.checking import testing
 from codegen.plan.tiles import Tile
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.compiled import interpreted
+from codegen.shared import AmpereTiles
 from tests.making import make_op, spec_text
 
 # Name: inputs, outputs, chain, reference
@@ -165,7 +166,7 @@ def test_what_is_one_kernel_by_default(name, fast):
 
 def test_a_maximum_that_rises_within_a_lane(tmp_path, monkeypatch):
     """Tiles so wide that a lane has several vectors of a row."""
-    wide = {"tile_m": 32, "tile_n": 128, "warps_m": 2, "warps_n": 1, "stages": 2}
+    wide = AmpereTiles(32, 128, 32, warps_m=2, warps_n=1, stages=2)
     monkeypatch.setattr(Tile, "small", lambda self: wide)
     op = made(tmp_path, "softmax_statistics")
     w = np.arange(200, dtype="float32")[:, None] / 16  # exact in bfloat16

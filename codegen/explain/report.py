@@ -21,7 +21,7 @@ from codegen.errors import Mistake
 from codegen.explain.words import words
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, dtype_of, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
-from codegen.language.sizes import Shape, array_bytes, elements, extents
+from codegen.language.sizes import Shape, array_bytes, array_shape, elements
 from codegen.plan.launches import Extents
 from codegen.plan.limits import lacks
 from codegen.plan.op import Gemm, Op
@@ -441,15 +441,15 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "kind": op.plan.kind,
         "why": words(op.plan).kind(),
         "shape": dict(shape),
-        "inputs": {a.name: {"type": str(a), "shape": list(extents(a, shape))} for a in spec.inputs},
+        "inputs": {a.name: {"type": str(a), "shape": list(array_shape(a, shape))} for a in spec.inputs},
         "params": {p.name: {"type": p.kind, "static": p.static, "default": p.default} for p in spec.params},
-        "outputs": {a.name: {"type": str(a), "shape": list(extents(a, shape))} for a in spec.outputs},
+        "outputs": {a.name: {"type": str(a), "shape": list(array_shape(a, shape))} for a in spec.outputs},
         "graph": [{"name": o.name, "op": o.op, "args": list(o.args), "type": o.type} for o in found.operations],
         "results": dict(found.outputs),
         "products": {
             p.acc.name: {
                 "type": str(p.acc),
-                "shape": list(extents(p.acc, shape)),
+                "shape": list(array_shape(p.acc, shape)),
                 "a": p.a.name,
                 "b": p.b.name,
                 "over": p.axis,

@@ -1,6 +1,6 @@
-"""A spec's chain to checked statements: names and parts assigned once, outputs stored, nothing left unused.
+"""Reads a spec's chain as checked statements: each name and part is assigned once, every output is stored, nothing is unused.
 
-Its expressions are read by `formula.py`.
+`formula.py` reads the expressions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from codegen.spec.spec import Array, Spec
 
 
 def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
-    """The chain of a spec's text, every statement checked, and all its mistakes. There is no chain where a statement has one."""
+    """The chain of a spec's text and all errors in it. The chain is None if there is an error in a statement."""
     scope = make_scope(spec)
     outputs = {a.name: a for a in spec.outputs}
     lines, diagnostics = read_lines(spec.chain)
@@ -93,7 +93,7 @@ def check_target(spec: Spec, target: ast.Name, part: int | None, assigned: Conta
 
 
 def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr) -> Node:
-    """The value as an output stores it: its kind brought to the output's, its axes checked."""
+    """The value that an output stores: constants get the output's kind, and the axes are checked."""
     kind = spec.kind(output)
     extra = [axis for axis in value.dims if axis not in output.axes]
     if extra:
@@ -111,7 +111,7 @@ def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr)
 
 
 def unassigned(spec: Spec, assigned: Container[tuple[str, int | None]], broken: set[str]) -> Iterator[Diagnostic]:
-    """Outputs never assigned, other than the `broken` ones."""
+    """An error for each output that is never assigned, except the `broken` ones."""
     for output in spec.outputs:
         missing = [p for p in output_parts(output) if (output.name, p) not in assigned and output.name not in broken]
         if missing:
@@ -123,7 +123,7 @@ def unassigned(spec: Spec, assigned: Container[tuple[str, int | None]], broken: 
 
 
 def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line]) -> Iterator[Diagnostic]:
-    """Names, inputs and parameters never used."""
+    """An error for each name, input and parameter that is never used."""
     source = spec.source
     for (name, _), line in assigned.items():
         if name not in scope.outputs | scope.used:
@@ -143,12 +143,12 @@ def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line
 
 
 def output_parts(output: Array) -> list[int | None]:
-    """What of an output is assigned: its parts, or the whole of it (None)."""
+    """The parts of an output that a chain assigns, or [None] if it assigns the whole output."""
     return [None] if output.parts is None else [*range(output.parts)]
 
 
 def line_with(spec: Spec, statements: Iterable[Statement], node: Node) -> Line:
-    """The line of the first statement whose value has a node."""
+    """The line of the first statement that computes a node."""
     statement = next(s for s in statements if any(n is node for n in topological([s.value])))
     line = line_assigning(spec, statement.target)
     assert line is not None
@@ -156,12 +156,12 @@ def line_with(spec: Spec, statements: Iterable[Statement], node: Node) -> Line:
 
 
 def line_assigning(spec: Spec, target: str) -> Line | None:
-    """The line that assigns a name, or a part of an output, as the chain writes it."""
+    """The line that assigns a name or a part of an output, spelled as in the chain."""
     return next((line for line in read_lines(spec.chain)[0] if line.target == target), None)
 
 
 def in_chain(spec: Spec, mistake: Diagnostic) -> Diagnostic:
-    """A mistake of a chain that was made of the spec's own, at the line of the same name there."""
+    """An error in a derived chain, placed at the line of the spec's own chain that assigns the same name."""
     line = line_assigning(spec, mistake.source.partition("=")[0].strip())
     if line is None or not isinstance(line.tree, ast.Assign):
         return spec.source.diagnostic(spec.chain.span, mistake.message, mistake.hint)

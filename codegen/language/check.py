@@ -15,7 +15,7 @@ from codegen.spec.spec import Spec
 
 
 def check(spec: Spec) -> Iterator[Diagnostic]:
-    """Every broken rule. Those for formulas outside the chain are left out where the chain could not be read."""
+    """An error for each broken rule. Formulas outside the chain are not checked if the chain could not be read."""
     for rule in (fixed_extents_agree, saved_names_exist, gradients_read, domains_name_axes):
         yield from rule(spec)
 
@@ -48,8 +48,8 @@ def saved_names_exist(spec: Spec) -> Iterator[Diagnostic]:
 
 
 def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
-    """Every formula under `grad` names an input (or a part) and reads in the chain's language, with the chain's names,
-    the outputs `y` and their cotangents `dy`."""
+    """Every formula under `grad` belongs to an input or one of its parts, and is valid in the chain's language. It may use the
+    chain's names, the outputs `y` and their cotangents `dy`."""
     if isinstance(spec.grad, str) or spec.graph is None:
         return
     scope = make_scope(spec, spec.graph)

@@ -1,7 +1,7 @@
-"""Expressions to the typed graph.
+"""Reads expressions into the typed graph.
 
-`Reader` takes Python's tree of an expression. What the language does not have is refused with its place; so is a name,
-a kind or an axis that does not fit. The prelude's composites are expanded here, argument nodes shared.
+`Reader` takes the syntax tree of an expression. It raises an error, with its place, for a construct that the language lacks and
+for a name, kind or axis that does not fit. Calls of the prelude's functions are expanded, and share the nodes of arguments.
 
 Longer than 500 lines: one reader has a method for each kind of expression.
 """
@@ -28,30 +28,30 @@ CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 # What jnp has and the language has not, and what serves instead
 INSTEAD = {
     "std": "write sqrt(var(x, axis=N))",
-    # as jnp has it: the first of those that tie, the first NaN where there is one
+    # as in jnp: the first element of those that tie, or the first NaN
     "argmax": "write min(where((x == max(x, axis=N)) | isnan(x), index(N), size(N)), axis=N)",
     "argmin": "write min(where((x == min(x, axis=N)) | isnan(x), index(N), size(N)), axis=N)",
-    "sort": "nothing sorts: pass what is sorted as an input",
-    "cumsum": "nothing scans an axis: pass running sums as an input",
-    "cumprod": "nothing scans an axis: pass running products as an input",
+    "sort": "no function sorts: pass the sorted array as an input",
+    "cumsum": "no function scans an axis: pass the running sums as an input",
+    "cumprod": "no function scans an axis: pass the running products as an input",
 }
 SPECIAL = {"cast": ("e", "dtype"), "index": ("axis",), "size": ("axis",), "take": ("table", "i", "axis")}
 
 
 @functools.cache
 def functions() -> tuple[str, ...]:
-    """Every function a formula may call."""
+    """The names of all functions that a formula may call."""
     names = (set(OPS) - OPERATORS) | set(REDUCTIONS) | set(SPECIAL) | set(prelude())
     return tuple(sorted(name for name in names if not name.startswith("_")))
 
 
 def reader(scope: Scope) -> Reader:
-    """What reads expressions in `scope`."""
+    """A reader of expressions in `scope`."""
     return Reader(scope)
 
 
 class Reader:
-    """One method a construct of the language; anything else is refused."""
+    """Has a method for each construct of the language. All other constructs are errors."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class Reader:
         derived: bool = False,
     ):
         self.scope, self.graph = scope, scope.graph
-        self.bound = bound  # inside a prelude body: its parameters
-        self.site = site  # ... and the call that mistakes are reported at
-        self.derived = derived  # a derivative: its cotangent may be the same all along an axis that is summed over
+        self.bound = bound  # within a prelude function: the values of its parameters
+        self.site = site  # within a prelude function: the call, at which errors are reported
+        self.derived = derived  # a derivative: it may sum a value over axes that the value lacks
 
     def fail(self, tree: ast.AST, message: str, hint: str = "") -> Placed:
         return Placed(self.site or tree, Mistake(message, hint))
@@ -205,7 +205,9 @@ class Reader:
             return getattr(self, "call_" + name)(tree)
         if name in REDUCTIONS:
             return self.reduction(tree, name)
-        internal = self.bound is not None or not name.startswith("_")  # the language's own formulas may use more
+        internal = self.bound is not None or not name.startswith(
+            "_"
+        )  # only the language's own formulas may call "_" names
         if name in OPS and name not in OPERATORS and internal:
             op = OPS[name]
             if tree.keywords or len(tree.args) != op.arity:
@@ -242,7 +244,7 @@ class Reader:
         return value
 
     def expanded(self, tree: ast.AST, name: str, value: Node) -> Node:
-        """A composite function of one float, which an operator stands for."""
+        """A composite function of one float, called by an operator."""
         bound: dict[str, Node | tuple[str, ...]] = {"x": self.to_float(value)}
         result = Reader(self.scope, bound, self.site or tree).read(prelude()[name].body)
         self.graph.calls.setdefault(id(result), Call(name, bound))
@@ -251,7 +253,7 @@ class Reader:
     def arguments(
         self, tree: ast.Call, params: tuple[str, ...], defaults: tuple[ast.expr | None, ...] = ()
     ) -> dict[str, ast.expr]:
-        """Arguments by the name of their parameter."""
+        """The arguments of a call, by the names of the parameters."""
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
         values: dict[str, str] = {p: f"={ast.unparse(d)}" for p, d in zip(params, defaults, strict=False) if d}
         if params[-1] == "axis" and len(params) > 1:
@@ -288,7 +290,7 @@ class Reader:
         return self.cast(tree, value, dtype.id)
 
     def cast(self, tree: ast.AST, value: Node, dtype: str) -> Node:
-        """A value rounded to a type that holds nothing but what the op computes with."""
+        """A value rounded to a type. The values of an integer type must fit the type that the op computes integers in."""
         integer, dtypes = self.scope.integer, [DTYPES[name] for name in dtypes_of(dtype, self.scope.types)]
         for d in dtypes:
             if d.kind == "int" and not (integer.low <= d.low and d.high <= integer.high):  # type: ignore[operator]
@@ -303,7 +305,7 @@ class Reader:
         return self.graph.node("index", attr=axis, kind="int", dims=(axis,))
 
     def call_size(self, tree: ast.Call) -> Node:
-        """An extent; of several axes, their product, a float, for it may be large."""
+        """The size of an axis as an int, or the product of several sizes as a float, since it may be large."""
         return self.size(tree, self.axes(self.arguments(tree, SPECIAL["size"])["axis"]))
 
     def size(self, tree: ast.AST, axes: Iterable[str]) -> Node:
@@ -363,14 +365,14 @@ class Reader:
         return self.graph.node(name, (value,), self.graph.order(axes), kind=value.kind, dims=dims)
 
     def sum_of_same(self, tree: ast.AST, value: Node, axes: tuple[str, ...], same: list[str]) -> Node:
-        """A sum along axes on some of which the value is the same."""
+        """A sum along axes, of which the value lacks the `same`: there it is multiplied by their size."""
         value = self.apply(tree, "mul", [value, self.size(tree, same)])
         rest = [axis for axis in axes if axis not in same]
         dims = [d for d in value.dims if d not in rest]
         return self.graph.node("sum", (value,), self.graph.order(rest), kind="float", dims=dims) if rest else value
 
     def along(self, tree: ast.AST, name: str, axes: tuple[str, ...], value: Node) -> None:
-        """Refuses a reduction over axes that a value does not have."""
+        """Raises an error for a reduction over axes that a value does not have."""
         missing = [axis for axis in axes if axis not in value.dims]
         if missing:
             has = f"it varies along {', '.join(value.dims)}" if value.dims else "it is a scalar"
@@ -384,7 +386,7 @@ class Reader:
         )
 
     def axes(self, tree: ast.expr) -> tuple[str, ...]:
-        """An axis argument: N, ..., or a tuple of them."""
+        """The axes of an argument: N, `...`, or a tuple of them."""
         if isinstance(tree, ast.Name) and self.bound and isinstance(self.bound.get(tree.id), tuple):
             return self.bound[tree.id]  # type: ignore[return-value]
         items = tree.elts if isinstance(tree, ast.Tuple) else [tree]
@@ -441,12 +443,14 @@ class Reader:
             return self.apply(tree, "pow", [base, exponent])
         if isinstance(n, float):
             base = self.to_float(base)
-        if n < 0:  # of the reciprocal, not the power's: its slope would overflow before x ** (n - 1) does
+        if (
+            n < 0
+        ):  # a power of the reciprocal: the derivative of a power's reciprocal would overflow before x ** (n - 1) does
             return self.integer_power(tree, self.apply(tree, "reciprocal", [self.to_float(base)]), -int(n))
         return self.integer_power(tree, base, int(n))
 
     def integer_power(self, tree: ast.AST, base: Node, n: int) -> Node:
-        """Repeated squaring, as lax.integer_pow."""
+        """The power by repeated squaring, as in `lax.integer_pow`."""
         result = None
         while n:
             if n & 1:
@@ -457,7 +461,7 @@ class Reader:
         return result or self.graph.const(1.0 if base.kind == "float" else 1)
 
     def apply(self, tree: ast.AST, name: str, args: list[Node]) -> Node:
-        """A row of the op table, its kinds checked and brought together."""
+        """An operation of the table. The kinds of its arguments are checked, and numbers are brought to one kind."""
         op, kinds = OPS[name], [a.kind for a in args]
         sign = repr(op.jnp.replace("{0}", "").replace("{1}", "").strip() if name in OPERATORS else name)
         if op.rule == "logic" or (name in ("eq", "ne") and kinds == ["bool", "bool"]):
@@ -496,21 +500,21 @@ class Reader:
         return self.fold(tree, name, args)
 
     def fold(self, tree: ast.AST, name: str, args: list[Node]) -> Node:
-        """The node, or its value where every argument is a constant and Python computes it as a kernel would."""
+        """The node of an operation, or a constant if all arguments are constants and Python computes the result as a kernel does."""
         op = OPS[name]
-        if name in FOLDED and all(a.is_const for a in args):
+        if name in EVALUATED and all(a.is_const for a in args):
             values: list[Any] = [a.attr for a in args]
             try:
-                return self.const(tree, FOLDED[name](*values))
+                return self.const(tree, EVALUATED[name](*values))
             except (ArithmeticError, ValueError):
-                pass  # such as 1 / 0: the kernel's business
+                pass  # such as 1 / 0, which the kernel computes
         self.fitting(tree, args)
         boolean = op.rule in ("compare", "predicate", "logic") or (op.rule == "select" and args[1].kind == "bool")
         kind = "bool" if boolean else args[-1].kind
         return self.graph.node(name, tuple(args), kind=kind, dims=[d for a in args for d in a.dims])
 
     def fitting(self, tree: ast.AST, args: list[Node]) -> None:
-        """Refuses constants that the integers of the kernel do not hold."""
+        """Raises an error for a constant that does not fit the kernel's integers."""
         integer = self.scope.integer
         for node in args:
             if node.is_const and node.kind == "int" and not integer.low <= node.attr <= integer.high:  # type: ignore[operator]
@@ -542,8 +546,8 @@ def with_article(kind: str) -> str:
     return f"an {kind}" if kind == "int" else f"a {kind}"
 
 
-# What is computed while a formula is read, where every argument is a constant
-FOLDED: dict[str, Callable] = {
+# Operations on constants that are evaluated while a formula is read
+EVALUATED: dict[str, Callable] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,

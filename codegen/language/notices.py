@@ -1,4 +1,4 @@
-"""What a build says of a spec that is right, for its meaning may not be the one that its writer has in mind."""
+"""Warnings about valid specs that may not mean what their author expects."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from codegen.spec.spec import Spec
 
 
 def notices(spec: Spec, statements: Iterable[Statement]) -> Iterator[Diagnostic]:
-    """Every notice on a spec, by rule."""
+    """Every warning about a spec."""
     yield from whole_numbers(spec, statements)
 
 
 def whole_numbers(spec: Spec, statements: Iterable[Statement]) -> Iterator[Diagnostic]:
-    """Parameters that are ints only because their default is a whole number, where a float would mean something else. In
-    version 0.1 they were floats."""
+    """A warning for each parameter that is an int only because its default is a whole number, if a float would give another
+    result. In version 0.1 such a parameter was a float."""
     nodes = list(topological(s.value for s in statements))
     for param in spec.params:
         users = [n for n in nodes if any(a.op == "param" and a.attr == param.name for a in n.args)]
@@ -30,7 +30,7 @@ def whole_numbers(spec: Spec, statements: Iterable[Statement]) -> Iterator[Diagn
 
 
 def _takes_floats(spec: Spec, user: Node) -> bool:
-    """Whether an operation brings what it takes to a float, so that a whole number is the same as an int or a float."""
+    """Whether an operation converts its argument to a float, so that a whole number gives the same result as an int or a float."""
     if user.op == "cast":
         return DTYPES[dtypes_of(str(user.attr), dict(spec.types))[0]].kind == "float"
     return user.op == "float"

@@ -19,7 +19,7 @@ class Composite:
     params: tuple[str, ...]
     defaults: tuple[ast.expr | None, ...]
     body: ast.expr
-    grad: dict[str, ast.expr] = field(default_factory=dict)  # derivatives by an argument
+    grad: dict[str, ast.expr] = field(default_factory=dict)  # an argument's name to the derivative with respect to it
 
 
 @functools.cache

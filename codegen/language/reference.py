@@ -1,7 +1,7 @@
-"""The reference of a spec: jnp text, checked to be only that.
+"""Checks that the reference of a spec is jnp code and nothing else.
 
-It may use `jnp`, `jax.nn`, `jax.lax`, `jax.jvp`, `jax.vjp`, `jax.grad`, the inputs, params, and names it assigns. It is
-printed again from its syntax tree, so nothing else of the text reaches a generated file.
+It may use `jnp`, `jax.nn`, `jax.lax`, `jax.jvp`, `jax.vjp`, `jax.grad`, the inputs, params, and names that it assigns. The
+generated file has the text that is printed from its syntax tree, so nothing but checked code gets there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUBMODULES = {"linalg", "fft"}
 _METHODS = frozenset(
     "shape dtype ndim size T astype reshape sum mean max min prod any all transpose swapaxes at set add ravel real imag".split()
 )
-# Functions of jnp that read or write files, or run what they are given
+# Functions of jnp that read or write files, or call an argument
 _REFUSED = frozenset(
     "load save savez fromfile frombuffer from_dlpack fromfunction fromiter fromstring vectorize apply_along_axis "
     "apply_over_axes set_printoptions printoptions piecewise frompyfunc".split()
@@ -41,12 +41,12 @@ class Reference:
 
 
 def read_reference(spec: Spec) -> Reference:
-    """Raises `SpecError` with every mistake of the reference."""
+    """The checked reference of a spec. Raises `SpecError` with every error in it."""
     checker = _Checker(spec)
     outputs = [a.name for a in spec.outputs]
     lines, diagnostics = read_lines(spec.reference, "it is a jnp expression, or statements that assign every output")
     body: list[str] = []
-    broken: set[str] = set()  # names whose own statement failed: what follows from them is not reported
+    broken: set[str] = set()  # names that a wrong statement assigns: errors that follow from it are not reported
     checker.later = {node.id for line in lines if line.tree for node in ast.walk(line.tree) if _is_target(node)}
     for line in lines:
         if line.tree is None:
@@ -80,7 +80,7 @@ class _Checker:
         self.later: set[str] = set()  # names that some statement assigns
 
     def statement(self, node: ast.stmt, alone: bool, broken: set[str]) -> str:
-        self.broken = frozenset(broken)  # without what this statement assigns, which it cannot read
+        self.broken = frozenset(broken)  # without the names that this statement assigns, which it cannot read
         if isinstance(node, ast.Expr) and alone and len(self.spec.outputs) == 1:
             broken.add(self.spec.outputs[0].name)
             self.expression(node.value, ())
@@ -113,7 +113,7 @@ class _Checker:
         if not isinstance(node, _EXPRESSIONS):
             instead = "write it with functions of jnp"
             if isinstance(node, ast.Starred):
-                instead = "write out what it stands for, or keep axes: keepdims=True"
+                instead = "write the elements out, or keep axes: keepdims=True"
             raise Placed(node, Mistake(f"{construct(node)} is not allowed in a reference", instead))
         if isinstance(node, ast.Name):
             allowed = self.names | self.assigned | set(local)
@@ -125,7 +125,7 @@ class _Checker:
                 hint = "a name can be used in the lines below the one that assigns it"
                 raise Placed(node, Mistake(f"{node.id!r} has no value yet", hint))
             if node.id in {a.name for a in self.spec.outputs}:
-                hint = "write it of the inputs and the parameters: the reference says what it is"
+                hint = "compute it from the inputs and the parameters"
                 raise Placed(node, Mistake(f"{node.id!r} has no value yet", hint))
             hint = known(node.id, allowed | {"jnp", "jax"})
             raise Placed(node, Mistake(f"unknown name {shown(node.id)}", hint))
@@ -181,18 +181,18 @@ def _is_target(node: ast.AST) -> TypeGuard[ast.Name]:
 
 
 def _base(node: ast.Attribute) -> ast.AST:
-    """The name that attributes are taken of."""
+    """The expression whose attribute, or attribute's attribute, a node is."""
     inner = node.value
     return _base(inner) if isinstance(inner, ast.Attribute) else inner
 
 
 def _printed(node: ast.AST) -> str:
-    """A statement or an expression as a generated file has it: on one line, and nothing that Python warns of."""
+    """The text of a statement or an expression in a generated file: one line. Raises `Placed` where Python warns about it."""
     text = ast.unparse(node)
     try:
         check_compiles(text)
     except SyntaxError as error:
-        raise Placed(node, Mistake("Python warns of this", error.msg)) from None
+        raise Placed(node, Mistake("Python warns about this", error.msg)) from None
     return text
 
 
@@ -205,6 +205,6 @@ def _path(node: ast.AST) -> list[str]:
 
 
 def _plain_name(name: str) -> bool:
-    """Whether generated code may hold a name. ast has normalised it: what looks like a keyword is one here."""
+    """Whether generated code may contain a name. `ast` has normalised it, so a name that looks like a keyword is one."""
     reserved = ("jnp", "jax", "runtime", "cute", "cutlass")
     return name.isidentifier() and not name.startswith("_") and not keyword.iskeyword(name) and name not in reserved

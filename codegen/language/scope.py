@@ -1,4 +1,4 @@
-"""What names mean while a spec's formulas are read."""
+"""The names that a spec's formulas may use, and their values."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from codegen.spec.spec import Array, Spec
 
 @dataclass
 class Scope:
-    """What names mean while a formula is read."""
+    """The names that a formula may use, and their values."""
 
     graph: Graph
     types: dict[str, tuple[str, ...]]
-    integer: DType  # what integers are computed in
+    integer: DType  # the type that integers are computed in
     inputs: dict[str, Array] = field(default_factory=dict)
-    values: dict[str, Node] = field(default_factory=dict)  # params and the chain's names so far
+    values: dict[str, Node] = field(default_factory=dict)  # params, and the names that the chain has assigned so far
     axes: frozenset[str] = frozenset()
     outputs: frozenset[str] = frozenset()
     output_axes: frozenset[str] = frozenset()
     later: frozenset[str] = frozenset()  # names that some line assigns
-    broken: set[str] = field(default_factory=set)  # names whose own line has a mistake
+    broken: set[str] = field(default_factory=set)  # names that a wrong line assigns
     used: set[str] = field(default_factory=set)
 
     @property
@@ -34,7 +34,7 @@ class Scope:
 
 
 def make_scope(spec: Spec, chain: Chain | None = None) -> Scope:
-    """What names mean in a spec's formulas: in those of its chain, or in others, which may use the names of the `chain`."""
+    """The scope of a spec's chain, or of its other formulas, which may use the names of the `chain`."""
     scope = Scope(
         Graph(spec.axes) if chain is None else chain.graph.fork(),
         dict(spec.types),

@@ -1,4 +1,4 @@
-"""A spec's axes with numbers: which extents a shape gives, and how large arrays then are."""
+"""The sizes of a spec's axes and arrays, for a shape that a user or the spec gives."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from codegen.graph.nodes import DTYPES
 from codegen.language.statements import read_lines
 from codegen.spec.spec import Array, Spec
 
-Shape = Mapping[str, int]  # the extent of every axis; `...` stands for the product of the leading axes
+Shape = Mapping[str, int]  # the size of every axis; `...` stands for the product of the leading axes
 
-DEFAULT_BITS = 25  # 2**25 elements of an output where a spec has no `bench`: as many as 8192 x 4096
+DEFAULT_BITS = 25  # an output has 2**25 elements if a spec has no `bench`: as many as 8192 x 4096
 
 
 def parse_shape(spec: Spec, text: str) -> dict[str, int]:
-    """`...=8192,N=4096`; an axis left out has its extent of `default_shape`. Raises `Mistake`."""
+    """Reads a shape such as `...=8192,N=4096`. An axis that is left out has its size in `default_shape`. Raises `Mistake`."""
     shape: dict[str, int] = {}
     form = f"write it as in {format_shape(default_shape(spec))}"
     for pair in text.split(","):
-        name, equals, extent = (word.strip() for word in pair.partition("="))
-        if not equals or not extent.isdigit() or not 0 < int(extent[:16]) < 2**40 or len(extent) > 16:
+        name, equals, size = (word.strip() for word in pair.partition("="))
+        if not equals or not size.isdigit() or not 0 < int(size[:16]) < 2**40 or len(size) > 16:
             raise Mistake(f"cannot read {pair.strip()!r} of the shape {text!r}", form)
         if name not in spec.axes:
             raise Mistake(f"{spec.op} has no axis {name!r}", known(name, spec.axes, "its axes"))
         if name in shape:
             raise Mistake(f"the axis {name} is given twice in {text!r}")
-        if spec.extents.get(name, int(extent)) != int(extent):
+        if spec.extents.get(name, int(size)) != int(size):
             raise Mistake(f"the spec fixes {name} at {spec.extents[name]}")
-        shape[name] = int(extent)
+        shape[name] = int(size)
     return default_shape(spec) | shape
 
 
 def bench_shapes(spec: Spec) -> list[dict[str, int]]:
-    """The shapes that the spec wants measured."""
+    """The shapes under the spec's `bench`."""
     return [{axis: (spec.extents | dict(sizes))[axis] for axis in spec.axes} for sizes in spec.bench]
 
 
@@ -67,11 +67,11 @@ def _tables(spec: Spec) -> set[str]:
 
 
 def format_shape(shape: Shape) -> str:
-    return ",".join(f"{axis}={extent}" for axis, extent in shape.items())
+    return ",".join(f"{axis}={size}" for axis, size in shape.items())
 
 
-def extents(array: Array, shape: Shape) -> tuple[int, ...]:
-    """The array's shape as users see it, its leading axes as one."""
+def array_shape(array: Array, shape: Shape) -> tuple[int, ...]:
+    """The array's shape as users see it, with its leading axes merged into one."""
     return tuple((dim.parts or 1) * math.prod(shape[name] for name in dim.names) for dim in array.dims)
 
 
@@ -80,4 +80,4 @@ def elements(axes: tuple[str, ...], shape: Shape) -> int:
 
 
 def array_bytes(array: Array, shape: Shape, dtype: str) -> int:
-    return math.prod(extents(array, shape)) * DTYPES[dtype].size
+    return math.prod(array_shape(array, shape)) * DTYPES[dtype].size

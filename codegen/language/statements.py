@@ -1,7 +1,7 @@
-"""Text to Python's own trees: the statements of a chain or of a reference, each with its place.
+"""Parses a chain or a reference: its statements as Python's syntax trees, each with its place in the spec.
 
-What is not one readable statement a line is refused here; what its tree may hold is for those who read the tree.
-Mistakes inside a tree are raised as `Placed`, at a node; its `Line` knows where that stands in the spec.
+A line must be one statement that Python can parse. `chain.py` and `reference.py` check the tree. They raise an error in a tree
+as `Placed`, at a node; the `Line` knows the node's place in the spec.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SPLIT = "split it in several names"
 
 
 class Placed(Exception):
-    """A mistake at an ast node, and `more` of them elsewhere in the same expression."""
+    """An error at an ast node, and `more` errors elsewhere in the same expression."""
 
     def __init__(self, node: ast.AST, mistake: Mistake):
         super().__init__(mistake.message)
@@ -32,14 +32,14 @@ class Placed(Exception):
 
 
 class Follows(Placed):
-    """What follows from another mistake: nothing is said about it."""
+    """An error that follows from another one. It is not reported."""
 
     def __init__(self, node: ast.AST):
-        super().__init__(node, Mistake("follows from another mistake"))
+        super().__init__(node, Mistake("follows from another error"))
 
 
 def together(makers: Iterable[Callable[[], Any]]) -> list[Any]:
-    """What each of them makes. Raises the mistakes of all as one."""
+    """The results of all functions. Raises the errors of all of them as one."""
     made, errors = [], []
     for make in makers:
         try:
@@ -54,7 +54,7 @@ def together(makers: Iterable[Callable[[], Any]]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Line:
-    """A statement of a scalar's text: `tree` is None where Python cannot read it."""
+    """A statement in the text of a scalar. `tree` is None if Python cannot parse it."""
 
     scalar: Scalar
     line: int  # 0-based, in the scalar's text
@@ -63,7 +63,7 @@ class Line:
 
     @functools.cached_property
     def first_name(self) -> str:
-        """What it assigns, if it assigns."""
+        """The name that it assigns, or ""."""
         if isinstance(self.tree, ast.Assign):
             target = self.tree.targets[0]
             target = target.value if isinstance(target, ast.Subscript) else target
@@ -73,7 +73,7 @@ class Line:
 
     @property
     def target(self) -> str:
-        """The text of what it assigns: a name, or a part of an output."""
+        """The name or the part of an output that it assigns, as text, or ""."""
         return ast.unparse(self.tree.targets[0]) if isinstance(self.tree, ast.Assign) else ""
 
     def at(self, row: int, column: int, length: int = 1, message: str = "", hint: str = "") -> Diagnostic:
@@ -95,12 +95,12 @@ class Line:
         return self.at(row, column, max(1, end - column), error.mistake.message, error.mistake.hint)
 
 
-# A string or a comment: brackets inside count for nothing
+# A string or a comment: brackets inside do not count
 _NO_CODE = re.compile(r"'[^'\\]*(?:\\.[^'\\]*)*'|\"[^\"\\]*(?:\\.[^\"\\]*)*\"|#.*")
 
 
 def _chunks(text: str) -> Iterator[tuple[int, str]]:
-    """Statements with their first line: a line that leaves a bracket open goes on in the next."""
+    """The statements, each with the number of its first line. A line that leaves a bracket open continues on the next one."""
     first, depth = 0, 0
     chunk: list[str] = []
     for i, row in enumerate(text.split("\n")):
@@ -119,7 +119,7 @@ def _chunks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`") -> tuple[list[Line], list[Diagnostic]]:
-    """The statements of a text, and why those without a tree have none. `form` says what a text holds."""
+    """The statements of a text, and an error for each one without a tree. `form` is the hint that says what a text may be."""
     lines: list[Line] = []
     diagnostics: list[Diagnostic] = []
     for first, text in _chunks(scalar.value):
@@ -144,7 +144,7 @@ def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`")
 
 
 def parse_python(text: str) -> ast.Module:
-    """Python's parse of a statement. Raises `Mistake`, with `place` where Python gives one."""
+    """A statement parsed by Python. Raises `Mistake`, with a `place` if Python gives one."""
     if len(text) > MAX_FORMULA:
         raise Mistake(f"a statement of {len(text)} characters; at most {MAX_FORMULA}", SPLIT)
     lead = len(text) - len(text.lstrip(" \t"))
@@ -159,7 +159,7 @@ def parse_python(text: str) -> ast.Module:
         raise Mistake("nested too deeply", SPLIT) from None
 
 
-# Python's messages that are kept: the others differ between its versions
+# The messages of Python that users see; others differ between its versions
 _KEPT = (
     "'(' was never closed", "'[' was never closed", "'{' was never closed", "unmatched", "unterminated string",
     "invalid character", "invalid non-printable", "too many nested",
@@ -181,12 +181,12 @@ def _shifted(tree: ast.Module, lead: int) -> ast.Module:
 
 
 def literal(value: object) -> str:
-    """A literal as a message shows it."""
+    """The text of a literal in a message."""
     return "..." if value is ... else shown(value) if isinstance(value, str) else shown(str(value))
 
 
 def construct(tree: ast.AST) -> str:
-    """What a piece of Python is, in words."""
+    """The name of a Python construct in a message."""
     names = {
         "Lambda": "lambda", "List": "a list", "Dict": "a dict", "Set": "a set", "Tuple": "a tuple", "Slice": "a slice",
         "Attribute": "an attribute", "NamedExpr": "':='", "JoinedStr": "an f-string", "Starred": "'*'", "Await": "await",

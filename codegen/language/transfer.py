@@ -1,8 +1,8 @@
-"""Values of one chain as the chain of another spec, graph to graph.
+"""Makes the chain of one spec from the values of another spec's chain, graph to graph.
 
-The other spec has axes in an order of its own, other inputs and outputs, and perhaps narrower integers. So every node is made
-again, as `formula.py` makes it: constants are folded, and an integer that does not fit is an error. Text is printed only when
-someone asks for it.
+The new spec has its own order of axes, other inputs and outputs, and perhaps narrower integers. So every node is made again, in
+the way of `formula.py`: operations on constants are evaluated, and an integer that does not fit is an error. The chain's text is
+printed only when it is requested.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from codegen.language.unparse import unparse
 from codegen.spec.spec import Spec
 
 _NOWHERE = ast.Constant(0)  # the nodes have no place in a text
-UNNAMED = ("input", "param", "const", "index", "size", "float")  # no statement of its own
+UNNAMED = ("input", "param", "const", "index", "size", "float")  # operations that get no statement of their own
 
 
 @dataclass(frozen=True)
 class Values:
-    """What is transferred: `statements`, whose values may share parts.
+    """The values to transfer: those of the `statements`, which may share nodes.
 
-    `calls` are results of composite functions. `names` says what values were called before. `leaves` are inputs of the other
-    spec, so they are not computed; `known` are values that earlier statements have. `pinned` values are marked, each with its
-    types (`contraction.marks`). All are found by a node's identity.
+    `calls` are the results of composite functions. `names` are the values' names in the old chain. `leaves` are inputs of the
+    new spec, so they are not computed; `known` are values that earlier statements compute. `pinned` values are marked, each with
+    its types (`contraction.marks`). The keys are the identities of nodes.
     """
 
     statements: tuple[Statement, ...]
@@ -45,7 +45,7 @@ class Values:
 
     @functools.cached_property
     def kept(self) -> dict[int, Call]:
-        """The calls that are still that: made of their arguments, with no leaf and no marked types inside."""
+        """The calls that remain calls, since there is neither a leaf nor a mark with types between result and arguments."""
         nodes = topological((s.value for s in self.statements), self.is_leaf)
         return {id(n): self.calls[id(n)] for n in nodes if id(n) in self.calls and self.is_whole(n)}
 
@@ -57,7 +57,7 @@ class Values:
         )
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
-        """What a node is written with: a call that stays one, with what it is a call of."""
+        """The nodes that a node is written with: the arguments of a call that remains one, else those of the operation."""
         call = self.kept.get(id(node))
         return node.args if call is None or call.is_private else call.values
 
@@ -69,7 +69,8 @@ class Values:
         return topological((s.value for s in self.statements), self.is_leaf, self.arguments)
 
     def with_shared(self, taken: Collection[str]) -> tuple[Statement, ...]:
-        """The statements, and before each one those for values that it shares with others. No new name is among those `taken`."""
+        """The statements. Before each one are new statements for the values that it shares with others. New names differ from
+        those `taken`."""
         arguments = {id(n): () if self.is_leaf(n) else self.arguments(n) for n in self.reached()}
         uses = Counter(id(s.value) for s in self.statements)
         for args in arguments.values():
@@ -105,14 +106,14 @@ def _fresh(taken: Collection[str]) -> Iterator[str]:
 
 
 def derived_spec(spec: Spec, title: str, values: Values, taken: Collection[str]) -> Spec:
-    """The spec with the values as its chain; messages about it name `title`. Shared values get no name that is among those
-    `taken`. Raises `SpecError` where the chain does not fit the spec."""
+    """The spec with the values as its chain. Messages about it name `title`. The names of shared values differ from those
+    `taken`. Raises `SpecError` if the chain does not fit the spec."""
     chain = transferred(spec, title, values.with_shared(taken), values)
     return spec.with_chain(title, chain, lambda: printed(spec, chain))
 
 
 def extended_spec(spec: Spec, base: Spec, more: Iterable[Statement], graph: Graph, taken: Collection[str]) -> Spec:
-    """The spec with the chain of `base`, and `more` after it, whose values are in `graph`. Raises `SpecError` where the chain
+    """The spec with the chain of `base` and `more` statements after it, with values in `graph`. Raises `SpecError` if the chain
     does not fit the spec."""
     more, own = tuple(more), base.read.statements
     known = {id(s.value) for s in own if s.part is None}
@@ -127,13 +128,13 @@ def extended_spec(spec: Spec, base: Spec, more: Iterable[Statement], graph: Grap
 
 
 def printed(spec: Spec, chain: Chain, first: int = 0) -> str:
-    """The text of a chain's statements from the `first` on, in the language of chains."""
+    """The text of a chain's statements from number `first` on, in the language of chains."""
     taken = {a.name for a in spec.arrays} | {p.name for p in spec.params}
     return unparse(chain, {a.name for a in spec.outputs}, taken, first)
 
 
 def transferred(spec: Spec, title: str, statements: Iterable[Statement], values: Values) -> Chain:
-    """The statements as a chain of the spec, whose own chain is not looked at."""
+    """The statements as a chain of the spec. The spec's own chain is not used."""
     return _Transfer(spec, title, values).chain(statements)
 
 
@@ -160,7 +161,7 @@ class _Transfer:
         return Chain(tuple(found), self.graph)
 
     def node(self, value: Node) -> Node:
-        """A value in the other graph."""
+        """A value in the new graph."""
         values = self.values
         for node in topological([value], lambda n: id(n) in self.made or id(n) in values.leaves):
             if id(node) in self.made:
@@ -177,7 +178,7 @@ class _Transfer:
         return self.made[id(value)]
 
     def leaf(self, node: Node) -> Node | None:
-        """What has no arguments."""
+        """A node without arguments in the new graph, or None if it has some."""
         leaf = self.values.leaves.get(id(node), node.attr)
         if isinstance(leaf, Leaf):
             return self.reader.leaf(self.scope.inputs[leaf.name], leaf.part)

@@ -9,14 +9,18 @@ from codegen.graph.emit import ATOM, BINDING, PLAIN, literal, parenthesised
 from codegen.graph.nodes import Call, Chain, Leaf, Node, axes_text, lost_axes, topological
 from codegen.graph.ops import OPERATORS, OPS, REDUCTIONS
 
-WIDTH = 100  # of an expression
-SIGNS = {"div": "{0} / {1}", "pow": "{0} ** {1}", "not": "~{0}"}  # where jnp's text is not the language's
+WIDTH = 100  # the most characters of an expression
+SIGNS = {
+    "div": "{0} / {1}",
+    "pow": "{0} ** {1}",
+    "not": "~{0}",
+}  # operations that jnp writes in another way than a chain
 
 
 def unparse(chain: Chain, outputs: Collection[str], taken: Collection[str], first: int = 0) -> str:
-    """A line for each statement from the `first` on, and for each long expression in it a line before. Composite functions
-    are written as calls; the private ones of the prelude are written out. Values keep the names of their statements, but for
-    `outputs`, which expressions cannot use; new names are not among those `taken`. Marks (`_pinned`, `_others`) are left out."""
+    """A line for each statement from number `first` on; each long expression in it has a line before it. Composite functions
+    are written as calls, except private ones of the prelude. Values keep the names of their statements, except `outputs`, which
+    expressions cannot use; new names differ from those `taken`. Marks (`_pinned`, `_others`) are left out."""
     return _Writer(chain, outputs, taken).text(first)
 
 
@@ -94,7 +98,7 @@ class _Writer:
             return f"{node.op}({args[0][0]}, axis={axes_text(lost_axes(node))})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]
         if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:
-            # integers that are brought to float here: nothing else would say so
+            # integers that are converted to float here: nothing else in the text says so
             place = len(args) - 1
             args[place] = f"1.0 * {parenthesised(*args[place], BINDING['mul'], 1)}", BINDING["mul"]
         if node.op not in OPERATORS:

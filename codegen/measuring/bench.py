@@ -27,7 +27,7 @@ from codegen.checking.draw import whole_range
 from codegen.explain.report import Binding, fused_bytes
 from codegen.explain.tables import time_text
 from codegen.graph.nodes import DTYPES
-from codegen.language.sizes import Shape, extents
+from codegen.language.sizes import Shape, array_shape
 from codegen.measuring import device_time
 from codegen.measuring.device_time import Candidate
 from codegen.measuring.measurement import Measurement
@@ -211,7 +211,7 @@ def make_inputs(spec: Spec, binding: Binding, shape: Shape, seed: int) -> dict[s
 
 
 def _random(key: jax.Array, array: Array, dtype: str, shape: Shape, domain: object) -> jax.Array:
-    size = extents(array, shape)
+    size = array_shape(array, shape)
     if DTYPES[dtype].kind == "bool":
         return jax.random.bernoulli(key, 0.5, size)
     if DTYPES[dtype].kind == "int":

@@ -55,7 +55,7 @@ def test_few_rows_of_many_terms(name):
     rng = np.random.default_rng(0)
     arrays = {}
     for array in op.spec.inputs:
-        shape = sizes.extents(array, extents | {"...": 16})
+        shape = sizes.array_shape(array, extents | {"...": 16})
         scale = 14336**-0.5 if array.name == "w" else 1.0
         values = rng.standard_normal(shape, np.float32) * scale
         arrays[array.name] = jax.numpy.asarray(values, "bfloat16" if array.dtype == "T" else array.dtype)

@@ -64,18 +64,18 @@ def candidates(spec: RandomSpec) -> Iterator[RandomSpec]:
 def values(node: Node) -> Iterator[Node]:
     """Values of the same kind with one operation less: an argument in its place, here or further down."""
     if node.args:
-        yield from (a for a in node.args if a.kind == node.kind and (node.op not in FOLDED or a.dims == node.dims))
+        yield from (a for a in node.args if a.kind == node.kind and (node.op not in REDUCING or a.dims == node.dims))
         if node.kind == "float" and not node.dims:
             yield Node("const", "float", frozenset(), (), 0.5)
     for place, arg in enumerate(node.args):
         for smaller in values(arg):
-            if smaller.dims == arg.dims or node.op not in FOLDED:
+            if smaller.dims == arg.dims or node.op not in REDUCING:
                 made = node._replace(args=(*node.args[:place], smaller, *node.args[place + 1 :]))
                 dims = frozenset().union(*(a.dims for a in made.args))
-                yield made if node.op in FOLDED else made._replace(dims=dims)
+                yield made if node.op in REDUCING else made._replace(dims=dims)
 
 
-FOLDED = frozenset("sum prod max min mean var norm logsumexp any all softmax log_softmax".split())
+REDUCING = frozenset("sum prod max min mean var norm logsumexp any all softmax log_softmax".split())
 
 
 def pruned(spec: RandomSpec) -> RandomSpec:

@@ -211,7 +211,7 @@ class GemmOp(Op[P, R]):
         `defaults`. Raises `Mistake` where no kernel takes these types."""
         extents = dict.fromkeys(self.spec.axes, 4097 if ragged else 4096) | dict.fromkeys(self.plan.tile.batch, 2)
         arrays = {
-            a.name: jax.ShapeDtypeStruct(sizes.extents(a, extents), types.dtype(a))
+            a.name: jax.ShapeDtypeStruct(sizes.array_shape(a, extents), types.dtype(a))
             for a in self.spec.inputs if a.default is None or not defaults
         }  # fmt: skip
         chosen = {name: dtype for name, dtype in types.variables if name in self.spec.free_types and defaults}

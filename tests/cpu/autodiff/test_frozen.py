@@ -178,7 +178,7 @@ def test_the_order_of_what_is_differentiated_does_not_matter(name, program):
     op, wrap = getattr(generated, name), PROGRAMS[program]
     extents = {"...": 3, "N": 8, "K": 8}
     keys = iter(jax.random.split(jax.random.key(0), 4))
-    values = {a.name: jax.random.normal(next(keys), sizes.extents(a, extents)) for a in op.spec.inputs}
+    values = {a.name: jax.random.normal(next(keys), sizes.array_shape(a, extents)) for a in op.spec.inputs}
     values |= {p.name: jnp.float32(0.5) for p in op.spec.params if not p.static}
     every = tuple(range(len(values)))
     own = tuple(i for i, name in enumerate(values) if name not in op.backward.shared)

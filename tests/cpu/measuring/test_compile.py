@@ -113,7 +113,7 @@ def test_ragged_rows_of_products_for_hopper(name):
     op = PRODUCTS[name]
     types = next(v for v in variants(op) if "bfloat16" in str(v)).types
     extents = dict.fromkeys(op.spec.axes, 4096) | {"N": 4100}
-    arrays = {a.name: jax.ShapeDtypeStruct(sizes.extents(a, extents), types.dtype(a)) for a in op.spec.inputs}
+    arrays = {a.name: jax.ShapeDtypeStruct(sizes.array_shape(a, extents), types.dtype(a)) for a in op.spec.inputs}
     key, operands = op.bind((), {**arrays, "implementation": "cute"})
     compiled = compile_call(op, op._kernel_call(key, operands, "sm_90a"), "sm_90a")
     assert "wgmma.mma_async" in compiled.ptx and compiled.spills == 0

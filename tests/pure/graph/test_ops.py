@@ -9,7 +9,7 @@ import pytest
 from codegen.graph import ops
 from codegen.graph.nodes import DTYPES, Node
 from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, Operation
-from codegen.language.formula import CONSTANTS, FOLDED, SPECIAL, functions, reader
+from codegen.language.formula import CONSTANTS, EVALUATED, SPECIAL, functions, reader
 from codegen.language.prelude import prelude
 from codegen.language.scope import make_scope
 from codegen.language.statements import Placed
@@ -168,7 +168,7 @@ def test_operators_are_rows():
     assert set(OPS) >= OPERATORS
     assert all(issubclass(getattr(ast, name), ast.operator) for name in BINARY)
     assert all(issubclass(getattr(ast, name), ast.cmpop) for name in COMPARE)
-    assert set(FOLDED) <= set(OPS)
+    assert set(EVALUATED) <= set(OPS)
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)

@@ -95,7 +95,7 @@ def _numbered(lines: list[str]) -> list[str]:
     return found
 
 
-_COMMUTES = re.compile(r"((?:and|or)\.pred\s+%\w+, )(%\w+), (%\w+)")
+_COMMUTES = re.compile(r"((?:(?:and|or)\.pred|(?:fma|mul)\.rn[.\w]*)\s+%\w+, )(%\w+|0[fd]\w+), (%\w+|0[fd]\w+)")
 
 
 def _sorted(match: re.Match[str]) -> str:

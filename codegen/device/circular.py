@@ -17,11 +17,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Float64, Int32, Int64, Uint32, Uint64
 
 from codegen.device.elementary import wide
-from codegen.device.functions import Vector, fma, polynomial, where
+from codegen.device.functions import Vector, fma, polynomial, rcp, where
 
 FAR = 100000.0  # the largest angle of the fast way, in radians: n stays below 2**16
 _UNITS = 1.5 * 2.0**23  # floats near it are one apart, and the low bits are those of the whole number added to it
-_TWO_OVER_PI = 0.6366197723675814
+_TWO_OVER_PI, _HALF_PI = 0.6366197723675814, 1.5707963267948966
 # Three positive float32, pi / 2 to 2**-71: subtracting 0 times each leaves -0.0 negative
 _QUARTER_TURN = (1.570796251296997, 7.549789415861596e-08, 5.390302529957765e-15)
 # The bits of 2 / pi behind the point, in words, the first of them zero
@@ -63,7 +63,7 @@ def tan(x: Vector, approx: bool, exact: bool) -> Vector:
     s, c = _core(rest, approx)
     odd = (turns & 1) != 0
     over, under = where(odd, c, s), where(odd, s, c)
-    inverse = cute.math.rcp(under, approx=True, ftz=True)
+    inverse = rcp(under)
     if not approx:
         inverse = fma(inverse, fma(-under, inverse, 1.0), inverse)
     return _signed(over * inverse, turns * 2)
@@ -129,7 +129,7 @@ def _far(x: Float32) -> tuple[Int32, Float32]:
     top = Uint32(mantissa * Uint64(high) + (carry >> Uint64(32)))
     count = Int32((top + Uint32(0x20000000)) >> Uint32(30))
     fraction = (Uint64(top) << Uint64(34)) | ((carry & Uint64(0xFFFFFFFF)) << Uint64(2))
-    rest = Float32(Float64(Int64(fraction)) * Float64(1.5707963267948966 * 2.0**-64))
+    rest = Float32(Float64(Int64(fraction)) * Float64(_HALF_PI * 2.0**-64))
     rest = cutlass.select_(exponent == 128, x - x, rest)
     return cutlass.select_(bits < 0, -count, count), cutlass.select_(bits < 0, -rest, rest)
 

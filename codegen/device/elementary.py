@@ -14,15 +14,16 @@ import cutlass.cute as cute
 from cutlass import Float32, Float64
 from cutlass._mlir.dialects import llvm
 
-from codegen.device.functions import Operand, Vector, as_vectors, each, fma, maximum, minimum, polynomial, where
+from codegen.device.functions import Operand, Vector, as_vectors, each, fma, maximum, minimum, polynomial, rcp, where
 
-_LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
+_LOG2E, _LN2, _ROOT_HALF = 1.4426950408889634, 0.6931471805599453, 0.7071067811865476
+_DENSITY, _LOG2_DENSITY = 0.3989422804014327, -1.3257480647361593  # 1 / sqrt(2 * pi), that of a normal variable at 0
 
 
 def exp(x: Vector, approx: bool) -> Vector:
     """e ** x within 2 ulp; approximately as 2 ** (x * log2(e)), denormal results kept: silu(-88) is a normal number."""
     if approx and x.dtype is Float32:
-        return cute.math.exp2(x * 1.4426950408889634)
+        return cute.math.exp2(x * _LOG2E)
     return cute.math.exp(x)
 
 
@@ -30,7 +31,7 @@ def exp_to_one(x: Vector, approx: bool) -> Vector:
     """e ** x for x <= 0 within 2 ulp; approximately within 2**-17 of relative error, 2**-22 where x > -1, denormal results kept:
     the square of e ** (x / 2), which is a normal number."""
     if approx and x.dtype is Float32:
-        root = cute.math.exp2(x * 0.7213475204444817, fastmath=True)
+        root = cute.math.exp2(x * (0.5 * _LOG2E), fastmath=True)
         return root * root
     return cute.math.exp(x)
 
@@ -45,7 +46,7 @@ def exp_term(x: Vector, approx: bool) -> Vector:
     """e ** x for x <= 0, as a term of a sum whose largest term is one. Approximately by the hardware's 2 ** x, with denormal
     results flushed: within two ulp of one. Rounding the exponent adds 1.3 |x| e ** x 2**-24, less than half an ulp of one."""
     if approx and x.dtype is Float32:
-        return cute.math.exp2(x * 1.4426950408889634, fastmath=True)
+        return cute.math.exp2(x * _LOG2E, fastmath=True)
     return cute.math.exp(x)
 
 
@@ -55,7 +56,8 @@ def exp2(x: Vector, approx: bool, exact: bool) -> Vector:
     return wide(cute.math.exp2, exact, x)
 
 
-# erfc(z) * exp(z * z) / t for t = 1 / (1 + 0.375 z), z >= 0: least-squares polynomial in t, relative error 2**-20.6
+# erfc(z) * exp(z * z) / t for t = 1 / (1 + slope * z), z >= 0: least-squares polynomial in t, relative error 2**-20.6
+_ERFC_SLOPE = 0.375
 _ERFC = (-0.13509625, 0.3879391, -0.12959912, 0.28306288, 0.16666405, 0.21568927, 0.21133944)
 
 
@@ -64,11 +66,9 @@ def erfc(x: Vector, approx: bool, exact: bool) -> Vector:
     if not approx or x.dtype is not Float32:
         return wide(cute.math.erfc, exact, x)
     z = cute.math.abs(x)
-    t = cute.math.rcp(1.0 + 0.375 * z, approx=True, ftz=True)
-    q = cute.full_like(x, _ERFC[0] * 2.0**-24)
-    for coefficient in _ERFC[1:]:
-        q = cute.math.fma(q, t, cute.full_like(x, coefficient * 2.0**-24))
-    r = _exp_larger(z * z, -1.4426950408889634) * (t * q)
+    t = rcp(1.0 + _ERFC_SLOPE * z)
+    q = polynomial(t, [c * 2.0**-24 for c in _ERFC])
+    r = _exp_larger(z * z, -_LOG2E) * (t * q)
     return where(x >= 0.0, r, 2.0 - r)
 
 
@@ -80,10 +80,10 @@ def sigmoid(x: Vector, approx: bool) -> Vector:
     if approx:
         # 2**-24 of both terms: where their sum overflows, the result is 0
         power = cute.math.exp2(fma(x, -_LOG2E, -24.0), fastmath=True)
-        return _rcp(power + 2.0**-24) * 2.0**-24
+        return rcp(power + 2.0**-24) * 2.0**-24
     power = cute.math.exp(-cute.math.abs(x))  # never overflows, so the tail is accurate down to the smallest number
     total = 1.0 + power
-    near = _rcp(total)
+    near = rcp(total)
     return where(x >= 0.0, 1.0, power) * fma(near, fma(-total, near, 1.0), near)
 
 
@@ -95,7 +95,7 @@ def _odd_quotient(x: Vector, limit: float, above: tuple[float, ...], below: tupl
     """x times a quotient of polynomials in x * x, x brought between -limit and limit first."""
     x = minimum(maximum(x, -limit), limit)
     square = x * x
-    return x * polynomial(square, above) * _rcp(polynomial(square, below))
+    return x * polynomial(square, above) * rcp(polynomial(square, below))
 
 
 def tanh(x: Vector, approx: bool) -> Vector:
@@ -104,7 +104,7 @@ def tanh(x: Vector, approx: bool) -> Vector:
     if not approx or x.dtype is not Float32:
         return cute.math.tanh(x)
     size = cute.math.abs(x)
-    far = fma(_rcp(cute.math.exp2(size * (2 * _LOG2E), fastmath=True) + 1.0), -2.0, 1.0)
+    far = fma(rcp(cute.math.exp2(size * (2 * _LOG2E), fastmath=True) + 1.0), -2.0, 1.0)
     near = x * fma(x * x, -1 / 3, 1.0)
     return where(size < 0.08, near, each(_with_sign_of, far, x))
 
@@ -184,11 +184,6 @@ def _half_powers(x: Vector) -> tuple[Vector, Vector]:
     return tuple(cute.math.exp2(fma(x, sign * _LOG2E, -1.0), fastmath=True) for sign in (1, -1))
 
 
-def _rcp(x: Vector) -> Vector:
-    """The hardware's 1 / x, within 1 ulp; denormal numbers flushed."""
-    return cute.math.rcp(x, approx=True, ftz=True)
-
-
 def _lg2(x: Float32) -> Float32:
     """The hardware's logarithm to base 2, of denormal numbers as well."""
     return Float32(llvm.call_intrinsic(Float32.mlir_type, "llvm.nvvm.lg2.approx.f", [x.ir_value()], [], []))
@@ -207,16 +202,15 @@ def gelu(x: Vector, approx: bool, exact: bool) -> Vector:
     of relative error, plus 2**-62 where x < -8. It is (x > 0 ? x : 0) minus |x| times the probability that a normal variable
     exceeds |x|."""
     if not approx or x.dtype is not Float32:
-        return 0.5 * x * erfc(x * -0.7071067811865476, approx, exact)
+        return 0.5 * x * erfc(x * -_ROOT_HALF, approx, exact)
     u = minimum(cute.math.abs(x), _FAR)
-    q = cute.full_like(x, _GELU[0])
-    for coefficient in _GELU[1:]:
-        q = cute.math.fma(q, u, cute.full_like(x, coefficient))
-    return cute.math.fma(-u, cute.math.exp2(q, fastmath=True), maximum(x, 0.0))
+    q = polynomial(u, _GELU)
+    return fma(-u, cute.math.exp2(q, fastmath=True), maximum(x, 0.0))
 
 
-# The probability that a normal variable exceeds u, over its density at u, over t = 1 / (1 + 0.46 u), u >= 0: a polynomial in t
-# with the least error relative to the sum of the quotient and u
+# The probability that a normal variable exceeds u, over its density at u, over t = 1 / (1 + slope * u), u >= 0: a polynomial in
+# t with the least error relative to the sum of the quotient and u
+_MILLS_SLOPE = 0.46
 _MILLS = (-0.29823202, 0.73355275, 0.345858, 0.47210646)
 
 
@@ -225,14 +219,12 @@ def dgelu(x: Vector, approx: bool, exact: bool) -> Vector:
     |x phi(x)|; exactly through float64; approximately within 2**-15 + x * x * 2**-22 of that, plus 2**-122. NaN at the
     infinities, as jax.vjp of jnp's."""
     if not approx or x.dtype is not Float32:
-        return 0.5 * erfc(x * -0.7071067811865476, approx, exact) + x * (exp(x * x * -0.5, False) * 0.3989422804014327)
+        return 0.5 * erfc(x * -_ROOT_HALF, approx, exact) + x * (exp(x * x * -0.5, False) * _DENSITY)
     u = cute.math.abs(x)
-    t = cute.math.rcp(fma(u, 0.46, 1.0), approx=True, ftz=True)
-    q = cute.full_like(x, _MILLS[0])
-    for coefficient in _MILLS[1:]:
-        q = cute.math.fma(q, t, cute.full_like(x, coefficient))
-    density = cute.math.exp2(fma(u * u, -0.7213475204444817, -1.3257480647361593), fastmath=True)
-    below = density * cute.math.fma(q, t, -u)  # at -u
+    t = rcp(fma(u, _MILLS_SLOPE, 1.0))
+    q = polynomial(t, _MILLS)
+    density = cute.math.exp2(fma(u * u, -0.5 * _LOG2E, _LOG2_DENSITY), fastmath=True)
+    below = density * fma(q, t, -u)  # at -u
     return where(x > 0.0, 1.0 - below, below)
 
 

@@ -304,6 +304,11 @@ def polynomial(x: Vector, coefficients: Sequence[float]) -> Vector:
     return result
 
 
+def rcp(x: Vector) -> Vector:
+    """The hardware's 1 / x, within 1 ulp; denormal numbers flushed."""
+    return cute.math.rcp(x, approx=True, ftz=True)
+
+
 def divide(a: Operand, b: Operand, approx: bool) -> Vector:
     """a / b, correctly rounded; approximately within 2 ulp over the whole range."""
     a, b = as_vectors(a, b)
@@ -317,7 +322,7 @@ def divide_by_normal(a: Operand, b: Operand, approx: bool) -> Vector:
     first, second = as_vectors(a, b)
     if not approx or first.dtype is not Float32:
         return first / second
-    return a * (cute.math.rcp(b, approx=True, ftz=True) if isinstance(b, cute.TensorSSA) else 1.0 / b)
+    return a * (rcp(b) if isinstance(b, cute.TensorSSA) else 1.0 / b)
 
 
 def divide_by_row(a: Vector, b: Vector, approx: bool) -> Vector:

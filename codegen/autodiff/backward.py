@@ -23,44 +23,48 @@ from codegen.spec.spec import Array, Spec
 
 @dataclass(frozen=True)
 class Derived:
-    """An op's backward, and how it stands to the op; where the op keeps more for it than its outputs, its `forward`; where all
-    rows need what is folded over all rows, the op that is run `first` and gives that, which `op` takes as further inputs; where
-    some gradients have fewer axes than others and nothing is folded for them, the op `beside` that gives those."""
+    """An op's backward as ops: `op`, and up to three others.
+
+    `forward` is the op with more outputs, if it saves more than its outputs for the backward. `first` runs before `op`, which
+    takes its results: reductions over all rows that every row needs. `columns` computes gradients with fewer axes than the
+    others, if `op` cannot. `how` says which arrays of the op the inputs and outputs are.
+    """
 
     first: Op | None
     op: Op
     how: Backward
     forward: Op | None
-    products: tuple[tuple[str, str], ...] = ()  # (a product that it takes, the output of `forward` that keeps it)
-    beside: Op | None = None
+    products: tuple[tuple[str, str], ...] = ()  # (a product that it takes, the output of `forward` that saves it)
+    columns: Op | None = None
 
     @functools.cached_property
     def shared(self) -> frozenset[str]:
-        """What all rows share of what it gives gradients of: those are folded over the rows."""
+        """The inputs and parameters with a gradient that all rows share. Their gradients are reduced over the rows."""
         rows = self.op.plan.order[0] if self.op.plan.order else None
-        arrays = {a.name: a for op in (self.op, self.beside) if op is not None for a in op.spec.outputs}
+        arrays = {a.name: a for op in (self.op, self.columns) if op is not None for a in op.spec.outputs}
         found = [*((name, arrays[dx]) for name, dx in self.how.gradients), *self.how.same]
         return frozenset(name for name, dx in found if rows not in dx.axes)
 
     @property
     def _of_rows(self) -> list[str]:
-        """Its outputs that are gradients of the rest."""
+        """The outputs that are gradients of the other inputs, which each row has."""
         return [dx for name, dx in self.how.gradients if name not in self.shared]
 
     @functools.cached_property
-    def hands_on(self) -> bool:
-        """Whether the gradients of the rest are what it reads, at most rounded: XLA gives them without a kernel."""
+    def copies_rows(self) -> bool:
+        """Whether the gradients of the other inputs are copies of inputs of the backward, at most rounded. XLA makes such copies
+        without a kernel."""
         values = [s.value for s in self.op.statements if s.name in self._of_rows]
         return all(not n.args or n.op == "cast" for n in topological(values))
 
     @functools.cached_property
     def frozen(self) -> Derived | None:
-        """The backward where nothing is asked of what all rows share (weights that are not trained, parameters that are
-        constants): nothing is folded over rows. None where that is no other kernel, or none that computes anything."""
-        if self.first is not None or self.beside is not None or not self.shared or self.hands_on:
+        """The backward without the gradients that all rows share, such as those of weights that are not trained. It does not
+        reduce over rows. None if it would be the same kernel, or would compute nothing."""
+        if self.first is not None or self.columns is not None or not self.shared or self.copies_rows:
             return None
         base = self.op.spec.op.removesuffix("_backward")
-        summary = f"The gradients of {base} but of what all rows share."
+        summary = f"The gradients of {base}, without those that all rows share."
         try:
             op, how = _of_some(self.op.spec, self.how, self._of_rows, f"{base}_frozen", summary)
         except (SpecError, Mistake):
@@ -74,7 +78,7 @@ _found: weakref.WeakKeyDictionary[Op, Derived | Mistake] = weakref.WeakKeyDictio
 
 
 def backward_of(op: Op) -> Derived | Mistake:
-    """The op's backward, or why it has none that is a kernel."""
+    """The op's backward, or the reason why kernels cannot compute it."""
     if op not in _found:
         _found[op] = _backward_of(op)
     return _found[op]
@@ -96,8 +100,8 @@ def _backward_of(op: Op) -> Derived | Mistake:
 def _of_some(
     spec: Spec, how: Backward, names: Sequence[str], called: str = "", summary: str = ""
 ) -> tuple[Op, Backward]:
-    """A backward that gives only some of its outputs, `called` by another name. Raises `SpecError` or `Mistake` where that is no
-    kernel."""
+    """A backward with only some of its outputs, `called` by another name. Raises `SpecError` or `Mistake` if no kernel can compute
+    it."""
     own = _only(spec, names)
     made = derived(replace(own, op=called or own.op, summary=summary or own.summary))
     read = {a.name for a in made.spec.inputs}
@@ -124,7 +128,8 @@ def _only(spec: Spec, names: Collection[str]) -> Spec:
 
 
 def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
-    """A backward that gives nothing twice, and no cotangent as it is: those are `same`, as the gradients of a sum's terms."""
+    """A backward without outputs that equal another output or a cotangent, such as the gradients of a sum's terms. Those are in
+    `how.same`."""
 
     def key(array: Array, values: Iterable[Leaf | int]) -> tuple:
         return array.dtype, array.dims, tuple(values)
@@ -139,7 +144,7 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
     for array in op.spec.outputs:
         values = [s.value for s in op.statements if s.name == array.name]
         own = key(array, (v.attr if isinstance(v.attr, Leaf) else id(v) for v in values))
-        if given[array.name] in tables:  # others are added to it
+        if given[array.name] in tables:  # other outputs are added to it
             kept.append(array.name)
         elif own in held:
             same.append((given[array.name], held[own]))
@@ -155,11 +160,10 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
     return op, replace(how, same=tuple(same))
 
 
-def _in_turns(spec: Spec) -> tuple[Op | None, Op, Op | None]:
-    """A backward as one op, if a kernel can do that, else with one that runs first, or one beside it, or both. Raises
-    `SpecError`."""
+def _in_parts(spec: Spec) -> tuple[Op | None, Op, Op | None]:
+    """The ops `first`, `op` and `columns` of a backward (`Derived`). Raises `SpecError`."""
     try:
-        return None, *_with_one_beside(spec)
+        return None, *_with_columns(spec)
     except SpecError:
         statements = spec.read.statements
         waited = waited_for(spec, statements)
@@ -167,37 +171,37 @@ def _in_turns(spec: Spec) -> tuple[Op | None, Op, Op | None]:
             raise
         first, then = split(spec, statements, waited)
         name = f"{spec.op.removesuffix('_backward')}_first"
-        first = replace(first, op=name, summary=f"What {spec.op} takes of all rows.")
-        return derived(first), *_with_one_beside(then)
+        first = replace(first, op=name, summary=f"The reductions over all rows that {spec.op} takes.")
+        return derived(first), *_with_columns(then)
 
 
-def _with_one_beside(spec: Spec) -> tuple[Op, Op | None]:
-    """A backward as one op, or where outputs of fewer axes are in its way, for which it may have nothing to fold, as two. Raises
-    `SpecError`."""
+def _with_columns(spec: Spec) -> tuple[Op, Op | None]:
+    """A backward as one op, or as two if one kernel cannot compute it with its outputs of fewer axes. The second computes those;
+    first without the ones that are reductions, which `op` may compute. Raises `SpecError`."""
     try:
         return derived(spec), None
     except SpecError as error:
         most = max((a.axes for a in spec.outputs), key=len)
-        folded = {s.name for s in spec.read.statements if any(n.op in REDUCTIONS for n in topological([s.value]))}
+        reduced = {s.name for s in spec.read.statements if any(n.op in REDUCTIONS for n in topological([s.value]))}
         fewer = tuple(a.name for a in spec.outputs if a.axes != most)
-        name, summary = f"{spec.op.removesuffix('_backward')}_beside", f"What {spec.op} gives of columns."
-        for names in dict.fromkeys((tuple(n for n in fewer if n not in folded), fewer)):
+        name, summary = f"{spec.op.removesuffix('_backward')}_columns", f"The gradients of {spec.op} with fewer axes."
+        for names in dict.fromkeys((tuple(n for n in fewer if n not in reduced), fewer)):
             if not names:
                 continue
             with contextlib.suppress(SpecError, Mistake):
-                beside = _only(spec, names)
+                columns = _only(spec, names)
                 others = _only(spec, [a.name for a in spec.outputs if a.name not in names])
-                if beside.computes_as(spec) and others.computes_as(spec):
-                    # The parameters are all the other's too: who calls both takes their values from its
+                if columns.computes_as(spec) and others.computes_as(spec):
+                    # It takes all parameters, since the caller takes the other op's values from them
                     made = derived(replace(others, params=spec.params))
-                    return made, derived(replace(beside, op=name, summary=summary))
+                    return made, derived(replace(columns, op=name, summary=summary))
         raise error
 
 
 def row_backward(spec: Spec) -> Derived:
-    """The backward of an op that does not contract, the first that is a kernel: with statistics of rows that the forward keeps,
-    where these save it a pass; then without; with those of columns, for which rows would wait; and with what is taken from tables
-    added up by index, where no kernel finds its place. Raises `SpecError` or `Mistake` where there is none."""
+    """The backward of an op that does not contract: the first of these that kernels can compute. It takes statistics of rows from
+    the forward, if that saves a sweep; takes none; takes statistics of columns. Then the same, with the gradients of tables
+    added up by index after the kernel. Raises `SpecError` or `Mistake` if there is none."""
     takes = any(n.op == "take" for n in spec.read.nodes)
     reasons: dict[str | None, SpecError | Mistake] = {}
     for by_index in (False, True) if takes else (False,):
@@ -210,7 +214,7 @@ def row_backward(spec: Spec) -> Derived:
         for statistics in ("rows", None, "columns"):
             try:
                 how = reverse.backward(statistics)
-                if how.saved not in tried:  # else it saves what one before it does
+                if how.saved not in tried:  # else it saves the same values as an earlier one
                     tried.add(how.saved)
                     return _row_backward(how)
             except (SpecError, Mistake) as reason:
@@ -220,14 +224,14 @@ def row_backward(spec: Spec) -> Derived:
 
 def _row_backward(how: Backward) -> Derived:
     forward = derived(how.forward) if how.forward else None
-    first, op, beside = _in_turns(how.spec)
-    if first is None and beside is None:
+    first, op, columns = _in_parts(how.spec)
+    if first is None and columns is None:
         op, how = _once(op, how)
-    return Derived(first, op, how, forward, beside=beside)
+    return Derived(first, op, how, forward, columns=columns)
 
 
 def gemm_backward(spec: Spec, plan: Gemm) -> Derived:
-    """The backward of an op that contracts, up to the products: their gradients are products themselves."""
+    """The backward of an op that contracts, down to the gradients of its products. The factors' gradients are products of those."""
     found = pull(spec, plan.products, plan.epilogue.spec)
     forward = None
     if found.forward is not None:

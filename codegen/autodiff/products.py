@@ -1,4 +1,4 @@
-"""The backward of an op that contracts: that of its epilogue, of the products or tiles with which it reads least."""
+"""The backward of a contraction's epilogue. It takes the products, or a value computed from them, whichever reads least."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from codegen.language.transfer import extended_spec
 from codegen.plan.tiles import Product
 from codegen.spec.spec import Spec
 
-MOST_TILES = 8  # of the chain's names, the first ones, that a backward may take rather than the product
+MOST_TILES = 8  # the number of the chain's names, from the first, that are tried in place of the products
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """The backward of an op that contracts: that of its epilogue, which takes what `forward`, the epilogue as it runs where
-    gradients will be asked for, keeps: its outputs, and products, by the names that they are kept under."""
+    """The backward of an epilogue. `forward` is the epilogue that runs if gradients are requested: it also saves products, and
+    other values that the backward takes."""
 
     how: Backward
     forward: Spec | None
-    products: tuple[tuple[str, str], ...]  # (acc, the output of `forward` that keeps it)
+    products: tuple[tuple[str, str], ...]  # (acc, the output of `forward` that saves it)
 
 
 def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
-    """The backward of an op's epilogue. Of the products and the tiles that the chain names after them, it takes those with
-    which it reads least. Raises `Mistake` where no kernel can do it."""
+    """The backward of an op's epilogue. It takes the products, or a value of the chain with their axes, whichever reads least.
+    Raises `Mistake` if no kernel can compute it."""
     try:
         return _pull(spec, products, epilogue, kept_dtype(spec, products))
     except Mistake:
-        # Of products that are not rounded it may take the forward's statistics, and then needs fewer turns
+        # With products that are not rounded it may use the forward's statistics, and then waits for fewer reductions
         return _pull(spec, products, epilogue, "float32")
 
 
 def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str) -> Pulled:
-    """The same, products kept in this type, those of integers as they are. Their gradients have that of what they are
-    multiplied with again."""
+    """The backward with products saved in this type, except products of integers, which are saved as int32. The gradient of a
+    product has the type of the factors that it is multiplied with (`gradient_dtype`)."""
     stored = {(s.value.attr, spec.array(s.name).dtype): s.name for s in epilogue.read.statements
               if s.value.op == "input" and s.name in {o.name for o in spec.outputs}}  # fmt: skip
     accs, outputs = {}, {}
@@ -65,7 +65,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
         raise reasons[0]
     how = min(found, key=_reads)
     if dtype != "float32" and _compares_tiles(how.spec, axes):
-        return _pull(spec, products, epilogue, "float32")  # rounding makes ties of elements that are none
+        return _pull(spec, products, epilogue, "float32")  # rounding would make different elements tie
     inner = {dacc for acc, dacc in how.gradients if acc in accs}
     if inner:
         type_of = gradient_dtype(spec, products)
@@ -89,7 +89,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
         for part in output_parts(acc)
     ]
     forward = replace(
-        epilogue, op=f"{spec.op}_forward", summary=f"{spec.op}, with what its backward takes.",
+        epilogue, op=f"{spec.op}_forward", summary=f"{spec.op}, with the values that its backward takes.",
         outputs=(*epilogue.outputs, *more, *(replace(accs[a.name], name=names[a.name]) for a in kept)), grad="none",
     )  # fmt: skip
     forward = extended_spec(forward, epilogue, lines, graph, taken)
@@ -97,7 +97,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
 
 
 def _compares_tiles(spec: Spec, axes: tuple[str, ...]) -> bool:
-    """Whether a backward looks for ties of values with all the axes of a product."""
+    """Whether a backward searches ties of values with all axes of a product."""
     nodes = spec.read.nodes
     return any(
         n.op == "eq" and any(a.kind == "float" and a.dims == axes and not a.is_const for a in n.args) for n in nodes
@@ -105,15 +105,18 @@ def _compares_tiles(spec: Spec, axes: tuple[str, ...]) -> bool:
 
 
 def _reads(how: Backward) -> tuple[int, int]:
-    """The tiles and the arrays that a backward reads."""
+    """The number of arrays with the most axes that a backward reads, and the number of all arrays."""
     most = max(len(a.axes) for a in how.spec.inputs)
     return sum((a.parts or 1) for a in how.spec.inputs if len(a.axes) == most), len(how.spec.inputs)
 
 
 def kept_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
-    """The type (a dtype or a type variable) that products are kept in: that of the outputs made of them, if it is that of the
-    factors as well or has no 32 bits; not float16, which may not hold what is scaled afterwards. float32 where factors are
-    float8 or integers, and where outputs are reductions alone: these have the float32 sums, and so do their gradients."""
+    """The type (a dtype or a type variable) in which products are saved.
+
+    It is the type of the outputs with a product's axes, if factors have the same type or all these types are narrower than
+    float32. It is not float16, in which a product that the chain scales afterwards may overflow. It is float32 if factors are
+    float8 or integers, and if all outputs are reductions: these are computed from the float32 sums, and so are their gradients.
+    """
     factors = _factors(products)
     reduced = all(a.axes != products[0].acc.axes for a in spec.outputs)
     if reduced or not all(_is_wide(spec, dtype) for dtype in factors):
@@ -128,8 +131,8 @@ def kept_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
 
 
 def gradient_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
-    """The type of products' gradients, which the other factors are multiplied with: theirs, float32 where they are of several,
-    or integers of more than 8 bits; where none has 16 bits, the first output's."""
+    """The type of products' gradients, which are multiplied with the factors. It is the type of the factors; float32 if these have
+    several types or are integers of more than 8 bits; the type of the first output if no factor has 16 bits."""
     factors = [dtype for dtype in _factors(products) if any(DTYPES[d].size > 1 for d in spec.dtypes(dtype))]
     outputs = [a.dtype for a in spec.outputs if _is_wide(spec, a.dtype)]
     found = dict.fromkeys(factors or outputs[:1])
@@ -137,10 +140,10 @@ def gradient_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
 
 
 def _factors(products: tuple[Product, ...]) -> list[str]:
-    """Their types."""
+    """The types of the products' factors."""
     return [x.dtype for p in products for x in (p.a, p.b)]
 
 
 def _is_wide(spec: Spec, dtype: str) -> bool:
-    """Whether a type (or all that a variable stands for) is a float of at least 16 bits."""
+    """Whether a type, or each type of a type variable, is a float of at least 16 bits."""
     return all(DTYPES[d].kind == "float" and DTYPES[d].size > 1 for d in spec.dtypes(dtype))

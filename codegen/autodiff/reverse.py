@@ -1,10 +1,10 @@
-"""Reverse mode: an op's backward as a spec of its own, whose chain is a graph.
+"""Reverse-mode differentiation: an op's backward as a spec of its own, made graph to graph.
 
-The derivative of each operation and reduction stands in its row of `ops.py`, that of a composite function below its
-definition in `prelude.txt`; `grad:` of a spec overrides. `language/transfer.py` gives the result the axes, inputs and outputs of
-its own spec, and `backward.py` plans it like any other op.
+The row of an operation or a reduction in `ops.py` has its derivative. The derivative of a composite function is below its
+definition in `prelude.txt`. The formulas under a spec's `grad` override both. `language/transfer.py` makes the backward's spec, and
+`backward.py` plans it like any other op.
 
-Longer than 500 lines: one pass, and the choice of what it saves, work on the same tables of nodes.
+Longer than 500 lines: differentiation and the choice of saved values work on the same tables of nodes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from codegen.language.transfer import Values, derived_spec, extended_spec
 from codegen.parsing import parse_expression
 from codegen.spec.spec import Array, Axis, Spec, types_of
 
-MOST_OPERATIONS = 600  # twenty times those of any op one would write: deriving more takes long, and so does compiling
+MOST_OPERATIONS = 600  # twenty times as many as an op usually has: more take long to differentiate and to compile
 
-# Operations whose results are off by what one argument is off by, in proportion
+# The relative error of these operations' results is about that of an argument
 PROPORTIONAL = {"mul", "div", "neg", "abs", "reciprocal", "square", "sqrt", "rsqrt", "sum", "mean", "float"}
 
-# Operations whose slope may be infinite; and others, whose terms are better left as they are where sums of them are simplified
+# Operations with a derivative that may be infinite, and others with terms that may be infinite unless sums of them are simplified
 STEEP = {"prod", "sqrt", "cbrt", "log", "log2", "log1p", "pow", "reciprocal", "asin", "acos"}
 STEEP_TERMS = {"rsqrt", "div", "exp", "exp2", "expm1", "sinh", "cosh", "tan", "atan2", "rem"}
 
@@ -45,8 +45,8 @@ _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
 @dataclass(frozen=True)
 class Scattered:
-    """An output of a backward that belongs to what a `take` gave: it is added to the table's gradient, or that of one of its
-    parts, along an axis by index."""
+    """An output of a backward that is the gradient of a `take`'s result. It is added by index, along an axis, to the gradient of
+    the table or of one of its parts."""
 
     output: str
     table: str
@@ -57,7 +57,7 @@ class Scattered:
 
 @dataclass(frozen=True)
 class Taken:
-    """The adjoint of what a `take` gave."""
+    """The adjoint of a `take`'s result."""
 
     part: int | None
     index: str
@@ -68,30 +68,30 @@ class Taken:
 
 @dataclass(frozen=True)
 class Backward:
-    """An op's backward: its `spec`, and how the op's arrays stand in it, by their names there.
+    """An op's backward: its `spec`, and the names of the op's arrays in it.
 
-    It takes `cotangents` (of each floating output), values that the forward keeps for it (`saved`), and inputs; it gives
-    `gradients` of the floating inputs and dynamic parameters that any output depends on. Where not all that is saved are
-    outputs, `forward` is the op with the others as outputs too.
+    It takes the `cotangents` of floating outputs, values that the forward saves, and inputs. Its outputs are the `gradients` of
+    the floating inputs and dynamic parameters that an output depends on. If the forward saves more than its outputs, `forward`
+    is the op with the other values as further outputs.
     """
 
     spec: Spec
     forward: Spec | None
     cotangents: tuple[tuple[str, str], ...]  # (y, dy)
-    saved: tuple[str, ...]  # outputs, and values of the chain, it takes
-    inputs: tuple[str, ...]  # inputs it takes
-    gradients: tuple[tuple[str, str], ...]  # (x, dx), an output each: of a table, several, which are added up
-    scattered: tuple[Scattered, ...] = ()  # outputs of what was taken from tables
-    same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or other gradient that is its gradient as well)
+    saved: tuple[str, ...]  # the outputs and values of the chain that it takes
+    inputs: tuple[str, ...]  # the inputs of the op that it takes
+    gradients: tuple[tuple[str, str], ...]  # (x, dx) for each output; a table may have several, which are added up
+    scattered: tuple[Scattered, ...] = ()  # the outputs that are gradients of a `take`'s result
+    same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or the output that is also the gradient of x)
 
 
 class Reverse:
-    """The derivative of a checked spec, and the backwards that compute it: they differ in what the forward saves for them.
+    """The derivative of a checked spec, and the backwards that compute it. They differ in the values that the forward saves.
 
-    Values of the chain that are saved are `kept` in this type. If that is not float32, inputs are rounded to it which the
-    forward had in more bits: a backward takes none of the statistics that outputs hold, which theirs would not be. `by_index`:
-    what is taken from tables is added to their gradients by index also where each index picks from a row of its own. Raises
-    `Mistake` where there is no derivative that could be a kernel.
+    `kept` is the type of saved values. If it is not float32, the backward's inputs are rounded to it, but the forward had them in
+    more bits; so the backward does not take statistics from outputs, since they are not statistics of the rounded inputs. With
+    `by_index`, the gradients of all tables are added up by index, also if each index selects from its own row. Raises `Mistake`
+    if there is no derivative that kernels can compute.
     """
 
     def __init__(self, spec: Spec, kept: str = "float32", by_index: bool = False):
@@ -118,7 +118,7 @@ class Reverse:
         self.active = self.find_active()
         self.steep = self.find_steep()
         self.taken_from: dict[str, list[Taken]] = {}  # by table
-        # What the chain calls its values, but for outputs, which are rounded
+        # The names of the chain's values, except outputs, which are rounded
         values = [s for s in reversed(self.statements) if s.part is None and s.name not in self.made]
         self.named = {id(s.value): s.name for s in values}
         self.results, self.assigned = self.outputs(self.gradients() | self.written_formulas())
@@ -130,10 +130,10 @@ class Reverse:
         self.taken.add(name)
         return name
 
-    # What depends on what is differentiated
+    # Dependence on inputs with gradients
 
     def wanted(self, node: Node) -> bool:
-        """Whether a leaf's gradient is asked for."""
+        """Whether a leaf needs a gradient that no formula of the spec gives."""
         if node.op == "param":
             param = next(p for p in self.spec.params if p.name == node.attr)
             return param.kind == "float" and not param.static and param.name not in self.formulas
@@ -145,7 +145,7 @@ class Reverse:
         return False
 
     def find_active(self) -> set[int]:
-        """The values that vary with something whose gradient is asked for, by identity."""
+        """The identities of the values that depend on a leaf that needs a gradient."""
         active: set[int] = set()
         for node in topological(s.value for s in self.statements):
             if self.wanted(node) or (node.kind == "float" and any(id(a) in active for a in node.args)):
@@ -153,8 +153,8 @@ class Reverse:
         return active
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
-        """What a node is differentiated by: the arguments of its composite function, where all that vary have a
-        derivative there."""
+        """The arguments by which a node is differentiated: those of its composite function if that has a derivative for each of
+        them that varies, else those of the operation."""
         call = self.calls.get(id(node))
         if call is not None:
             rules = prelude()[call.name].grad
@@ -164,8 +164,9 @@ class Reverse:
         return node.args
 
     def find_steep(self) -> set[int]:
-        """The values on which some outputs that have cotangents depend, and others do not, and whose slope may be infinite, by
-        identity: where nothing depends on these outputs, their cotangent is 0, and so is what it comes to."""
+        """The identities of values with a derivative that may be infinite, and on which some outputs with cotangents depend, but not
+        all. If a loss does not depend on these outputs, their cotangents are 0, and so must be the adjoints behind them, not
+        0 * inf."""
         of: dict[int, set[str]] = {}
         nodes: dict[int, Node] = {}
         seeds = {s.name for s in self.statements if s.name in self.cotangents and id(s.value) in self.active}
@@ -175,13 +176,13 @@ class Reverse:
                     nodes[id(node)] = node
                     of.setdefault(id(node), set()).add(statement.name)
         sole = [nodes[i] for i, names in of.items() if names != seeds]
-        folded = any(n.op in REDUCTIONS for n in sole)
-        return {id(n) for n in sole if n.op in (STEEP if folded else STEEP | STEEP_TERMS)}
+        reduced = any(n.op in REDUCTIONS for n in sole)
+        return {id(n) for n in sole if n.op in (STEEP if reduced else STEEP | STEEP_TERMS)}
 
     # Adjoints
 
     def gradients(self) -> dict[tuple[str, int | None], Node]:
-        """Of each input (or part) and dynamic parameter that an output depends on."""
+        """The gradient of each input (or part) and dynamic parameter that an output depends on."""
         contributions: dict[int, list[Node]] = {}
         roots = []
         for statement in self.statements:
@@ -209,13 +210,13 @@ class Reverse:
         return found
 
     def counted(self, node: Node, argument: Node, value: Node) -> Node:
-        """What a node's adjoint adds to an argument's: as often as the argument is taken along an axis that it lacks, where
-        the adjoint is the same all along it. (Where it is not, `collected` sums it.)"""
+        """The contribution of a node to an argument's adjoint. The argument is broadcast along the axes that it lacks; if the `value`
+        lacks them too, it is multiplied by their size. (If it does not, `collected` sums it.)"""
         repeated = tuple(a for a in node.dims if a not in value.dims and a not in argument.dims)
         return self.evaluated(_TIMES_SIZE, {"g": value, "axis": repeated}) if repeated else value
 
     def collected(self, node: Node, values: list[Node]) -> Node:
-        """The sum of all contributions to a node's adjoint, each kind of broadcast undone once."""
+        """The sum of all contributions to a node's adjoint. Contributions with the same further axes are summed over them once."""
         by_axes: dict[tuple[str, ...], list[Node]] = {}
         for value, count in Counter(values).items():
             value = self.algebra.mul(self.graph.const(float(count)), value)
@@ -226,7 +227,7 @@ class Reverse:
         return functools.reduce(self.algebra.add, sums)
 
     def pulled(self, node: Node, g: Node) -> Iterable[tuple[Node, Node]]:
-        """What a node's adjoint adds to those of its arguments that vary, where the derivative is not zero."""
+        """The arguments of a node that vary, each with its contribution from the node's adjoint `g`, unless that is zero."""
         arguments = self.arguments(node)
         if arguments is not node.args:
             call = self.calls[id(node)]
@@ -234,14 +235,14 @@ class Reverse:
             formulas = prelude()[call.name].grad
             return [(a, self.evaluated(formulas[n], names)) for n, a in call.arguments.items()
                     if isinstance(a, Node) and id(a) in self.active]  # fmt: skip
-        if node.op == "cast":  # as in JAX, the cotangent has the type that the value was rounded to
+        if node.op == "cast":  # as in JAX, the cotangent has the type of the rounded value
             return [(node.args[0], self.graph.node("cast", (g,), node.attr, kind="float", dims=g.dims))]
         if node.op == "take":
             table, index = node.args
             if self.by_index or not set(index.dims) <= set(table.dims) - {node.attr}:
                 self.scatter(node, g)
                 return []
-            # Each index picks from a row of its own: no two meet in one element
+            # Each index selects from its own row, so no two indices select one element
             rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
             picked: dict[str, Node | tuple[str, ...]] = {"i": index, "g": g}
             return [(table, self.evaluated(_parsed(rule), picked))]
@@ -257,7 +258,7 @@ class Reverse:
                 for a, rule in zip(node.args, rules, strict=True) if id(a) in self.active and rule != "0"]  # fmt: skip
 
     def scatter(self, node: Node, g: Node) -> None:
-        """Two indices may meet in one row of a table, so what its rows get is added up by index after the kernel."""
+        """Two indices may select one row of a table, so its gradient is added up by index after the kernel."""
         table, index = (a.attr for a in node.args)
         assert isinstance(table, Leaf) and isinstance(index, Leaf)
         taken = Taken(table.part, index.name, str(node.attr), node.dims, g)
@@ -269,8 +270,8 @@ class Reverse:
     # The spec
 
     def backward(self, statistics: str | None = None, save: tuple[str, ...] | None = None) -> Backward:
-        """The backward that takes the values of the chain in `save`, the spec's own if None. `statistics`: it may have the
-        forward keep others, those of "rows" or of "columns". Raises `Mistake` where it could be no kernel."""
+        """The backward that takes the values of the chain in `save`, or in the spec's own `save` if None. The forward may also save
+        `statistics` of "rows" or of "columns" for it. Raises `Mistake` if kernels cannot compute it."""
         outputs, assigned = self.results, self.assigned
         self.taken, self.save = set(self.known), self.spec.save if save is None else save
         if not assigned:
@@ -324,8 +325,8 @@ class Reverse:
     def pinned(
         self, assigned: list[Statement], saved: Mapping[str, Node], gradients: Iterable[Array]
     ) -> dict[int, tuple[str, ...]]:
-        """The values that meet a statistic of themselves which the forward saves: the backward computes them as the forward
-        did (`contraction.marks`)."""
+        """The values that are used with a statistic of themselves that the forward saves. The backward computes them with the same
+        bits as the forward (`contraction.marks`)."""
         behind = {id(n) for n in topological(saved.values())}
         nodes = list(topological(s.value for s in (*self.statements, *assigned)))
         values = [value for value, statistic in meetings(nodes) if id(statistic) in behind]
@@ -333,7 +334,7 @@ class Reverse:
         return marks(values, reached_types(self.statements, self.spec.asked_types), again)
 
     def written_formulas(self) -> dict[tuple[str, int | None], Node]:
-        """The gradients that the spec gives itself."""
+        """The gradients that are formulas of the spec."""
         arrays = {a.name: a for a in self.spec.outputs} | {a.name: a for a in self.cotangents.values()}
         self.scope.inputs |= arrays
         found = {}
@@ -347,8 +348,8 @@ class Reverse:
     def outputs(
         self, found: Mapping[tuple[str, int | None], Node]
     ) -> tuple[list[tuple[str, Array, Taken | None]], list[Statement]]:
-        """An output for each gradient, with the name of what it is the gradient of, and for each `take` from it; and what is
-        assigned to them. Gradients that are zero are left out."""
+        """The outputs of the backward, and the statements that assign them: one for the gradient of each input and parameter, unless
+        that is zero, and one for each `take` from an input. Each output has the name of the input or parameter."""
         outputs: list[tuple[str, Array, Taken | None]] = []
         assigned = []
         params = [Array(p.name, self.spec.compute, ()) for p in self.spec.params if (p.name, None) in found]
@@ -356,7 +357,7 @@ class Reverse:
             taken_from = self.taken_from.get(array.name, [])
             if any((array.name, part) in found for part in output_parts(array)):
                 gradient = replace(array, name=self.fresh(f"d{array.name}"), default=None, span=None)
-                if taken_from:  # whose sum is rounded once
+                if taken_from:  # the sum of all is rounded once
                     gradient = replace(gradient, dtype=self.spec.compute)
                 outputs.append((array.name, gradient, None))
                 for part in output_parts(array):
@@ -370,18 +371,20 @@ class Reverse:
         return outputs, assigned
 
     def saved(self, assigned: list[Statement]) -> dict[str, Node]:
-        """The outputs that the backward takes rather than compute them again: where it then reads fewer arrays or has fewer
-        reductions. An output is rounded to its type, so where a few operations give it again it is computed: 1 - y * y of
-        a rounded tanh near 1 is worth little. So is one that is `coarse`, and one that elements are compared with, as with
-        their maximum, unless it is an input's element. Those of `save` are taken in any case; raises `Mistake` where one of
-        them is compared so."""
+        """The outputs that the backward takes, and the values in `save`.
+
+        It takes an output if it then reads fewer arrays or has fewer reductions. An output is rounded to its type, so one that a
+        few operations compute again is recomputed: 1 - y * y of a rounded tanh near 1 has few correct bits. An output that is
+        `coarse` is recomputed too, and so is one that elements are compared with, such as their maximum, unless it is `exact`.
+        Raises `Mistake` if elements are compared with a value in `save` that is not `exact`.
+        """
         compared = {id(a) for a in _compared(topological(s.value for s in assigned))}
         values = {s.name: s.value for s in self.statements if s.part is None}
         values = {name: v for name, v in values.items() if v.op not in ("input", "const", "param")}
         chosen = {name: v for name, v in values.items() if name in self.save}
         for name, value in chosen.items():
             if id(value) in compared and value.op in ("max", "min") and not self.exact(name, value):
-                what = f"elements that are computed again are compared with {name!r}, and may differ in the last bit"
+                what = f"elements that are recomputed are compared with {name!r}, and may differ in the last bit"
                 raise Mistake(f"it cannot be saved: {what}")
         most = max(len(a.axes) for a in self.spec.inputs)
         now = self.cost(assigned, chosen)
@@ -401,39 +404,39 @@ class Reverse:
         return chosen
 
     def statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
-        """What rows come to in the forward, to be saved as well: where the backward would have to fold them again before it
-        can fold anything else, and so goes over a row more often. It costs four bytes a row, and a pass over the row less."""
+        """The statistics of rows that the forward saves as well. With them the backward waits for fewer reductions along a row, so it
+        has fewer sweeps. A statistic costs four bytes a row."""
         if self.kept != "float32":
             return {}
         leaves = {id(v) for v in saved.values()}
         forward = list(topological(s.value for s in self.statements))
         widest = max((n.dims for n in forward), key=len)
-        folded: set[int] = set()  # what depends on a fold along a row
+        reduced: set[int] = set()  # the values that depend on a reduction along a row
         for node in forward:
-            if any(id(a) in folded for a in node.args) or (node.op in REDUCTIONS and of_rows(node, widest)):
-                folded.add(id(node))
+            if any(id(a) in reduced for a in node.args) or (node.op in REDUCTIONS and of_rows(node, widest)):
+                reduced.add(id(node))
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         compared = {id(a) for a in _compared(nodes) if a.op in ("max", "min")}
-        own = {id(n) for n in forward if id(n) in folded and of_rows(n, widest) and n.kind == "float"} - compared
+        own = {id(n) for n in forward if id(n) in reduced and of_rows(n, widest) and n.kind == "float"} - compared
         reached = topological((s.value for s in assigned), lambda n: id(n) in own | leaves)
         taken = {id(n): n for n in reached if id(n) in own - leaves}
         for node in list(taken.values()):
             inner = topological(node.args, lambda n: id(n) in taken)
             if not any(n.op in REDUCTIONS and id(n) not in taken for n in inner) and node.op not in REDUCTIONS:
-                del taken[id(node)]  # it follows from others
+                del taken[id(node)]  # it is computed from others
         ops = {i: self.calls[i].name if i in self.calls else a.op for i, a in taken.items()}
         found = {self.named.get(i) or self.fresh(f"row_{ops[i].lstrip('_')}"): a for i, a in taken.items()}
-        cost = self.folds(assigned, {**saved, **found}, widest)
-        if cost[0] == self.folds(assigned, saved, widest)[0]:
+        cost = self.row_reductions(assigned, {**saved, **found}, widest)
+        if cost[0] == self.row_reductions(assigned, saved, widest)[0]:
             return {}
-        for name in list(found):  # what must be folded again all the same helps nothing
+        for name in list(found):  # a statistic does not help if it saves no reduction
             others = {n: a for n, a in found.items() if n != name}
-            if self.folds(assigned, {**saved, **others}, widest) == cost:
+            if self.row_reductions(assigned, {**saved, **others}, widest) == cost:
                 found = others
         return found
 
     def column_statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
-        """What the forward folds over rows and the backward takes, to be saved as well: no row of it can wait for all rows."""
+        """The reductions over rows that the forward saves as well, since no row of the backward can wait for all rows."""
         leaves = {id(v) for v in saved.values()}
         forward = {id(n) for n in topological(s.value for s in self.statements)}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
@@ -450,22 +453,24 @@ class Reverse:
                     found[name] = node
         return found
 
-    def folds(self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]) -> tuple[int, int]:
-        """How many folds along rows of these axes have to wait for each other, at most; and how many there are."""
+    def row_reductions(
+        self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]
+    ) -> tuple[int, int]:
+        """The most reductions along rows with these axes that wait for each other, and the number of all of them."""
         leaves = {id(v) for v in saved.values()}
         depth: dict[int, int] = {}
         count = 0
         for node in topological((s.value for s in assigned), lambda n: id(n) in leaves):
             before = 0 if id(node) in leaves else max((depth[id(a)] for a in node.args), default=0)
-            folds = node.op in REDUCTIONS and of_rows(node, widest) and id(node) not in leaves
-            depth[id(node)] = before + folds
-            count += folds
+            reduces = node.op in REDUCTIONS and of_rows(node, widest) and id(node) not in leaves
+            depth[id(node)] = before + reduces
+            count += reduces
         return max(depth.values()), count
 
     def coarse(self, name: str, value: Node, assigned: list[Statement], fewer: bool) -> bool:
-        """Whether an output is stored in too few bits to stand for its value: a statistic, or float8, in fewer than it has;
-        other elements, unless that makes the arrays that are read `fewer`, or unless they are but factors. A product is off
-        by what its factor is off by; an exponential, by as much as the exponent is large."""
+        """Whether an output is stored in too few bits to replace its value. This holds for statistics and float8 outputs that are
+        narrower than the compute type. It holds for other outputs unless they make the arrays that are read `fewer`, or are
+        only used as factors: the relative error of a product is that of its factor, but an exponential multiplies the error."""
         array = self.spec.array(name)
         size = min(DTYPES[dtype].size for dtype in self.spec.dtypes(array))
         if (size >= 4 and self.spec.doubles <= {array.dtype}) or self.exact(name, value):
@@ -476,20 +481,20 @@ class Reverse:
         return not fewer and any(n.op not in PROPORTIONAL for n in nodes if any(a is value for a in n.args))
 
     def exact(self, name: str, value: Node) -> bool:
-        """Whether an output holds a maximum or minimum as it is, and the elements that it is compared with are the same to the
-        last bit where they are computed again: an input's, or values of arithmetic that is rounded the same everywhere."""
+        """Whether an output stores a maximum or minimum without rounding, and the elements that it is compared with have the same
+        bits when they are recomputed: they are an input's elements, or their arithmetic is rounded the same everywhere."""
         kept = self.spec.array(name).dtype if name in self.made else self.saved_type
         if value.op not in ("max", "min"):
             return False
         (source,) = value.args
-        while source.op in ("float", "abs", "neg"):  # which do not round
+        while source.op in ("float", "abs", "neg"):  # these do not round
             (source,) = source.args
         if not isinstance(source.attr, Leaf):
             return kept == self.spec.compute and self.kept == "float32" and is_definite(source)
         return isinstance(source.attr, Leaf) and kept in (self.spec.compute, self.spec.array(source.attr.name).dtype)
 
     def extra_outputs(self, saved: Mapping[str, Node]) -> list[Array]:
-        """The arrays of what is saved and no output already."""
+        """The arrays for saved values that are not outputs of the op."""
         names = [name for name in saved if name not in self.made]
         dtypes = {"float": self.saved_type, "int": self.spec.integer, "bool": "bool"}
         return [
@@ -498,7 +503,7 @@ class Reverse:
         ]
 
     def cost(self, assigned: list[Statement], saved: Mapping[str, Node]) -> tuple[int, int]:
-        """Arrays read that have as many axes as any, and reductions."""
+        """The number of arrays with the most axes that are read, and the number of reductions."""
         leaves = {id(v) for v in saved.values()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         most = max(len(n.dims) for n in nodes)
@@ -510,15 +515,15 @@ class Reverse:
 
 @functools.cache
 def _parsed(rule: str) -> ast.expr:
-    """A derivative of the tables of operations."""
+    """The syntax tree of a derivative in the table of operations."""
     return parse_expression(rule)
 
 
 def _compared(nodes: Iterable[Node]) -> Iterable[Node]:
-    """The values that elements are held to, as ties are found."""
+    """The values that are compared to find ties."""
     return (a for n in nodes if n.op == "eq" for a in n.args)
 
 
 def of_rows(node: Node, axes: tuple[str, ...]) -> bool:
-    """Whether a value belongs to each row of an array with these axes: it has the first of them alone."""
+    """Whether a value is one of each row of an array with these axes: it has only the first of them."""
     return 0 < len(node.dims) < len(axes) and node.dims == axes[: len(node.dims)]

@@ -1,5 +1,5 @@
-"""Algebra on the graph, for values that differentiation makes: what its formulas leave of zeros, ones and signs, and sums
-of products. What a user wrote is left as it is."""
+"""Algebra on the values that differentiation makes: it removes zeros, ones and double signs, and rearranges sums of products.
+The user's own expressions are not rewritten."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from codegen.graph.nodes import Graph, Node, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
 
-MOST_FACTORS = 16  # of a product that is put in order
-LEAST, MOST = 2.0**-126, 2.0**127  # float32's normal numbers lie between
+MOST_FACTORS = 16  # the factors of a longer product are not sorted
+LEAST, MOST = 2.0**-126, 2.0**127  # the range of float32's normal numbers
 
 
 class Algebra:
-    """Makes nodes of `graph`; those that `roots` reach are never rewritten."""
+    """Makes nodes in `graph`. The nodes that `roots` reach are never rewritten."""
 
     def __init__(self, graph: Graph, roots: Iterable[Node]):
         self.graph = graph
         self.known = {id(n) for n in topological(roots)}
         self.done: dict[int, Node] = {}
-        self.products: dict[int, tuple[Node, ...]] = {}  # the factors of those made here
+        self.products: dict[int, tuple[Node, ...]] = {}  # the factors of each product made here
 
     def simplified(self, value: Node) -> Node:
         for node in topological([value], lambda n: id(n) in self.known or id(n) in self.done):
@@ -91,14 +91,14 @@ class Algebra:
         number = functools.reduce(lambda x, y: x * y, [_number(f) for f in factors if f.is_const], 1.0)
         if not LEAST <= abs(number) <= MOST:  # float32 has no such factor, though it may have the product
             return self.make("mul", a, b)
-        # what varies along fewer axes first: what is of a row is not computed for each element
+        # factors with fewer axes come first, so that a row's factors are not multiplied for each element
         rest = sorted((f for f in factors if not f.is_const), key=lambda f: len(f.dims))
         if not rest:
             return self.const(number)
         if abs(number) != 1 and rest[0].op == "div" and id(rest[0]) not in self.known:
             rest[0] = self.div(self.mul(self.const(number), rest[0].args[0]), rest[0].args[1])
             number = 1.0
-        if abs(number) != 1:  # of an element's factors the number comes last: what they are may need their own order
+        if abs(number) != 1:  # last among the factors of an element, whose order may matter
             rest.insert(0 if len(rest[0].dims) < len(rest[-1].dims) else len(rest), self.const(abs(number)))
         product = functools.reduce(lambda x, y: self.make("mul", x, y), rest)
         if id(product) not in self.known:
@@ -116,8 +116,8 @@ class Algebra:
     # Reductions
 
     def sum_over(self, value: Node, axes: tuple[str, ...]) -> Node:
-        """The sum of a value that varies along all of `axes`. Factors that do not are taken out: what is summed then needs
-        fewer other statistics first."""
+        """The sum of a value that varies along all of `axes`. Factors that do not vary along them are moved out of the sum, which
+        then waits for fewer other statistics."""
         if not axes or _is(value, 0):
             return value
         if value.op == "neg":
@@ -135,7 +135,7 @@ class Algebra:
         for place, factor in enumerate(factors):
             others = factors[:place] + factors[place + 1 :]
             lost = set(factor.attr) if factor.op == "sum" and isinstance(factor.attr, tuple) else set()
-            # A sum of sums is one sum, unless the forward has that within it, or other factors vary along what it is over
+            # A sum of sums becomes one sum, unless the forward has the inner one, or other factors vary along its axes
             if lost and id(factor) not in self.known and not any(lost & set(f.dims) for f in others):
                 product = functools.reduce(self.mul, others, factor.args[0])
                 return self.sum_over(product, self.graph.order((*axes, *lost)))
@@ -144,8 +144,8 @@ class Algebra:
 
 
 def _factors(value: Node) -> list[Node]:
-    """The factors of a product, in order: at most about `MOST_FACTORS`, the outermost ones first. A power of a power has as
-    many as the exponents' product, so the rest of a longer product stays whole."""
+    """The factors of a product, in order. Products are split from the outermost until there are about `MOST_FACTORS`; the rest stays
+    whole, since a power of a power has as many factors as the exponents' product."""
     factors = [value]
     while len(factors) < MOST_FACTORS:
         split = [f for factor in factors for f in (factor.args if factor.op == "mul" else (factor,))]

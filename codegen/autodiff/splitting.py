@@ -1,5 +1,5 @@
-"""An op each of whose rows would wait for what all rows come to, as two ops: one reduces over the rows, the other takes what that
-gives. No kernel does both, since blocks that wait for all others would need all of them to run at once."""
+"""Splits an op in which each row needs a reduction over all rows into two: one reduces over the rows, the other takes the results.
+One kernel cannot do both: blocks that wait for all others would deadlock unless all of them are resident."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codegen.spec.spec import Array, Axis, Spec, types_of
 
 
 def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -> tuple[Spec, Spec]:
-    """The op whose outputs are the nodes that are `waited` for, and the op that takes them as inputs, after its own."""
+    """The op with the nodes that are `waited` for as outputs, and the op that takes them as inputs after its own."""
     taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in statements}
     dtypes = {"float": spec.compute, "int": spec.integer, "bool": "bool"}
     kept, count = [], 0
@@ -25,18 +25,18 @@ def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -
         taken.add(name)
         kept.append(Array(name, dtypes[node.kind], tuple(Axis((a,), extents=(None,)) for a in node.dims)))
     own = {a.name for a in spec.outputs}
-    # What one op reduces, the other computes again and uses with the result
+    # One op reduces these values, and the other recomputes them and uses them with the results
     pinned = [value for value, _ in meetings(list(topological(s.value for s in statements)))]
     asked = reached_types(statements, spec.asked_types)
     names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
     results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
     marked = marks(pinned, asked, reached_types(results, types_of(kept)))
-    first = restricted(spec, f"{spec.op} (what all rows come to)", results, kept, [], names, {}, {}, marked)
+    first = restricted(spec, f"{spec.op} (reductions over all rows)", results, kept, [], names, {}, {}, marked)
     if not first.computes_as(spec):
-        raise Mistake("what all rows come to would be computed in float32, which float64 loses")
+        raise Mistake("reductions over all rows would be computed in float32, and lose the bits of float64")
     leaves = {id(node): Leaf(a.name) for a, node in zip(kept, waited, strict=True)}
     assigned = [s for s in statements if s.name in own]
-    # The parameters are all the other's too: who calls both takes their values from its
+    # It takes all parameters, since the caller takes the first op's values from them
     marked = marks(pinned, asked, reached_types(assigned, types_of(spec.outputs), leaves))
     then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves, {}, marked)
     return first, replace(then, params=spec.params)
@@ -53,8 +53,8 @@ def restricted(
     calls: Mapping[int, Call],
     pinned: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> Spec:
-    """A spec of some statements: it takes what of the other's inputs they read, or need for an extent, and `more`. `pinned` values
-    are marked so."""
+    """A spec with only some statements. Its inputs are those that the statements read or need for the size of an axis, and `more`.
+    `pinned` values are marked."""
     statements = list(statements)
     nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))
     read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}

@@ -345,11 +345,11 @@ def backward(op: Op) -> dict[str, Any] | None:
     return {
         "kernel": True,
         "first": None if found.first is None else found.first.spec.chain.value.splitlines(),
-        "beside": None if found.beside is None else found.beside.spec.chain.value.splitlines(),
+        "columns": None if found.columns is None else found.columns.spec.chain.value.splitlines(),
         "kind": found.op.plan.kind,
         "why": words(found.op.plan).kind(),
         "inputs": {a.name: str(a) for a in spec.inputs},
-        "outputs": {a.name: str(a) for a in (*spec.outputs, *(found.beside.spec.outputs if found.beside else ()))},
+        "outputs": {a.name: str(a) for a in (*spec.outputs, *(found.columns.spec.outputs if found.columns else ()))},
         "chain": spec.chain.value.splitlines(),
         "same": {name: array.name for name, array in found.how.same},
         "frozen": _frozen(found),
@@ -363,7 +363,7 @@ def _frozen(found: Derived) -> dict[str, Any] | None:
     if not names or len(names) == len(gradients):
         return None
     if found.frozen is None:
-        why = "XLA: nothing is computed" if found.hands_on else "the same"
+        why = "XLA: nothing is computed" if found.copies_rows else "the same"
         return {"without": names, "kernel": False, "why": why, "inputs": {}, "chain": []}
     spec = found.frozen.op.spec
     return {

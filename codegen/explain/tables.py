@@ -64,7 +64,7 @@ def _backward(made: dict[str, Any]) -> Table:
     table.add_row("kind", escape(made["why"]))
     for what in ("inputs", "outputs"):
         table.add_row(what, escape(", ".join(f"{name}: {array}" for name, array in made[what].items())))
-    for what in ("first", "chain", "beside"):
+    for what in ("first", "chain", "columns"):
         for place, line in enumerate(made[what] or ()):
             table.add_row("" if place else what, escape(line))
     for name, other in made["same"].items():

@@ -64,7 +64,7 @@ def render_op(op: Op) -> str:
 
 
 def derived_ops(op: Op) -> dict[str, Op]:
-    """The ops that an op's module holds besides it, by what they are to it."""
+    """The ops that a module contains in addition to its own op, by their roles."""
     found = {"epilogue": op.plan.epilogue} if isinstance(op.plan, Gemm) else {}
     backward = backward_of(op)
     if isinstance(backward, Derived):
@@ -72,8 +72,8 @@ def derived_ops(op: Op) -> dict[str, Op]:
             found["forward"] = backward.forward
         if backward.first is not None:
             found["first"] = backward.first
-        if backward.beside is not None:
-            found["beside"] = backward.beside
+        if backward.columns is not None:
+            found["columns"] = backward.columns
         if backward.frozen is not None:
             found["frozen"] = backward.frozen.op
         found["backward"] = backward.op

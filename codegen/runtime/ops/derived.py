@@ -36,7 +36,7 @@ class DerivedOp(Op):
 
     @functools.cached_property
     def planned(self) -> PlannedOp:
-        found = {"first": self.derived.first, "forward": self.derived.forward, "beside": self.derived.beside}.get(
+        found = {"first": self.derived.first, "forward": self.derived.forward, "columns": self.derived.columns}.get(
             self._which, self.derived.op
         )
         assert found is not None
@@ -62,12 +62,12 @@ WAYS = ("backward", "frozen", "xla")  # in which the gradients of a call may be 
 
 class BackwardOp(DerivedOp):
     """The generated backward of an op: its inputs are cotangents, saved values and inputs of the op, its outputs the gradients.
-    Where only gradients of rows are requested, `frozen` replaces it, which computes only these. `beside` computes more
+    Where only gradients of rows are requested, `frozen` replaces it, which computes only these. `columns` computes more
     gradients."""
 
     forward: DerivedOp | None = None
     first: DerivedOp | None = None
-    beside: DerivedOp | None = None
+    columns: DerivedOp | None = None
     frozen: BackwardOp | None = None
 
     def __init__(self, forward: Op, parts: dict[str, Any], whole: BackwardOp | None = None):
@@ -77,13 +77,13 @@ class BackwardOp(DerivedOp):
             return
         self.forward = DerivedOp(forward, "forward", parts) if "forward_launch" in parts else None
         self.first = DerivedOp(forward, "first", parts) if "first_launch" in parts else None
-        self.beside = DerivedOp(forward, "beside", parts) if "beside_launch" in parts else None
+        self.columns = DerivedOp(forward, "columns", parts) if "columns_launch" in parts else None
         self.frozen = type(self)(forward, parts, self) if "frozen_launch" in parts else None
 
     @property
     def generated(self) -> tuple[Op, ...]:
         """The ops that are generated for gradients: this one is the last; before it, the ops that run with it or replace it."""
-        found = (self.forward, self.first, self.beside, self.frozen, self)
+        found = (self.forward, self.first, self.columns, self.frozen, self)
         return tuple(op for op in found if op is not None)
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
@@ -93,7 +93,7 @@ class BackwardOp(DerivedOp):
         if not wanted & self.derived.shared:
             if self.frozen is not None:
                 return "frozen"
-            if self.derived.hands_on and key.implementation is None:
+            if self.derived.copies_rows and key.implementation is None:
                 return "xla"
         return "backward"
 
@@ -155,7 +155,7 @@ class BackwardOp(DerivedOp):
         how = self.derived.how
         outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
         there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
-        for one in (self.first, self, self.beside):
+        for one in (self.first, self, self.columns):
             if one is not None:
                 there |= dict(zip((a.name for a in one.spec.outputs), one.given(key, there), strict=True))
         tables = {s.output for s in how.scattered}

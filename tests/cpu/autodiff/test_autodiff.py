@@ -214,7 +214,7 @@ def test_an_extreme_of_what_functions_give_cannot_be_saved(tmp_path):
     with pytest.raises(SpecError) as error:
         make_op(tmp_path, made[2])
     (found,) = error.value.diagnostics
-    assert "elements that are computed again are compared with 'm', and may differ in the last bit" in found.message
+    assert "elements that are recomputed are compared with 'm', and may differ in the last bit" in found.message
 
 
 UNUSED = {  # x, with zeros; the chain, whose l nothing depends on; the gradient of y
@@ -716,7 +716,7 @@ def test_gradients_of_columns_beside_those_of_rows(name, tmp_path):
         tmp_path, spec_text(inputs, f"y: {output}", chain, reference, more, "{T: [float32, bfloat16, float64]}")
     )
     assert isinstance(op.backward, Derived), op.backward
-    assert op.backward.beside is not None
+    assert op.backward.columns is not None
     assert (op.backward.first is not None) == before
     testing.check_gradient(op, "interpret")
     x, w = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(2, 3, 5), (5,)]))

@@ -139,10 +139,10 @@ def cosine_similarity_forward_row(eps, row_sum, row_sum2, row_sum3):
     """The row's own results, from its statistics."""
     row_norm = device.sqrt(row_sum, False)
     x_norm = device.maximum(row_norm, eps)
-    row_norm_ = device.sqrt(row_sum2, False)
-    y_norm = device.maximum(row_norm_, eps)
+    row_norm2 = device.sqrt(row_sum2, False)
+    y_norm = device.maximum(row_norm2, eps)
     similarity = device.divide(row_sum3, x_norm * y_norm, False)
-    return similarity, row_norm, row_norm_
+    return similarity, row_norm, row_norm2
 
 
 @cute.kernel
@@ -151,7 +151,7 @@ def cosine_similarity_forward_kernel(
     mY: cute.Tensor,  # (rows, N) T
     mSimilarity: cute.Tensor,  # (rows) float32
     mRowNorm: cute.Tensor,  # (rows) float32
-    mRowNorm_: cute.Tensor,  # (rows) float32
+    mRowNorm2: cute.Tensor,  # (rows) float32
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[RowLaunch],
 ):
@@ -161,12 +161,12 @@ def cosine_similarity_forward_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rSimilarity = access.registers(mSimilarity, (1, at_once))
     rRowNorm = access.registers(mRowNorm, (1, at_once))
-    rRowNorm_ = access.registers(mRowNorm_, (1, at_once))
+    rRowNorm2 = access.registers(mRowNorm2, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
     if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY, rSimilarity, rRowNorm, rRowNorm_)
+        place = access.meeting_place(how.threads, rX, rY, rSimilarity, rRowNorm, rRowNorm2)
         rowwise.load_together(mX, first_row, rX, place)
         rowwise.load_together(mY, first_row, rY, place)
     for u in cutlass.range_constexpr(at_once):
@@ -192,30 +192,30 @@ def cosine_similarity_forward_kernel(
         row_sum, row_sum2, row_sum3 = row.reduce([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0)
 
         if row.writes():
-            similarity, row_norm, row_norm_ = cosine_similarity_forward_row(
+            similarity, row_norm, row_norm2 = cosine_similarity_forward_row(
                 device.full(1, eps), device.full(1, row_sum), device.full(1, row_sum2), device.full(1, row_sum3),
             )
             rSimilarity[None, u].store(similarity.to(mSimilarity.element_type))
             rRowNorm[None, u].store(row_norm.to(mRowNorm.element_type))
-            rRowNorm_[None, u].store(row_norm_.to(mRowNorm_.element_type))
+            rRowNorm2[None, u].store(row_norm2.to(mRowNorm2.element_type))
             row.store_one(rSimilarity[None, u], mSimilarity, (index,))
             row.store_one(rRowNorm[None, u], mRowNorm, (index,))
-            row.store_one(rRowNorm_[None, u], mRowNorm_, (index,))
+            row.store_one(rRowNorm2[None, u], mRowNorm2, (index,))
 
     if cutlass.const_expr(at_once > 1):
         access.store_rows(rSimilarity, mSimilarity, first_row, place)
         access.store_rows(rRowNorm, mRowNorm, first_row, place)
-        access.store_rows(rRowNorm_, mRowNorm_, first_row, place)
+        access.store_rows(rRowNorm2, mRowNorm2, first_row, place)
 
 
 @cute.jit
 def cosine_similarity_forward_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mSimilarity: cute.Tensor, mRowNorm: cute.Tensor,
-    mRowNorm_: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
+    mRowNorm2: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
 ):
     rows = mX.shape[0]
     cosine_similarity_forward_kernel(
-        mX, mY, mSimilarity, mRowNorm, mRowNorm_, eps, how,
+        mX, mY, mSimilarity, mRowNorm, mRowNorm2, eps, how,
     ).launch(**rowwise.grid(how, rows, stream))
 
 
@@ -223,16 +223,16 @@ def cosine_similarity_forward_xla(x, y, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     row_norm = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
     x_norm = jnp.maximum(row_norm, eps)
-    row_norm_ = jnp.sqrt(jnp.sum(y * y, axis=-1, keepdims=True))
-    y_norm = jnp.maximum(row_norm_, eps)
+    row_norm2 = jnp.sqrt(jnp.sum(y * y, axis=-1, keepdims=True))
+    y_norm = jnp.maximum(row_norm2, eps)
     similarity = jnp.sum(x * y, axis=-1, keepdims=True) / (x_norm * y_norm)
-    return similarity, row_norm, row_norm_
+    return similarity, row_norm, row_norm2
 
 
-def cosine_similarity_backward_chain(dsimilarity, similarity, row_norm, row_norm_, x, y, eps, approx):
+def cosine_similarity_backward_chain(dsimilarity, similarity, row_norm, row_norm2, x, y, eps, approx):
     """The chain, on one vector of each operand."""
     x_norm = device.maximum(row_norm, eps)
-    y_norm = device.maximum(row_norm_, eps)
+    y_norm = device.maximum(row_norm2, eps)
     t0 = x_norm * y_norm
     t1 = device.divide(dsimilarity, t0, approx)
     t2 = device.divide(dsimilarity * similarity, t0, approx)
@@ -241,7 +241,7 @@ def cosine_similarity_backward_chain(dsimilarity, similarity, row_norm, row_norm
     )
     dx = t1 * y - t3 * x
     t4 = device.divide(
-        t2 * x_norm * device.where(row_norm_ > eps, 1.0, device.where(row_norm_ == eps, 0.5, 0.0)), row_norm_, approx,
+        t2 * x_norm * device.where(row_norm2 > eps, 1.0, device.where(row_norm2 == eps, 0.5, 0.0)), row_norm2, approx,
     )
     dy = t1 * x - t4 * y
     return dx, dy
@@ -252,7 +252,7 @@ def cosine_similarity_backward_kernel(
     mDsimilarity: cute.Tensor,  # (rows) float32
     mSimilarity: cute.Tensor,  # (rows) float32
     mRowNorm: cute.Tensor,  # (rows) float32
-    mRowNorm_: cute.Tensor,  # (rows) float32
+    mRowNorm2: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mY: cute.Tensor,  # (rows, N) T
     mDx: cute.Tensor,  # (rows, N) T
@@ -276,7 +276,7 @@ def cosine_similarity_backward_kernel(
     rDsimilarity = access.registers(mDsimilarity, (vec,))
     rSimilarity = access.registers(mSimilarity, (vec,))
     rRowNorm = access.registers(mRowNorm, (vec,))
-    rRowNorm_ = access.registers(mRowNorm_, (vec,))
+    rRowNorm2 = access.registers(mRowNorm2, (vec,))
     rX = access.registers(mX, (vec,))
     rY = access.registers(mY, (vec,))
     rDx = access.registers(mDx, (vec,))
@@ -291,7 +291,7 @@ def cosine_similarity_backward_kernel(
             rDsimilarity.fill(mDsimilarity[row])
             rSimilarity.fill(mSimilarity[row])
             rRowNorm.fill(mRowNorm[row])
-            rRowNorm_.fill(mRowNorm_[row])
+            rRowNorm2.fill(mRowNorm2[row])
             cute.autovec_copy(gX, rX)
             cute.autovec_copy(gY, rY)
         else:
@@ -301,7 +301,7 @@ def cosine_similarity_backward_kernel(
                 rDsimilarity.fill(mDsimilarity[row])
                 rSimilarity.fill(mSimilarity[row])
                 rRowNorm.fill(mRowNorm[row])
-                rRowNorm_.fill(mRowNorm_[row])
+                rRowNorm2.fill(mRowNorm2[row])
             else:
                 row_i, iN_i = row, iN
                 for i in cutlass.range_constexpr(vec):
@@ -309,11 +309,11 @@ def cosine_similarity_backward_kernel(
                         rDsimilarity[i] = mDsimilarity[row_i]
                         rSimilarity[i] = mSimilarity[row_i]
                         rRowNorm[i] = mRowNorm[row_i]
-                        rRowNorm_[i] = mRowNorm_[row_i]
+                        rRowNorm2[i] = mRowNorm2[row_i]
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
         dx, dy = cosine_similarity_backward_chain(
-            device.floats(rDsimilarity), device.floats(rSimilarity), device.floats(rRowNorm), device.floats(rRowNorm_),
+            device.floats(rDsimilarity), device.floats(rSimilarity), device.floats(rRowNorm), device.floats(rRowNorm2),
             device.floats(rX), device.floats(rY), device.full(vec, eps), approx,
         )
         rDx.store(dx.to(mDx.element_type))
@@ -330,27 +330,27 @@ def cosine_similarity_backward_kernel(
 @cute.jit
 def cosine_similarity_backward_launch(
     stream: cuda.CUstream, mDsimilarity: cute.Tensor, mSimilarity: cute.Tensor, mRowNorm: cute.Tensor,
-    mRowNorm_: cute.Tensor, mX: cute.Tensor, mY: cute.Tensor, mDx: cute.Tensor, mDy: cute.Tensor,
+    mRowNorm2: cute.Tensor, mX: cute.Tensor, mY: cute.Tensor, mDx: cute.Tensor, mDy: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
     # one more than full ones: for the rest, or where the arrays are empty
     blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
     cosine_similarity_backward_kernel(
-        mDsimilarity, mSimilarity, mRowNorm, mRowNorm_, mX, mY, mDx, mDy, eps, how,
+        mDsimilarity, mSimilarity, mRowNorm, mRowNorm2, mX, mY, mDx, mDy, eps, how,
     ).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
 
 
-def cosine_similarity_backward_xla(dsimilarity, similarity, row_norm, row_norm_, x, y, eps):
+def cosine_similarity_backward_xla(dsimilarity, similarity, row_norm, row_norm2, x, y, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     x_norm = jnp.maximum(row_norm, eps)
-    y_norm = jnp.maximum(row_norm_, eps)
+    y_norm = jnp.maximum(row_norm2, eps)
     t0 = x_norm * y_norm
     t1 = dsimilarity / t0
     t2 = dsimilarity * similarity / t0
     t3 = t2 * y_norm * jnp.where(row_norm > eps, 1.0, jnp.where(row_norm == eps, jnp.asarray(0.5, jnp.float32), 0.0))
     dx = t1 * y - t3 / row_norm * x
-    t4 = t2 * x_norm * jnp.where(row_norm_ > eps, 1.0, jnp.where(row_norm_ == eps, jnp.asarray(0.5, jnp.float32), 0.0))
-    dy = t1 * x - t4 / row_norm_ * y
+    t4 = t2 * x_norm * jnp.where(row_norm2 > eps, 1.0, jnp.where(row_norm2 == eps, jnp.asarray(0.5, jnp.float32), 0.0))
+    dy = t1 * x - t4 / row_norm2 * y
     return dx, dy
 
 

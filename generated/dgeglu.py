@@ -158,11 +158,11 @@ def dgeglu_backward_chain(ddx0, ddx1, dy, x0, x1, approx):
     ddy = ddx1 * (x0 * cdf) + t2 * x1
     t3 = ddx1 * dy
     t4 = ddx0 * (dy * x1)
-    dx_0 = t3 * cdf + t4 * pdf - t4 * x0 * t1 * x0 * 0.3989422804014327 + (t3 * x0 + t4) * device.exp_to_one(
+    dx20 = t3 * cdf + t4 * pdf - t4 * x0 * t1 * x0 * 0.3989422804014327 + (t3 * x0 + t4) * device.exp_to_one(
         -(t0 * t0), approx,
     ) * 0.3989422804014327
-    dx_1 = t2 * dy
-    return ddy, dx_0, dx_1
+    dx21 = t2 * dy
+    return ddy, dx20, dx21
 
 
 @cute.kernel
@@ -171,7 +171,7 @@ def dgeglu_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
     mX: cute.Tensor,  # (rows, 2, N) T
     mDdy: cute.Tensor,  # (rows, N) T
-    mDx_: cute.Tensor,  # (rows, 2, N) T
+    mDx2: cute.Tensor,  # (rows, 2, N) T
     how: cutlass.Constexpr[Launch],
 ):
     vec, ragged = how.vec, how.ragged
@@ -193,8 +193,8 @@ def dgeglu_backward_kernel(
     rX0 = access.registers(mX, (vec,))
     rX1 = access.registers(mX, (vec,))
     rDdy = access.registers(mDdy, (vec,))
-    rDx_0 = access.registers(mDx_, (vec,))
-    rDx_1 = access.registers(mDx_, (vec,))
+    rDx20 = access.registers(mDx2, (vec,))
+    rDx21 = access.registers(mDx2, (vec,))
 
     if valid > 0:
         gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
@@ -222,42 +222,42 @@ def dgeglu_backward_kernel(
                         rX1[i] = mX[row_i, 1, iN_i]
                     row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
-        ddy, dx_0, dx_1 = dgeglu_backward_chain(
+        ddy, dx20, dx21 = dgeglu_backward_chain(
             device.floats(rDdx0), device.floats(rDdx1), device.floats(rDy), device.floats(rX0), device.floats(rX1),
             approx,
         )
         rDdy.store(ddy.to(mDdy.element_type))
-        rDx_0.store(dx_0.to(mDx_.element_type))
-        rDx_1.store(dx_1.to(mDx_.element_type))
+        rDx20.store(dx20.to(mDx2.element_type))
+        rDx21.store(dx21.to(mDx2.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDdy, gDdy)
-            cute.autovec_copy(rDx_0, cute.local_tile(mDx_[row, 0, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rDx_1, cute.local_tile(mDx_[row, 1, None], (vec,), (iN // vec,)))
+            cute.autovec_copy(rDx20, cute.local_tile(mDx2[row, 0, None], (vec,), (iN // vec,)))
+            cute.autovec_copy(rDx21, cute.local_tile(mDx2[row, 1, None], (vec,), (iN // vec,)))
         else:
             device.copy_whole_or_part(rDdy, gDdy, valid)
 
     if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        restDx_0 = device.store_anywhere(rDx_0, mDx_, cute.crd2idx((row, 0, iN), mDx_.layout), iN, N - iN, valid)
-        restDx_1 = device.store_anywhere(rDx_1, mDx_, cute.crd2idx((row, 1, iN), mDx_.layout), iN, N - iN, valid)
-        if (restDx_0 | restDx_1) != 0:
+        restDx20 = device.store_anywhere(rDx20, mDx2, cute.crd2idx((row, 0, iN), mDx2.layout), iN, N - iN, valid)
+        restDx21 = device.store_anywhere(rDx21, mDx2, cute.crd2idx((row, 1, iN), mDx2.layout), iN, N - iN, valid)
+        if (restDx20 | restDx21) != 0:
             row_i, iN_i = row, iN
             for i in cutlass.range_constexpr(vec):
-                if device.bit(restDx_0, i):
-                    mDx_[row_i, 0, iN_i] = rDx_0[i]
-                if device.bit(restDx_1, i):
-                    mDx_[row_i, 1, iN_i] = rDx_1[i]
+                if device.bit(restDx20, i):
+                    mDx2[row_i, 0, iN_i] = rDx20[i]
+                if device.bit(restDx21, i):
+                    mDx2[row_i, 1, iN_i] = rDx21[i]
                 row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
 
 
 @cute.jit
 def dgeglu_backward_launch(
-    stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx_: cute.Tensor,
+    stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx2: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
     # one more than full ones: for the rest, or where the arrays are empty
     blocks = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1] // (how.vec * how.threads) + 1
-    dgeglu_backward_kernel(mDdx, mDy, mX, mDdy, mDx_, how).launch(
+    dgeglu_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(
         grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
     )
 
@@ -272,11 +272,11 @@ def dgeglu_backward_xla(ddx0, ddx1, dy, x0, x1):
     ddy = ddx1 * (x0 * cdf) + t2 * x1
     t3 = ddx1 * dy
     t4 = ddx0 * (dy * x1)
-    dx_0 = t3 * cdf + t4 * pdf - t4 * x0 * t1 * x0 * 0.3989422804014327 + (
+    dx20 = t3 * cdf + t4 * pdf - t4 * x0 * t1 * x0 * 0.3989422804014327 + (
         t3 * x0 + t4
     ) * jnp.exp(-(t0 * t0)) * 0.3989422804014327
-    dx_1 = t2 * dy
-    return ddy, dx_0, dx_1
+    dx21 = t2 * dy
+    return ddy, dx20, dx21
 
 
 @runtime.op(

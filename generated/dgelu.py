@@ -107,8 +107,8 @@ def dgelu_backward_chain(ddx, dy, x, approx):
     """The chain, on one vector of each operand."""
     ddy = ddx * device.dgelu(x, approx, False)
     t0 = x * x
-    dx_ = ddx * dy * (2.0 - t0) * device.exp_to_one(-(t0 * 0.5), approx) * 0.3989422804014327
-    return ddy, dx_
+    dx2 = ddx * dy * (2.0 - t0) * device.exp_to_one(-(t0 * 0.5), approx) * 0.3989422804014327
+    return ddy, dx2
 
 
 @cute.kernel
@@ -117,7 +117,7 @@ def dgelu_backward_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
     mX: cute.Tensor,  # (rows, cols) T
     mDdy: cute.Tensor,  # (rows, cols) T
-    mDx_: cute.Tensor,  # (rows, cols) T
+    mDx2: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
     vec, ragged = how.vec, how.ragged
@@ -134,14 +134,14 @@ def dgelu_backward_kernel(
     rDy = access.registers(mDy, (vec,))
     rX = access.registers(mX, (vec,))
     rDdy = access.registers(mDdy, (vec,))
-    rDx_ = access.registers(mDx_, (vec,))
+    rDx2 = access.registers(mDx2, (vec,))
 
     if valid > 0:
         gDdx = cute.make_tensor(mDdx.iterator + start, cute.make_layout((vec,)))
         gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
         gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
         gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
-        gDx_ = cute.make_tensor(mDx_.iterator + start, cute.make_layout((vec,)))
+        gDx2 = cute.make_tensor(mDx2.iterator + start, cute.make_layout((vec,)))
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(gDdx, rDdx)
             cute.autovec_copy(gDy, rDy)
@@ -151,26 +151,26 @@ def dgelu_backward_kernel(
             device.copy_whole_or_part(gDy, rDy, valid)
             device.copy_whole_or_part(gX, rX, valid)
 
-        ddy, dx_ = dgelu_backward_chain(device.floats(rDdx), device.floats(rDy), device.floats(rX), approx)
+        ddy, dx2 = dgelu_backward_chain(device.floats(rDdx), device.floats(rDy), device.floats(rX), approx)
         rDdy.store(ddy.to(mDdy.element_type))
-        rDx_.store(dx_.to(mDx_.element_type))
+        rDx2.store(dx2.to(mDx2.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDdy, gDdy)
-            cute.autovec_copy(rDx_, gDx_)
+            cute.autovec_copy(rDx2, gDx2)
         else:
             device.copy_whole_or_part(rDdy, gDdy, valid)
-            device.copy_whole_or_part(rDx_, gDx_, valid)
+            device.copy_whole_or_part(rDx2, gDx2, valid)
 
 
 @cute.jit
 def dgelu_backward_launch(
-    stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx_: cute.Tensor,
+    stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx2: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
     # one more than full ones: for the rest, or where the arrays are empty
     blocks = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1] // (how.vec * how.threads) + 1
-    dgelu_backward_kernel(mDdx, mDy, mX, mDdy, mDx_, how).launch(
+    dgelu_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(
         grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
     )
 
@@ -179,8 +179,8 @@ def dgelu_backward_xla(ddx, dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     ddy = ddx * runtime.dgelu(x)
     t0 = x * x
-    dx_ = ddx * dy * (2.0 - t0) * jnp.exp(-(t0 * 0.5)) * 0.3989422804014327
-    return ddy, dx_
+    dx2 = ddx * dy * (2.0 - t0) * jnp.exp(-(t0 * 0.5)) * 0.3989422804014327
+    return ddy, dx2
 
 
 @runtime.op(

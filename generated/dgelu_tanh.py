@@ -129,8 +129,8 @@ def dgelu_tanh_backward_chain(ddx, dy, x, approx):
     t7 = t6 * dv
     t8 = t7 * t4
     t9 = (t6 - t7 * t3 + t8 * x) * s * device.sigmoid(-t2, approx)
-    dx_ = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
-    return ddy, dx_
+    dx2 = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
+    return ddy, dx2
 
 
 @cute.kernel
@@ -139,7 +139,7 @@ def dgelu_tanh_backward_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
     mX: cute.Tensor,  # (rows, cols) T
     mDdy: cute.Tensor,  # (rows, cols) T
-    mDx_: cute.Tensor,  # (rows, cols) T
+    mDx2: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
     vec, ragged = how.vec, how.ragged
@@ -156,14 +156,14 @@ def dgelu_tanh_backward_kernel(
     rDy = access.registers(mDy, (vec,))
     rX = access.registers(mX, (vec,))
     rDdy = access.registers(mDdy, (vec,))
-    rDx_ = access.registers(mDx_, (vec,))
+    rDx2 = access.registers(mDx2, (vec,))
 
     if valid > 0:
         gDdx = cute.make_tensor(mDdx.iterator + start, cute.make_layout((vec,)))
         gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
         gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
         gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
-        gDx_ = cute.make_tensor(mDx_.iterator + start, cute.make_layout((vec,)))
+        gDx2 = cute.make_tensor(mDx2.iterator + start, cute.make_layout((vec,)))
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(gDdx, rDdx)
             cute.autovec_copy(gDy, rDy)
@@ -173,26 +173,26 @@ def dgelu_tanh_backward_kernel(
             device.copy_whole_or_part(gDy, rDy, valid)
             device.copy_whole_or_part(gX, rX, valid)
 
-        ddy, dx_ = dgelu_tanh_backward_chain(device.floats(rDdx), device.floats(rDy), device.floats(rX), approx)
+        ddy, dx2 = dgelu_tanh_backward_chain(device.floats(rDdx), device.floats(rDy), device.floats(rX), approx)
         rDdy.store(ddy.to(mDdy.element_type))
-        rDx_.store(dx_.to(mDx_.element_type))
+        rDx2.store(dx2.to(mDx2.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDdy, gDdy)
-            cute.autovec_copy(rDx_, gDx_)
+            cute.autovec_copy(rDx2, gDx2)
         else:
             device.copy_whole_or_part(rDdy, gDdy, valid)
-            device.copy_whole_or_part(rDx_, gDx_, valid)
+            device.copy_whole_or_part(rDx2, gDx2, valid)
 
 
 @cute.jit
 def dgelu_tanh_backward_launch(
-    stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx_: cute.Tensor,
+    stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx2: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
     # one more than full ones: for the rest, or where the arrays are empty
     blocks = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1] // (how.vec * how.threads) + 1
-    dgelu_tanh_backward_kernel(mDdx, mDy, mX, mDdy, mDx_, how).launch(
+    dgelu_tanh_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(
         grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
     )
 
@@ -213,8 +213,8 @@ def dgelu_tanh_backward_xla(ddx, dy, x):
     t7 = t6 * dv
     t8 = t7 * t4
     t9 = (t6 - t7 * t3 + t8 * x) * s * jax.lax.logistic(-t2)
-    dx_ = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
-    return ddy, dx_
+    dx2 = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
+    return ddy, dx2
 
 
 @runtime.op(

@@ -109,8 +109,8 @@ def dsilu_backward_chain(ddx, dy, x, approx):
     ddy = ddx * (s + t0 * t1)
     t2 = ddx * dy
     t3 = t2 * t1
-    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * device.sigmoid(-x, approx)
-    return ddy, dx_
+    dx2 = t3 * s + (t2 - t2 * t0 + t3 * x) * s * device.sigmoid(-x, approx)
+    return ddy, dx2
 
 
 @cute.kernel
@@ -119,7 +119,7 @@ def dsilu_backward_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
     mX: cute.Tensor,  # (rows, cols) T
     mDdy: cute.Tensor,  # (rows, cols) T
-    mDx_: cute.Tensor,  # (rows, cols) T
+    mDx2: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
     vec, ragged = how.vec, how.ragged
@@ -136,14 +136,14 @@ def dsilu_backward_kernel(
     rDy = access.registers(mDy, (vec,))
     rX = access.registers(mX, (vec,))
     rDdy = access.registers(mDdy, (vec,))
-    rDx_ = access.registers(mDx_, (vec,))
+    rDx2 = access.registers(mDx2, (vec,))
 
     if valid > 0:
         gDdx = cute.make_tensor(mDdx.iterator + start, cute.make_layout((vec,)))
         gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
         gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
         gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
-        gDx_ = cute.make_tensor(mDx_.iterator + start, cute.make_layout((vec,)))
+        gDx2 = cute.make_tensor(mDx2.iterator + start, cute.make_layout((vec,)))
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(gDdx, rDdx)
             cute.autovec_copy(gDy, rDy)
@@ -153,26 +153,26 @@ def dsilu_backward_kernel(
             device.copy_whole_or_part(gDy, rDy, valid)
             device.copy_whole_or_part(gX, rX, valid)
 
-        ddy, dx_ = dsilu_backward_chain(device.floats(rDdx), device.floats(rDy), device.floats(rX), approx)
+        ddy, dx2 = dsilu_backward_chain(device.floats(rDdx), device.floats(rDy), device.floats(rX), approx)
         rDdy.store(ddy.to(mDdy.element_type))
-        rDx_.store(dx_.to(mDx_.element_type))
+        rDx2.store(dx2.to(mDx2.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDdy, gDdy)
-            cute.autovec_copy(rDx_, gDx_)
+            cute.autovec_copy(rDx2, gDx2)
         else:
             device.copy_whole_or_part(rDdy, gDdy, valid)
-            device.copy_whole_or_part(rDx_, gDx_, valid)
+            device.copy_whole_or_part(rDx2, gDx2, valid)
 
 
 @cute.jit
 def dsilu_backward_launch(
-    stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx_: cute.Tensor,
+    stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx2: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
     # one more than full ones: for the rest, or where the arrays are empty
     blocks = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1] // (how.vec * how.threads) + 1
-    dsilu_backward_kernel(mDdx, mDy, mX, mDdy, mDx_, how).launch(
+    dsilu_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(
         grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
     )
 
@@ -185,8 +185,8 @@ def dsilu_backward_xla(ddx, dy, x):
     ddy = ddx * (s + t0 * t1)
     t2 = ddx * dy
     t3 = t2 * t1
-    dx_ = t3 * s + (t2 - t2 * t0 + t3 * x) * s * jax.lax.logistic(-x)
-    return ddy, dx_
+    dx2 = t3 * s + (t2 - t2 * t0 + t3 * x) * s * jax.lax.logistic(-x)
+    return ddy, dx2
 
 
 @runtime.op(

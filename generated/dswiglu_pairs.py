@@ -133,9 +133,9 @@ def dswiglu_pairs_backward_chain(ddx0, ddx1, dy, x0, x1, approx):
     ddy = ddx1 * t0 + t2 * x1
     t3 = ddx0 * (dy * x1)
     t4 = ddx1 * dy + t3 * t1
-    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * device.sigmoid(-x0, approx)
-    dx_1 = t2 * dy
-    return ddy, dx_0, dx_1
+    dx20 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * device.sigmoid(-x0, approx)
+    dx21 = t2 * dy
+    return ddy, dx20, dx21
 
 
 @cute.kernel
@@ -144,7 +144,7 @@ def dswiglu_pairs_backward_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
     mX: cute.Tensor,  # (rows, cols, 2) T
     mDdy: cute.Tensor,  # (rows, cols) T
-    mDx_: cute.Tensor,  # (rows, cols, 2) T
+    mDx2: cute.Tensor,  # (rows, cols, 2) T
     how: cutlass.Constexpr[Launch],
 ):
     vec, ragged = how.vec, how.ragged
@@ -161,14 +161,14 @@ def dswiglu_pairs_backward_kernel(
     rDy = access.registers(mDy, (vec,))
     rX = access.registers(mX, (2, vec))
     rDdy = access.registers(mDdy, (vec,))
-    rDx_ = access.registers(mDx_, (2, vec))
+    rDx2 = access.registers(mDx2, (2, vec))
 
     if valid > 0:
         gDdx = cute.make_tensor(mDdx.iterator + 2 * start, cute.make_layout((2, vec)))
         gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
         gX = cute.make_tensor(mX.iterator + 2 * start, cute.make_layout((2, vec)))
         gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
-        gDx_ = cute.make_tensor(mDx_.iterator + 2 * start, cute.make_layout((2, vec)))
+        gDx2 = cute.make_tensor(mDx2.iterator + 2 * start, cute.make_layout((2, vec)))
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(gDdx, rDdx)
             cute.autovec_copy(gDy, rDy)
@@ -178,30 +178,30 @@ def dswiglu_pairs_backward_kernel(
             device.copy_whole_or_part(gDy, rDy, valid)
             device.copy_whole_or_part(gX, rX, 2 * valid)
 
-        ddy, dx_0, dx_1 = dswiglu_pairs_backward_chain(
+        ddy, dx20, dx21 = dswiglu_pairs_backward_chain(
             device.floats(rDdx[0, None]), device.floats(rDdx[1, None]), device.floats(rDy), device.floats(rX[0, None]),
             device.floats(rX[1, None]), approx,
         )
         rDdy.store(ddy.to(mDdy.element_type))
-        rDx_[0, None].store(dx_0.to(mDx_.element_type))
-        rDx_[1, None].store(dx_1.to(mDx_.element_type))
+        rDx2[0, None].store(dx20.to(mDx2.element_type))
+        rDx2[1, None].store(dx21.to(mDx2.element_type))
 
         if cutlass.const_expr(not ragged):
             cute.autovec_copy(rDdy, gDdy)
-            cute.autovec_copy(rDx_, gDx_)
+            cute.autovec_copy(rDx2, gDx2)
         else:
             device.copy_whole_or_part(rDdy, gDdy, valid)
-            device.copy_whole_or_part(rDx_, gDx_, 2 * valid)
+            device.copy_whole_or_part(rDx2, gDx2, 2 * valid)
 
 
 @cute.jit
 def dswiglu_pairs_backward_launch(
-    stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx_: cute.Tensor,
+    stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx2: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
     # one more than full ones: for the rest, or where the arrays are empty
     blocks = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1] // (how.vec * how.threads) + 1
-    dswiglu_pairs_backward_kernel(mDdx, mDy, mX, mDdy, mDx_, how).launch(
+    dswiglu_pairs_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(
         grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
     )
 
@@ -215,9 +215,9 @@ def dswiglu_pairs_backward_xla(ddx0, ddx1, dy, x0, x1):
     ddy = ddx1 * t0 + t2 * x1
     t3 = ddx0 * (dy * x1)
     t4 = ddx1 * dy + t3 * t1
-    dx_0 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * jax.lax.logistic(-x0)
-    dx_1 = t2 * dy
-    return ddy, dx_0, dx_1
+    dx20 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * jax.lax.logistic(-x0)
+    dx21 = t2 * dy
+    return ddy, dx20, dx21
 
 
 @runtime.op(

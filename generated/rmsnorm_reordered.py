@@ -139,8 +139,8 @@ def rmsnorm_reordered_frozen_chain(dy, x, weight_at_order, size_n, eps, row_mean
     t0 = weight_at_order
     rstd = device.rsqrt(row_mean + eps, False)
     dx = -(device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False) * x)
-    dx_ = t0 * rstd * dy
-    return dx, dx_
+    dx2 = t0 * rstd * dy
+    return dx, dx2
 
 
 @cute.kernel
@@ -150,7 +150,7 @@ def rmsnorm_reordered_frozen_kernel(
     mOrder: cute.Tensor,  # (N) int32
     mWeight: cute.Tensor,  # (N) T
     mDx: cute.Tensor,  # (rows, N) float32
-    mDx_: cute.Tensor,  # (rows, N) float32
+    mDx2: cute.Tensor,  # (rows, N) float32
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[RowLaunch],
 ):
@@ -161,7 +161,7 @@ def rmsnorm_reordered_frozen_kernel(
     rXAtOrder = access.registers(mX, (vec, vectors, at_once))
     rWeightAtOrder = access.registers(mWeight, (vec, vectors))
     rDx = access.registers(mDx, (vec,))
-    rDx_ = access.registers(mDx_, (vec,))
+    rDx2 = access.registers(mDx2, (vec,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -202,25 +202,25 @@ def rmsnorm_reordered_frozen_kernel(
             part.pick(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                dx, dx_ = rmsnorm_reordered_frozen_chain(
+                dx, dx2 = rmsnorm_reordered_frozen_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]),
                     device.floats(rWeightAtOrder[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_sum),
                 )
                 rDx.store(dx.to(mDx.element_type))
-                rDx_.store(dx_.to(mDx_.element_type))
+                rDx2.store(dx2.to(mDx2.element_type))
                 at.store(rDx, mDx, (index, 0))
-                at.store(rDx_, mDx_, (index, 0))
+                at.store(rDx2, mDx2, (index, 0))
 
 
 @cute.jit
 def rmsnorm_reordered_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mOrder: cute.Tensor, mWeight: cute.Tensor,
-    mDx: cute.Tensor, mDx_: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
+    mDx: cute.Tensor, mDx2: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
 ):
     rows = mDy.shape[0]
     rmsnorm_reordered_frozen_kernel(
-        mDy, mX, mOrder, mWeight, mDx, mDx_, eps, how,
+        mDy, mX, mOrder, mWeight, mDx, mDx2, eps, how,
     ).launch(**rowwise.grid(how, rows, stream))
 
 
@@ -230,8 +230,8 @@ def rmsnorm_reordered_frozen_xla(dy, x, x_at_order, weight_at_order, size_n, eps
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     t1 = jnp.sum(t0 * dy * x_at_order, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
     dx = -(t1 * x)
-    dx_ = t0 * rstd * dy
-    return dx, dx_
+    dx2 = t0 * rstd * dy
+    return dx, dx2
 
 
 def rmsnorm_reordered_backward_rows_stage0(dy, x, x_at_order, weight_at_order):
@@ -326,13 +326,13 @@ def rmsnorm_reordered_backward_stage0(dy, x, x_at_order, weight_at_order):
 
 
 def rmsnorm_reordered_backward_chain(dy, x, x_at_order, weight_at_order, size_n, eps, row_mean, row_sum):
-    """The chain: dx, dx_; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, dx2; what is folded into column_sum, on one vector of each operand."""
     t0 = weight_at_order
     t1 = x_at_order
     rstd = device.rsqrt(row_mean + eps, False)
     dx = -(device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False) * x)
-    dx_ = t0 * rstd * dy
-    return dx, dx_, dy * (t1 * rstd)
+    dx2 = t0 * rstd * dy
+    return dx, dx2, dy * (t1 * rstd)
 
 
 def rmsnorm_reordered_backward_columns(column_sum):
@@ -348,7 +348,7 @@ def rmsnorm_reordered_backward_kernel(
     mOrder: cute.Tensor,  # (N) int32
     mWeight: cute.Tensor,  # (N) T
     mDx: cute.Tensor,  # (rows, N) float32
-    mDx_: cute.Tensor,  # (rows, N) float32
+    mDx2: cute.Tensor,  # (rows, N) float32
     mDweight: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mRowMeanOfRows: cute.Tensor,  # (rows), or nothing
@@ -381,7 +381,7 @@ def rmsnorm_reordered_backward_kernel(
     rXAtOrder = access.registers(mX, (vec, vectors, at_once))
     rWeightAtOrder = access.registers(mWeight, (vec, vectors))
     rDx = access.registers(mDx, (vec,))
-    rDx_ = access.registers(mDx_, (vec,))
+    rDx2 = access.registers(mDx2, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
@@ -447,7 +447,7 @@ def rmsnorm_reordered_backward_kernel(
                 row_sum = rRowSumOfRows[0, u]
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
-                dx, dx_, column_sum_of = rmsnorm_reordered_backward_chain(
+                dx, dx2, column_sum_of = rmsnorm_reordered_backward_chain(
                     device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rXAtOrder[None, v, u]),
                     device.floats(rWeightAtOrder[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_sum),
@@ -455,9 +455,9 @@ def rmsnorm_reordered_backward_kernel(
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 rDx.store(dx.to(mDx.element_type))
-                rDx_.store(dx_.to(mDx_.element_type))
+                rDx2.store(dx2.to(mDx2.element_type))
                 at.store(rDx, mDx, (row, 0))
-                at.store(rDx_, mDx_, (row, 0))
+                at.store(rDx2, mDx2, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -499,7 +499,7 @@ def rmsnorm_reordered_backward_finish(
 @cute.jit
 def rmsnorm_reordered_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mOrder: cute.Tensor, mWeight: cute.Tensor,
-    mDx: cute.Tensor, mDx_: cute.Tensor, mDweight: cute.Tensor, mColumnSumParts: cute.Tensor,
+    mDx: cute.Tensor, mDx2: cute.Tensor, mDweight: cute.Tensor, mColumnSumParts: cute.Tensor,
     mRowMeanOfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, mCounter: cute.Tensor, eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Walk],
 ):
@@ -517,7 +517,7 @@ def rmsnorm_reordered_backward_launch(
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         rmsnorm_reordered_backward_kernel(
-            mDy, mX, mOrder, mWeight, mDx, mDx_, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows, mCounter,
+            mDy, mX, mOrder, mWeight, mDx, mDx2, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows, mCounter,
             eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     beside = partials.columns_beside(mColumnSumParts)
@@ -533,9 +533,9 @@ def rmsnorm_reordered_backward_xla(dy, x, x_at_order, weight_at_order, size_n, e
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     t2 = jnp.sum(t0 * dy * t1, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32) * x
     dx = -t2
-    dx_ = t0 * rstd * dy
+    dx2 = t0 * rstd * dy
     dweight = jnp.sum(dy * (t1 * rstd), axis=row_axes, keepdims=True)
-    return dx, dx_, dweight
+    return dx, dx2, dweight
 
 
 @runtime.op(

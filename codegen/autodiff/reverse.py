@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from codegen.autodiff.simplify import Algebra
 from codegen.errors import Mistake
 from codegen.graph.contraction import is_definite, marks, meetings, reached_types
+from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS
 from codegen.language.chain import output_parts
@@ -109,7 +110,7 @@ class Reverse:
         self.made = {a.name for a in spec.outputs}
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
         self.cotangents = {
-            a.name: replace(a, name=self.fresh(f"d{a.name}"), default=None)
+            a.name: replace(a, name=fresh(self.taken, f"d{a.name}"), default=None)
             for a in spec.outputs
             if spec.kind(a) == "float"
         }
@@ -123,12 +124,6 @@ class Reverse:
         self.named = {id(s.value): s.name for s in values}
         self.results, self.assigned = self.outputs(self.gradients() | self.written_formulas())
         self.known = frozenset(self.taken)
-
-    def fresh(self, name: str) -> str:
-        while name in self.taken:
-            name += "_"
-        self.taken.add(name)
-        return name
 
     # Dependence on inputs with gradients
 
@@ -356,7 +351,7 @@ class Reverse:
         for array in (*self.spec.inputs, *params):
             taken_from = self.taken_from.get(array.name, [])
             if any((array.name, part) in found for part in output_parts(array)):
-                gradient = replace(array, name=self.fresh(f"d{array.name}"), default=None, span=None)
+                gradient = replace(array, name=fresh(self.taken, f"d{array.name}"), default=None, span=None)
                 if taken_from:  # the sum of all is rounded once
                     gradient = replace(gradient, dtype=self.spec.compute)
                 outputs.append((array.name, gradient, None))
@@ -365,7 +360,7 @@ class Reverse:
                     assigned.append(Statement(gradient.name, part, value))
             for taken in taken_from:
                 dims = tuple(Axis((a,), extents=(None,)) for a in taken.dims)
-                gradient = Array(self.fresh(f"d{array.name}"), self.spec.compute, dims)
+                gradient = Array(fresh(self.taken, f"d{array.name}"), self.spec.compute, dims)
                 outputs.append((array.name, gradient, taken))
                 assigned.append(Statement(gradient.name, None, taken.adjoint))
         return outputs, assigned
@@ -425,7 +420,7 @@ class Reverse:
             if not any(n.op in REDUCTIONS and id(n) not in taken for n in inner) and node.op not in REDUCTIONS:
                 del taken[id(node)]  # it is computed from others
         ops = {i: self.calls[i].name if i in self.calls else a.op for i, a in taken.items()}
-        found = {self.named.get(i) or self.fresh(f"row_{ops[i].lstrip('_')}"): a for i, a in taken.items()}
+        found = {self.named.get(i) or fresh(self.taken, f"row_{ops[i].lstrip('_')}"): a for i, a in taken.items()}
         cost = self.row_reductions(assigned, {**saved, **found}, widest)
         if cost[0] == self.row_reductions(assigned, saved, widest)[0]:
             return {}
@@ -448,7 +443,7 @@ class Reverse:
                 and id(node) in forward - leaves
                 and node.args[0].dims[:1] == (lost_axes(node)[0],)
             ):
-                name = self.named.get(id(node)) or self.fresh(f"column_{node.op.lstrip('_')}")
+                name = self.named.get(id(node)) or fresh(self.taken, f"column_{node.op.lstrip('_')}")
                 if id(node) not in compared or self.exact(name, node):
                     found[name] = node
         return found

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.graph.contraction import Rounding
+from codegen.graph.names import temporaries
 from codegen.graph.nodes import ROWS, Node, Statement, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS
 
@@ -98,12 +99,11 @@ class _Emitter:
         self.uses.update(id(root) for root in roots)
         self.statements = [s for s in statements if id(s.value) in reached]
         self.own = {id(s.value): names[(s.name, s.part)] for s in reversed(self.statements)}
-        self.taken = {*names.values(), *dialect.leaves.values(), *dialect.given.values()}
+        self.temporaries = temporaries({*names.values(), *dialect.leaves.values(), *dialect.given.values()})
         self.text: dict[int, str] = {}
         self.binding: dict[int, int] = {}  # the precedence of a node's text
         self.out: list[str] = []
         self.aliases: set[str] = set()
-        self.count = 0
         pairs = [tuple(found[op] for op in PAIR) for found in circular.values() if len(found) == len(PAIR)]
         self.together = {id(node): pair for pair in pairs if self.alike(pair) for node in pair}
 
@@ -170,7 +170,7 @@ class _Emitter:
     def visit(self, node: Node, name: str | None) -> None:
         if id(node) in self.together:
             pair = self.together[id(node)]
-            names = [self.fresh() for _ in pair]
+            names = [next(self.temporaries) for _ in pair]
             both = BOTH.format(self.text[id(node.args[0])], self.approximate(node))
             self.out.append(f"{', '.join(names)} = {both}")
             for made, text in zip(pair, names, strict=True):
@@ -180,16 +180,10 @@ class _Emitter:
         leaf = node.is_const or self.is_leaf(node)
         later = self.own.get(id(node))  # the name of a later statement
         if not leaf and name is None and (later or self.uses[id(node)] > 1 or len(text) > WIDTH):
-            fresh = later or self.fresh()
-            self.out.append(f"{fresh} = {text}")
-            text, binding = fresh, ATOM
+            name = later or next(self.temporaries)
+            self.out.append(f"{name} = {text}")
+            text, binding = name, ATOM
         self.text[id(node)], self.binding[id(node)] = text, binding
-
-    def fresh(self) -> str:
-        while (name := f"t{self.count}") in self.taken:
-            self.count += 1
-        self.taken.add(name)
-        return name
 
     def expression(self, node: Node) -> tuple[str, int]:
         dialect = self.dialect

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import re
+from collections.abc import Collection, Iterator
 
 from codegen.errors import Mistake, shown
 
@@ -49,6 +51,11 @@ def name_mistake(name: str, what: str, also: frozenset[str] = frozenset()) -> Mi
     if keyword.iskeyword(name) or name in RESERVED or name in also:
         return Mistake(f"{name!r} cannot name {what}: Python or the generated file uses it", "pick another name")
     return None
+
+
+def temporaries(taken: Collection[str]) -> Iterator[str]:
+    """t0, t1, and so on, but for those `taken` when they are reached."""
+    return (name for i in itertools.count() if (name := f"t{i}") not in taken)
 
 
 def fresh(taken: set[str], name: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from codegen.errors import Diagnostic, Span, SpecError
+from codegen.graph.names import temporaries
 from codegen.graph.nodes import Call, Chain, Graph, Leaf, Node, Statement, topological
 from codegen.graph.ops import PINNED, REDUCTIONS
 from codegen.language.chain import stored
@@ -75,7 +76,7 @@ class Values:
         uses = Counter(id(s.value) for s in self.statements)
         for args in arguments.values():
             uses.update({id(a) for a in args})
-        fresh = _fresh({*taken, *self.names.values(), *(s.name for s in self.statements)})
+        names = temporaries({*taken, *self.names.values(), *(s.name for s in self.statements)})
         found: list[Statement] = []
         met: dict[int, str | None] = {}
         for statement in self.statements:
@@ -90,19 +91,11 @@ class Values:
                     and not self.is_leaf(node)
                     and (node.op not in UNNAMED or id(node) in self.pinned)
                 ):
-                    name = met[id(node)] = self.names.get(id(node)) or next(fresh)
+                    name = met[id(node)] = self.names.get(id(node)) or next(names)
                     found.append(Statement(name, None, node))
             if met[id(statement.value)] != statement.target:
                 found.append(statement)
         return tuple(found)
-
-
-def _fresh(taken: Collection[str]) -> Iterator[str]:
-    count = 0
-    while True:
-        if f"t{count}" not in taken:
-            yield f"t{count}"
-        count += 1
 
 
 def derived_spec(spec: Spec, title: str, values: Values, taken: Collection[str]) -> Spec:

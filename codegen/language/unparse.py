@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from codegen.graph.emit import ATOM, BINDING, PLAIN, literal, parenthesised
+from codegen.graph.names import temporaries
 from codegen.graph.nodes import Call, Chain, Leaf, Node, axes_text, lost_axes, topological
 from codegen.graph.ops import OPERATORS, OPS, REDUCTIONS
 
@@ -33,9 +34,8 @@ class _Writer:
         for node in topological((s.value for s in self.statements), arguments=self.arguments):
             self.uses.update(id(a) for a in set(self.arguments(node)))
         self.written: dict[int, tuple[str, int]] = {}
-        self.taken = {*taken, *(s.name for s in self.statements)}
+        self.temporaries = temporaries({*taken, *(s.name for s in self.statements)})
         self.lines: list[str] = []
-        self.count = 0
 
     def call(self, node: Node) -> Call | None:
         call = self.calls.get(id(node))
@@ -61,16 +61,10 @@ class _Writer:
         text, binding = self.expression(node)
         leaf = node.op in ("input", "param", "const", "index", "size", "float")
         if not leaf and (self.uses[id(node)] > 1 or len(text) > WIDTH):
-            name = self.names.get(id(node)) or self.fresh()
+            name = self.names.get(id(node)) or next(self.temporaries)
             self.lines.append(f"{name} = {text}")
             text, binding = name, ATOM
         self.written[id(node)] = text, binding
-
-    def fresh(self) -> str:
-        while (name := f"t{self.count}") in self.taken:
-            self.count += 1
-        self.taken.add(name)
-        return name
 
     def expression(self, node: Node) -> tuple[str, int]:
         call = self.call(node)

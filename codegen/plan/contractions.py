@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from codegen.errors import Diagnostic, Mistake, SpecError
+from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Statement, topological
 from codegen.language.chain import in_chain, line_with
 from codegen.language.statements import Placed
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.tiles import Product, fresh
+from codegen.plan.tiles import Product
 from codegen.spec.spec import Array, Spec
 
 

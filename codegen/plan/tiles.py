@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from codegen.errors import Mistake
 from codegen.graph import online
 from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, Node, Statement, lost_axes, topological
+from codegen.graph.nodes import DTYPES, Node, Statement, lost_axes, reaching, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.plan import hopper_tiles
 from codegen.plan.access import Access
@@ -277,12 +277,13 @@ def _folded(
     values: dict[int, Statement] = {}
     types: dict[int, set[str]] = {}  # of the outputs that are made of folds of a value
     folds: list[Fold] = []
+    reached = reaching(made, {s.name for s in made})
     reduced = [n for n in topological(s.value for s in made) if n.op in REDUCTIONS]  # a maximum before what follows it
     for node in sorted(reduced, key=lambda n: column not in lost_axes(n)):
         way = online.rescaled(node)
         value = node.args[0] if way is None else way.maximum.args[0]
         _check_fold(node, value, order, rows, column, epilogue.integer)
-        users = [s.name for s in made if any(n is node for n in topological([s.value]))]
+        users = [s.name for s in made if s.name in reached[id(node)]]
         types.setdefault(id(value), set()).update(epilogue.array(name).dtype for name in users)
         op = "sum" if node.op == "mean" else node.op
         if id(value) not in values:
@@ -298,8 +299,8 @@ def _folded(
     kinds = {"float": "float32", "int": "int32", "bool": "bool"}
     outputs = (*whole, *(Array(s.name, kinds[s.value.kind], dims) for s in more))
     ends = [s.value for s in (*made, *more) if s.name not in late]
-    reached = {id(n) for n in topological(ends)}
-    own = [s for s in statements if s.name not in late and id(s.value) in reached]
+    early = {id(n) for n in topological(ends)}
+    own = [s for s in statements if s.name not in late and id(s.value) in early]
     exactness = tuple((s.name, _exactness(types[id(s.value)], epilogue, whole)) for s in more)
     return replace(epilogue, outputs=outputs), (*own, *more), tuple(folds), exactness
 

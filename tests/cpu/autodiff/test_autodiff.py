@@ -473,7 +473,7 @@ def test_statistics_are_saved_by_a_forward_of_their_own(implementation, tmp_path
 
 KEPT = {  # the statistics that the forward writes, and the folds along a row that are left
     "layernorm": (("rstd", "row_mean"), 1), "group_norm": (("rstd", "row_mean"), 1), "causal_softmax": (("row_max", "row_sum"), 1),
-    "cross_entropy_smoothed": (("lse",), 0), "cosine_similarity": (("row_norm", "row_norm_"), 0),
+    "cross_entropy_smoothed": (("lse",), 0), "cosine_similarity": (("row_norm", "row_norm2"), 0),
     "rmsnorm": ((), 1), "softmax": ((), 1), "top1_gate": ((), 2), "bias_gelu": ((), 0),
 }  # fmt: skip
 

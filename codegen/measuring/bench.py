@@ -31,6 +31,7 @@ from codegen.language.sizes import Shape, array_shape
 from codegen.measuring import device_time
 from codegen.measuring.device_time import Candidate
 from codegen.measuring.measurement import Measurement
+from codegen.runtime.call.described import Key
 from codegen.runtime.ops.derived import BackwardOp
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
@@ -132,14 +133,8 @@ def backward_calls(
     key, _ = origin.bind((), {**made[0], **static, "implementation": implementation})
     sets, others = [], []
     for place, arrays in enumerate(made):
-        _, operands = origin.bind((), {**arrays, **static})
-        outputs, values = op.saved(key, origin._functions(key), operands)
-        residuals = values | dict(zip(origin.operand_names(key), operands, strict=True))
-        cotangents = tuple(
-            jax.random.normal(jax.random.key(place + i), y.shape).astype(y.dtype)
-            if jnp.issubdtype(y.dtype, jnp.floating) else np.zeros(y.shape, jax.dtypes.float0)
-            for i, y in enumerate(outputs)
-        )  # fmt: skip
+        residuals, outputs = saved_values(op, key, arrays, static)
+        cotangents = cotangents_of(outputs, place)
         sets.append((residuals, cotangents))
         others.append((arrays, cotangents))
     how, names = op.derived.how, origin.operand_names(key)
@@ -165,6 +160,25 @@ def backward_calls(
         return [gradients[i] for i in own]
 
     return jax.jit(ours), jax.jit(pulled), sets, others
+
+
+def saved_values(
+    op: BackwardOp, key: Key, arrays: dict[str, Any], static: dict[str, Any]
+) -> tuple[dict[str, Any], tuple]:
+    """What a backward takes beside cotangents, by name, and the forward's outputs."""
+    origin = op.origin
+    _, operands = origin.bind((), {**arrays, **static})
+    outputs, values = op.saved(key, origin._functions(key), operands)
+    return values | dict(zip(origin.operand_names(key), operands, strict=True)), outputs
+
+
+def cotangents_of(outputs: tuple, seed: Any) -> tuple:
+    """Random cotangents of a forward's outputs."""
+    return tuple(
+        jax.random.normal(jax.random.key(seed + i), y.shape).astype(y.dtype)
+        if jnp.issubdtype(y.dtype, jnp.floating) else np.zeros(y.shape, jax.dtypes.float0)
+        for i, y in enumerate(outputs)
+    )  # fmt: skip
 
 
 def bench_or_fail(op: Op, binding: Binding, shape: Shape, groups: int = GROUPS) -> Measurement:

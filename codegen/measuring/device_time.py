@@ -58,8 +58,10 @@ def is_available() -> bool:
 
 def traced(run: Callable[[], None]) -> dict[str, Any]:
     """The profiler's trace of a function, in Chrome's trace format."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's own calls would be most of the trace
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
+        with jax.profiler.trace(folder, profiler_options=options):
             run()
         (path,) = Path(folder).rglob("*.trace.json.gz")
         return json.loads(gzip.decompress(path.read_bytes()))

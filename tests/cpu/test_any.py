@@ -1,0 +1,104 @@
+"""The benchmark of random ops, without a GPU: what it draws is right, what it compares and counts, and a tiny run."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import any as benchmark
+from tests.random_specs.trial import Effort, try_spec
+from tests.random_specs.usual import LAYOUTS, usual_spec
+
+
+def first(layout: str):
+    return next(u for i in range(200) if (u := usual_spec(0, i)).layout == layout)
+
+
+@pytest.mark.parametrize("layout", ["blocks", "middle", "scores"])
+def test_a_usual_op_agrees_with_its_reference(layout, tmp_path):
+    outcome = try_spec(first(layout).spec, tmp_path, Effort(variants=1, calls=1, gradients=1))
+    assert not outcome.failure, f"{outcome.failure}\n{outcome.message}"
+    assert not outcome.refused
+
+
+def test_two_hundred_ops_are_of_every_layout_and_hardly_two_alike():
+    found = [usual_spec(3, i) for i in range(200)]
+    assert {u.layout for u in found} == LAYOUTS.keys()
+    assert len({u.spec.text.partition("summary")[2] for u in found}) > 190
+    assert usual_spec(3, 7) == found[7]
+
+
+def test_a_tiny_run_compares_and_times_both_ways(tmp_path):
+    """On a CPU, where ours is the jnp form too."""
+    usual = first("row")
+    tiny = replace(usual, shape=dict.fromkeys(usual.shape, 8))
+    forward, backward = benchmark.trial(tiny, benchmark.WAYS, False, tmp_path)
+    assert (forward["way"], backward["way"]) == ("forward", "backward")
+    for row in (forward, backward):
+        assert row["differs"] == 0
+        assert all(row["us"][name] > 0 for name in ("ours", "xla", "copy"))
+        assert row["of_limit"] == pytest.approx(row["us"]["copy"] / row["us"]["ours"], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("ours", "xla", "off"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0),
+        ([jnp.nan, jnp.inf], [jnp.nan, jnp.inf], 0),
+        ([1.0, 2.0], [1.0, 2.5], 0.5),
+        ([jnp.nan, 2.0], [1.0, 2.0], 0.5),
+        ([jnp.inf, 2.0], [1.0, 2.0], 0.5),
+        ([1e-9, 2.0], [-1e-9, 2.0], 0),  # next to nothing beside the others
+    ],
+)
+def test_what_differs(ours, xla, off):
+    ((found, _),) = benchmark.differences(jnp.asarray(ours, "float32"), jnp.asarray(xla, "float32"))
+    assert float(found) == off
+
+
+def row(number: int, of_limit: float, over_xla: float, **more) -> dict:
+    us = {"ours": 1.0, "xla": over_xla, "copy": of_limit}
+    own = {
+        "way": "forward",
+        "kind": "row",
+        "launch": "",
+        "left": "",
+        "large": True,
+        "differs": 0.0,
+        "error_of_xla": 0.0,
+    }
+    own |= {"us": us, "of_limit": of_limit, "over_xla": over_xla} | more
+    return {"number": number, "layout": "row", "shape": {"N": 8}, "text": f"chain of {number}", "rows": [own]}
+
+
+def test_the_summary_has_means_and_the_worst_first():
+    found = [row(0, 1.0, 1.0), row(1, 0.25, 4.0), row(2, 0.9, 0.02), row(3, 1.0, 1.0, differs=0.5)]
+    text = benchmark.summary(found)
+    line = next(line for line in text.splitlines() if line.startswith("all large")).split()
+    assert [float(word.strip("()")) for word in line[2:]] == [4, 0.689, 0.25, 0.532, 0.02, 2]
+    assert text.index("chain of 2") < text.index("chain of 1") < text.index("chain of 0")
+    assert "Differ from the jnp form (1)" in text
+
+
+def test_a_dry_run_of_one_op(tmp_path):
+    """Its worker compiles for sm_90a, and what it found is written."""
+    out = tmp_path / "any.json"
+    command = [sys.executable, "-m", "benchmarks.any", "--dry", "--only", "3", "--forward", "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    (op,) = json.loads(out.read_text())["ops"]
+    assert op["number"] == 3
+    assert [r["way"] for r in op["rows"]] == ["forward"]
+    assert op["rows"][0]["compiling"] > 0
+
+
+def test_an_op_whose_process_dies_has_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark.Crew, "start", lambda crew: subprocess.Popen(
+        ["false"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ))  # fmt: skip
+    given = benchmark.argparse.Namespace(seed=0, minutes=1)
+    found = benchmark.Crew(given, tmp_path, range(3)).run(2)
+    assert [op["number"] for op in found] == [0, 1, 2]
+    assert all("its process ended with 1" in op["error"] for op in found)

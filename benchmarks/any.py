@@ -124,14 +124,14 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
     import jax
 
     from codegen.explain.report import fused_bytes
-    from codegen.language.sizes import extents
+    from codegen.language.sizes import array_shape
     from codegen.measuring.bench import typical
     from codegen.runtime.call import arguments
     from codegen.runtime.call.arguments import Types
 
     binding = typical(op.spec, {})
     assert binding is not None
-    arrays = {a.name: jax.ShapeDtypeStruct(extents(a, shape), binding.dtype(a)) for a in op.spec.inputs}
+    arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), binding.dtype(a)) for a in op.spec.inputs}
     axes, types = arguments.bind_axes(op.spec, arrays), Types(binding.types)
     how = op.launch_for(types, axes, os.environ.get("CUTE_DSL_ARCH"))
     return {

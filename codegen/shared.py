@@ -78,6 +78,12 @@ class Walk:
     paced: bool = False  # whether blocks wait for those that memory serves worse, if a call is long
     each: int | None = None  # neighbouring columns whose results are one, of those that no result keeps: a vector, or 1
     first: RowLaunch | None = None  # where rows have statistics: of the kernel that writes them, unless this one does
+    by_place: bool = False  # whether few rows meet at each of many places: neighbouring threads reduce all rows of one
+
+    @property
+    def each_place(self) -> int:
+        """Columns of a place that neighbouring threads have, where they reduce all its rows."""
+        return self.per_row * self.vectors * self.vec
 
 
 @dataclass(frozen=True)
@@ -94,8 +100,10 @@ class WalkLaunch(Walk):
         return {"how": Walk(**{f.name: getattr(self, f.name) for f in fields(Walk)})}
 
     def blocks(self, rows: int, columns: int) -> int:
-        """Those that walk down the rows that meet; other kernels fold their parts. Even of no columns there is one piece."""
-        del rows
+        """Those that walk down the rows that meet; other kernels fold their parts. Even of no columns there is one piece. Of
+        `rows` places and all their columns, where each has threads of its own."""
+        if self.by_place:
+            return rows * -(-columns // self.each_place) // (self.threads // self.per_row) + 1
         pieces = self.cluster if self.whole else -(-columns // (self.per_row * self.vec))
         return self.parts * (1 if isinstance(pieces, int) and pieces == 0 else pieces)
 

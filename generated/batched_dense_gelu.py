@@ -330,6 +330,65 @@ def batched_dense_gelu_backward_kernel(
 
 
 @cute.kernel
+def batched_dense_gelu_backward_places(
+    mDy: cute.Tensor,  # (E, M, N) T
+    mZ: cute.Tensor,  # (E, M, N) wide T
+    mDacc: cute.Tensor,  # (E, M, N) T
+    mDbias: cute.Tensor,  # (E, N) T
+    mColumnSumParts: cute.Tensor,  # (parts, E * N) column_sum of each part
+    how: cutlass.Constexpr[Walk],
+):
+    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    E, M, N = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+    pieces = (N + how.each_place - 1) // how.each_place
+    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    unit = bidx * (threads // per_row) + tidx // per_row
+    place, piece = unit // pieces, unit % pieces
+    there = place < E
+    iE = place
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    approx = device.narrow(mDacc)
+
+    rDy = access.registers(mDy, (vec, vectors, at_once))
+    rZ = access.registers(mZ, (vec, vectors, at_once))
+    rDacc = access.registers(mDacc, (vec,))
+    rDbias = access.registers(mDbias, (vec,))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    every = rowwise.walked(how, there, N, first)
+
+    for base in cutlass.range(0, M, at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iM = row
+            own = rowwise.walked(how, there & (row < M), N, first)
+            own.load(mDy, (iE, iM, 0), rDy[None, None, u])
+            own.load(mZ, (iE, iM, 0), rZ[None, None, u])
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iM = row
+            own = rowwise.walked(how, there & (row < M), N, first)
+            for v in cutlass.range_constexpr(vectors):
+                at = own.vector(v)
+                dacc, column_sum_of = batched_dense_gelu_backward_chain(
+                    device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
+                )
+                inside = at.inside()
+                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                rDacc.store(dacc.to(mDacc.element_type))
+                at.store(rDacc, mDacc, (iE, iM, 0))
+
+    for v in cutlass.range_constexpr(vectors):
+        at = every.vector(v)
+        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        dbias = batched_dense_gelu_backward_columns(column_sum)
+        rDbias.store(dbias.to(mDbias.element_type))
+        at.store(rDbias, mDbias, (iE, 0))
+
+
+@cute.kernel
 def batched_dense_gelu_backward_finish(
     mDbias: cute.Tensor,  # (E, N) T
     mColumnSumParts: cute.Tensor,  # (parts, E * N) column_sum of each part
@@ -359,16 +418,23 @@ def batched_dense_gelu_backward_launch(
 ):
     vec, per_row = how.vec, how.per_row
     E, N = mDy.shape[0], mDy.shape[2]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
-    blocks = mColumnSumParts.shape[0] * pieces * E
-    if blocks > 0:
-        batched_dense_gelu_backward_kernel(
+    if cutlass.const_expr(how.by_place):
+        batched_dense_gelu_backward_places(
             mDy, mZ, mDacc, mDbias, mColumnSumParts, how,
-        ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (E * N + beside - 1) // beside
-    if blocks > 0:
-        batched_dense_gelu_backward_finish(mDbias, mColumnSumParts, N).launch(**partials.finishing_grid(blocks, stream))
+        ).launch(**rowwise.places_grid(how, E, N, stream))
+    else:
+        pieces = (N + vec * per_row - 1) // (vec * per_row)
+        blocks = mColumnSumParts.shape[0] * pieces * E
+        if blocks > 0:
+            batched_dense_gelu_backward_kernel(
+                mDy, mZ, mDacc, mDbias, mColumnSumParts, how,
+            ).launch(**rowwise.walking_grid(how, blocks, stream))
+        beside = partials.columns_beside(mColumnSumParts)
+        blocks = (E * N + beside - 1) // beside
+        if blocks > 0:
+            batched_dense_gelu_backward_finish(mDbias, mColumnSumParts, N).launch(
+                **partials.finishing_grid(blocks, stream)
+            )
 
 
 def batched_dense_gelu_backward_xla(dy, z):

@@ -97,6 +97,57 @@ def mean_pool_kernel(
 
 
 @cute.kernel
+def mean_pool_places(
+    mX: cute.Tensor,  # (rows, S, D) T
+    mY: cute.Tensor,  # (rows, D) T
+    mColumnMeanParts: cute.Tensor,  # (parts, rows * D) column_mean of each part
+    how: cutlass.Constexpr[Walk],
+):
+    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    rows, S, D = mX.shape[0], mX.shape[1], mX.shape[2]
+    pieces = (D + how.each_place - 1) // how.each_place
+    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    unit = bidx * (threads // per_row) + tidx // per_row
+    place, piece = unit // pieces, unit % pieces
+    there = place < rows
+    iRows = place
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+
+    rX = access.registers(mX, (vec, vectors, at_once))
+    rY = access.registers(mY, (vec,))
+    fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
+    every = rowwise.walked(how, there, D, first)
+
+    for base in cutlass.range(0, S, at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iS = row
+            own = rowwise.walked(how, there & (row < S), D, first)
+            own.load(mX, (iRows, iS, 0), rX[None, None, u])
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iS = row
+            own = rowwise.walked(how, there & (row < S), D, first)
+            for v in cutlass.range_constexpr(vectors):
+                at = own.vector(v)
+                column_mean_of = mean_pool_chain(device.floats(rX[None, v, u]))
+                inside = at.inside()
+                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+
+    for v in cutlass.range_constexpr(vectors):
+        at = every.vector(v)
+        column_mean = device.divide_by_row(
+            reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(S)), False,
+        )
+        y = mean_pool_columns(column_mean)
+        rY.store(y.to(mY.element_type))
+        at.store(rY, mY, (iRows, 0))
+
+
+@cute.kernel
 def mean_pool_finish(
     mY: cute.Tensor,  # (rows, D) T
     mColumnMeanParts: cute.Tensor,  # (parts, rows * D) column_mean of each part
@@ -128,14 +179,19 @@ def mean_pool_launch(
 ):
     vec, per_row = how.vec, how.per_row
     rows, S, D = mX.shape[0], mX.shape[1], mX.shape[2]
-    pieces = (D + vec * per_row - 1) // (vec * per_row)
-    blocks = mColumnMeanParts.shape[0] * pieces * rows
-    if blocks > 0:
-        mean_pool_kernel(mX, mY, mColumnMeanParts, how).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnMeanParts)
-    blocks = (rows * D + beside - 1) // beside
-    if blocks > 0:
-        mean_pool_finish(mY, mColumnMeanParts, D, cutlass.Int64(S)).launch(**partials.finishing_grid(blocks, stream))
+    if cutlass.const_expr(how.by_place):
+        mean_pool_places(mX, mY, mColumnMeanParts, how).launch(**rowwise.places_grid(how, rows, D, stream))
+    else:
+        pieces = (D + vec * per_row - 1) // (vec * per_row)
+        blocks = mColumnMeanParts.shape[0] * pieces * rows
+        if blocks > 0:
+            mean_pool_kernel(mX, mY, mColumnMeanParts, how).launch(**rowwise.walking_grid(how, blocks, stream))
+        beside = partials.columns_beside(mColumnMeanParts)
+        blocks = (rows * D + beside - 1) // beside
+        if blocks > 0:
+            mean_pool_finish(mY, mColumnMeanParts, D, cutlass.Int64(S)).launch(
+                **partials.finishing_grid(blocks, stream)
+            )
 
 
 def mean_pool_xla(x):

@@ -548,6 +548,103 @@ def modulated_layernorm_backward_kernel(
 
 
 @cute.kernel
+def modulated_layernorm_backward_places(
+    mDy: cute.Tensor,  # (B, S, N) T
+    mRstd: cute.Tensor,  # (B, S) float32
+    mRowMean: cute.Tensor,  # (B, S) float32
+    mX: cute.Tensor,  # (B, S, N) T
+    mScale: cute.Tensor,  # (B, N) T
+    mDx: cute.Tensor,  # (B, S, N) T
+    mDscale: cute.Tensor,  # (B, N) T
+    mDshift: cute.Tensor,  # (B, N) T
+    mColumnSumParts: cute.Tensor,  # (parts, B * N) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, B * N) column_sum2 of each part
+    mRowSumOfRows: cute.Tensor,  # (B, S), or nothing
+    mRowSum2OfRows: cute.Tensor,  # (B, S), or nothing
+    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
+    how: cutlass.Constexpr[Walk],
+):
+    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    B, S, N = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+    pieces = (N + how.each_place - 1) // how.each_place
+    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    unit = bidx * (threads // per_row) + tidx // per_row
+    place, piece = unit // pieces, unit % pieces
+    there = place < B
+    iB = place
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    approx = device.narrow(mDx)
+
+    held = at_once
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rX = access.registers(mX, (vec, vectors, held))
+    rScale = access.registers(mScale, (vec, vectors))
+    rRstd = access.registers(mRstd, (1, at_once))
+    rRowMean = access.registers(mRowMean, (1, at_once))
+    rDx = access.registers(mDx, (vec,))
+    rDscale = access.registers(mDscale, (vec,))
+    rDshift = access.registers(mDshift, (vec,))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    every = rowwise.walked(how, there, N, first)
+    every.load_shared(mScale, (iB, 0), rScale)
+
+    for base in cutlass.range(0, S, at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iS = row
+            own = rowwise.walked(how, there & (row < S), N, first)
+            k = u
+            own.load_one(mRstd, (iB, iS), rRstd[None, u])
+            own.load_one(mRowMean, (iB, iS), rRowMean[None, u])
+            own.load(mDy, (iB, iS, 0), rDy[None, None, u])
+            own.load(mX, (iB, iS, 0), rX[None, None, u])
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iS = row
+            own = rowwise.walked(how, there & (row < S), N, first)
+            k = u
+            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+            for v in cutlass.range_constexpr(vectors):
+                at = own.vector(v)
+                values = modulated_layernorm_backward_stage0(
+                    device.floats(rDy[None, v, k]),
+                    device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
+                    device.floats(rX[None, v, k]), device.floats(rScale[None, v]),
+                )
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+            row_sum, row_sum2 = reduce.over_row([rRowSum, rRowSum2], ("sum", "sum"), [], per_row, 1)
+            for v in cutlass.range_constexpr(vectors):
+                at = own.vector(v)
+                dx, column_sum_of, column_sum2_of = modulated_layernorm_backward_chain(
+                    device.floats(rDy[None, v, k]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
+                    device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
+                    device.floats(rX[None, v, k]), device.floats(rScale[None, v]), device.full(vec, N, cutlass.Int32),
+                    device.full(vec, row_sum), device.full(vec, row_sum2), approx,
+                )
+                inside = at.inside()
+                reduce.accumulate_at(
+                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                )
+                rDx.store(dx.to(mDx.element_type))
+                at.store(rDx, mDx, (iB, iS, 0))
+
+    for v in cutlass.range_constexpr(vectors):
+        at = every.vector(v)
+        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        dscale, dshift = modulated_layernorm_backward_columns(column_sum, column_sum2)
+        rDscale.store(dscale.to(mDscale.element_type))
+        rDshift.store(dshift.to(mDshift.element_type))
+        at.store(rDscale, mDscale, (iB, 0))
+        at.store(rDshift, mDshift, (iB, 0))
+
+
+@cute.kernel
 def modulated_layernorm_backward_finish(
     mDscale: cute.Tensor,  # (B, N) T
     mDshift: cute.Tensor,  # (B, N) T
@@ -588,23 +685,29 @@ def modulated_layernorm_backward_launch(
         )
     vec, per_row = how.vec, how.per_row
     B, N = mDy.shape[0], mDy.shape[2]
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
-    blocks = mColumnSumParts.shape[0] * pieces * B
-    if blocks > 0:
-        if mCounter.shape[0] > 0:
-            partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
-        modulated_layernorm_backward_kernel(
+    if cutlass.const_expr(how.by_place):
+        modulated_layernorm_backward_places(
             mDy, mRstd, mRowMean, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts, mRowSumOfRows,
             mRowSum2OfRows, mCounter, how,
-        ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (B * N + beside - 1) // beside
-    if blocks > 0:
-        modulated_layernorm_backward_finish(
-            mDscale, mDshift, mColumnSumParts, mColumnSum2Parts, N,
-        ).launch(**partials.finishing_grid(blocks, stream))
+        ).launch(**rowwise.places_grid(how, B, N, stream))
+    else:
+        pieces = how.cluster
+        if cutlass.const_expr(not how.whole):
+            pieces = (N + vec * per_row - 1) // (vec * per_row)
+        blocks = mColumnSumParts.shape[0] * pieces * B
+        if blocks > 0:
+            if mCounter.shape[0] > 0:
+                partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+            modulated_layernorm_backward_kernel(
+                mDy, mRstd, mRowMean, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
+                mRowSumOfRows, mRowSum2OfRows, mCounter, how,
+            ).launch(**rowwise.walking_grid(how, blocks, stream))
+        beside = partials.columns_beside(mColumnSumParts)
+        blocks = (B * N + beside - 1) // beside
+        if blocks > 0:
+            modulated_layernorm_backward_finish(
+                mDscale, mDshift, mColumnSumParts, mColumnSum2Parts, N,
+            ).launch(**partials.finishing_grid(blocks, stream))
 
 
 def modulated_layernorm_backward_xla(dy, rstd, row_mean, x, scale, size_n):

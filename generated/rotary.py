@@ -350,6 +350,89 @@ def rotary_backward_kernel(
 
 
 @cute.kernel
+def rotary_backward_places(
+    mDy: cute.Tensor,  # (B, S, H, 2, D) T
+    mX: cute.Tensor,  # (B, S, H, 2, D) T
+    mCos: cute.Tensor,  # (S, D) float32
+    mSin: cute.Tensor,  # (S, D) float32
+    mDx: cute.Tensor,  # (B, S, H, 2, D) T
+    mDcos: cute.Tensor,  # (S, D) float32
+    mDsin: cute.Tensor,  # (S, D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
+    how: cutlass.Constexpr[Walk],
+):
+    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
+    pieces = (D + how.each_place - 1) // how.each_place
+    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    unit = bidx * (threads // per_row) + tidx // per_row
+    place, piece = unit // pieces, unit % pieces
+    there = place < S
+    iS = place
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+
+    rDy0 = access.registers(mDy, (vec, vectors, at_once))
+    rDy1 = access.registers(mDy, (vec, vectors, at_once))
+    rX0 = access.registers(mX, (vec, vectors, at_once))
+    rX1 = access.registers(mX, (vec, vectors, at_once))
+    rCos = access.registers(mCos, (vec, vectors))
+    rSin = access.registers(mSin, (vec, vectors))
+    rDx0 = access.registers(mDx, (vec,))
+    rDx1 = access.registers(mDx, (vec,))
+    rDcos = access.registers(mDcos, (vec,))
+    rDsin = access.registers(mDsin, (vec,))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    every = rowwise.walked(how, there, D, first)
+    every.load_shared(mCos, (iS, 0), rCos)
+    every.load_shared(mSin, (iS, 0), rSin)
+
+    for base in cutlass.range(0, B * H, at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iH = row % H
+            iB = (row // H)
+            own = rowwise.walked(how, there & (row < B * H), D, first)
+            own.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
+            own.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
+            own.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+            own.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iH = row % H
+            iB = (row // H)
+            own = rowwise.walked(how, there & (row < B * H), D, first)
+            for v in cutlass.range_constexpr(vectors):
+                at = own.vector(v)
+                dx0, dx1, column_sum_of, column_sum2_of = rotary_backward_chain(
+                    device.floats(rDy0[None, v, u]), device.floats(rDy1[None, v, u]), device.floats(rX0[None, v, u]),
+                    device.floats(rX1[None, v, u]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
+                )
+                inside = at.inside()
+                reduce.accumulate_at(
+                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                )
+                rDx0.store(dx0.to(mDx.element_type))
+                rDx1.store(dx1.to(mDx.element_type))
+                at.store(rDx0, mDx, (iB, iS, iH, 0, 0))
+                at.store(rDx1, mDx, (iB, iS, iH, 1, 0))
+
+    for v in cutlass.range_constexpr(vectors):
+        at = every.vector(v)
+        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        dcos, dsin = rotary_backward_columns(column_sum, column_sum2)
+        rDcos.store(dcos.to(mDcos.element_type))
+        rDsin.store(dsin.to(mDsin.element_type))
+        at.store(rDcos, mDcos, (iS, 0))
+        at.store(rDsin, mDsin, (iS, 0))
+
+
+@cute.kernel
 def rotary_backward_finish(
     mDcos: cute.Tensor,  # (S, D) float32
     mDsin: cute.Tensor,  # (S, D) float32
@@ -385,18 +468,23 @@ def rotary_backward_launch(
 ):
     vec, per_row = how.vec, how.per_row
     S, D = mDy.shape[1], mDy.shape[4]
-    pieces = (D + vec * per_row - 1) // (vec * per_row)
-    blocks = mColumnSumParts.shape[0] * pieces * S
-    if blocks > 0:
-        rotary_backward_kernel(
+    if cutlass.const_expr(how.by_place):
+        rotary_backward_places(
             mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, how,
-        ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (S * D + beside - 1) // beside
-    if blocks > 0:
-        rotary_backward_finish(
-            mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, D,
-        ).launch(**partials.finishing_grid(blocks, stream))
+        ).launch(**rowwise.places_grid(how, S, D, stream))
+    else:
+        pieces = (D + vec * per_row - 1) // (vec * per_row)
+        blocks = mColumnSumParts.shape[0] * pieces * S
+        if blocks > 0:
+            rotary_backward_kernel(
+                mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, how,
+            ).launch(**rowwise.walking_grid(how, blocks, stream))
+        beside = partials.columns_beside(mColumnSumParts)
+        blocks = (S * D + beside - 1) // beside
+        if blocks > 0:
+            rotary_backward_finish(
+                mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, D,
+            ).launch(**partials.finishing_grid(blocks, stream))
 
 
 def rotary_backward_xla(dy0, dy1, x0, x1, cos, sin):

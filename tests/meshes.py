@@ -56,12 +56,14 @@ def assert_close(got, expected) -> None:
 seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
 
 
-def stand_in(op: Op, key, donated, *operands, firsts=None):
+def stand_in(op: Op, key, donated, *operands, split=None):
     """What a kernel returns, in jnp: the outputs, then what is folded over rows, not divided: an output, or a value of the
     chain."""
     seen.append([x.shape for x in operands])
     if op.plan.kind == "gemm":
-        return tiles_stand_in(op, key, operands, firsts or {})
+        placed = op.plan.tile.placed if split is not None else ()
+        firsts = {axis: split.first(axis) for axis in placed if split.across((axis,))}
+        return tiles_stand_in(op, key, operands, firsts)
     outputs = op.jnp_form(key, *operands)
     axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
     values = {id(s.value): s.name for s in op.statements if s.part is None}

@@ -35,6 +35,13 @@ def walking_grid(how: Walk, blocks: Int32, stream: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def places_grid(how: Walk, places: Int32, columns: Int32, stream: Any) -> dict[str, Any]:
+    """How a kernel is launched whose threads reduce all rows of a place. Even of no places there is one block."""
+    units = places * ((columns + how.each_place - 1) // how.each_place)
+    blocks = units // (how.threads // how.per_row) + 1
+    return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream, "preferred_smem_carveout": -1}
+
+
 def sizes(how: Walk) -> tuple[int, int, int, int, int, int]:
     """Columns of a vector, vectors and threads, threads of a block that share a row, such blocks, and rows that a thread holds."""
     return how.vec, how.vectors, how.threads, how.per_row, how.cluster, how.at_once
@@ -92,8 +99,9 @@ class Row:
     def load(
         self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1, aligned: bool = True
     ) -> None:
-        """This thread's vectors of a row of its own, which begins at `place` (`access.load_row`)."""
-        self._load(src, place, self.column, dst, parts, aligned and self.shifts, self.once)
+        """This thread's vectors of a row of its own, which begins at `place` (`access.load_row`). What is not `aligned` with the
+        others may be the row of several: the L1 cache keeps it."""
+        self._load(src, place, self.column, dst, parts, aligned and self.shifts, self.once and aligned)
 
     def load_shared(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1) -> None:
         """What all rows share: this vector of it, or all of this thread's."""

@@ -33,7 +33,8 @@ from codegen.spec.spec import Array
 
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # of a block of several rows
-MORE_THREADS = 4  # times as many, where each has little to read: a GPU starts only so many blocks in a time
+MORE_THREADS = 4  # times as many, where they have little to read: a GPU starts only so many blocks in a time
+BLOCK_BYTES = 8 * 1024  # that a block reads, if it may have more threads for that
 # Vectors of rows in which each has a thread of its own: few threads are idle then, and neighbours read side by side
 SHORT_ROWS = (1, 2, 3, 4, 7, 8)
 LEAST_VECTOR = 4  # bytes that a narrower vector has, which fits rows as they are
@@ -212,6 +213,15 @@ class Reduction:
             s.over == "column" and len(self.groups) - 1 not in s.keeps for s in self.columns
         )  # fmt: skip
 
+    @functools.cached_property
+    def by_place(self) -> bool:
+        """Whether there is a kernel whose threads reduce all rows that meet at one place: all reductions over rows keep the
+        same axes, and so do the outputs that need them."""
+        late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
+        kept = {tuple(t for t in a.tokens if t != "parts") for a in late}
+        alike = all(s.over == "column" and s.keeps == self.spread for s in self.columns)
+        return bool(self.apart) and alike and kept == {self.spread} and not self.collapsed and not self.inner
+
     @property
     def shifts(self) -> bool:
         """Whether a ragged row's vectors start where memory is aligned, before the row itself: nothing may need its
@@ -278,13 +288,15 @@ class Reduction:
         """Neighbouring threads that a group of columns needs in one block."""
         return max([1, *(s.width // vec for s in self.inner)])
 
-    def column_bytes(self, dtypes: Mapping[str, str]) -> int:
-        """Bytes that one column of a row takes, of all the inputs that stay in registers."""
+    def column_bytes(self, dtypes: Mapping[str, str], own: bool = False) -> int:
+        """Bytes that one column of a row takes, of all the inputs that stay in registers; `own`: of those alone of which
+        neighbouring rows have others."""
         loaded: dict[Array, int] = {}
         for access in self.loads:
             if access.array is not None and (access.mode == "flat" or self.picks(access)) and self.of_row(access):
-                loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
-        return sum(loaded.values()) or 4
+                if not own or access.index_of is not None or self.kept - 1 in access.tokens:
+                    loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
+        return sum(loaded.values()) or (self.column_bytes(dtypes) if own else 4)
 
     @property
     def alone(self) -> bool:
@@ -354,16 +366,18 @@ class Reduction:
         if columns is None:
             return self._read_again(vec, ragged, width, schedule)
         if (at_once := self.together(columns, dtypes, schedule)) > 1:
-            threads, carried = schedule.get("threads", LEAST_THREADS), bool(self.carried)
+            threads = schedule.get("threads", self.least_threads(columns, 1 / at_once, dtypes))
+            carried = bool(self.carried)
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, carried, at_once=at_once)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row, kept, cluster = columns // vec * width, THREAD_BYTES, 1
+        alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without what neighbouring rows have too
         if clusters(arch) and row > ALONE_ROW:
             cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
         short = cluster == 1 and not ragged and count in SHORT_ROWS
-        most = 1 if short else max(1, kept // width)
+        most = 1 if short else max(1, kept // alone)
         per_row = 1
         while per_row < MAX_THREADS:
             # A ragged row's one vector more, which few threads have, is no reason for twice as many, where registers allow
@@ -378,7 +392,7 @@ class Reduction:
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if whole * width * per_row > max(ROW_BYTES_IN_BLOCK, width * per_row):
             return self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
-        threads = max(per_row, schedule.get("threads", self.least_threads(vec, vectors, dtypes)))
+        threads = max(per_row, schedule.get("threads", self.least_threads(columns, per_row, dtypes)))
         own, dear = whole * width, 4 * vec * vectors * len(self.carried)
         carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
         deep = cluster > 1 and self.alone and own > THREAD_BYTES
@@ -409,14 +423,12 @@ class Reduction:
             resident // threads,
         )
 
-    def least_threads(self, vec: int, vectors: int, dtypes: Mapping[str, str]) -> int:
-        """Of a block of several rows: so many that it has enough to read, where each reads but one vector of them."""
-        if vectors > 1:
-            return LEAST_THREADS
-        arrays = [a.array for a in self.loads if a.array is not None and a.mode == "flat" and self.of_row(a)]
-        own = [array for array in arrays if self.order[0] in array.axes] or arrays  # or rows taken from a table
-        read = vec * sum(DTYPES[dtypes[array.name]].size for array in own)
-        return LEAST_THREADS * min(MORE_THREADS, max(1, THREAD_BYTES // max(1, read)))
+    def least_threads(self, columns: int, per_row: float, dtypes: Mapping[str, str]) -> int:
+        """Of a block of several rows, each of so many threads: so many that it has enough to read."""
+        row, threads = columns * self.column_bytes(dtypes, own=True), LEAST_THREADS
+        while threads < MORE_THREADS * LEAST_THREADS and threads / per_row * row < BLOCK_BYTES:
+            threads *= 2
+        return threads
 
     def _resident(self, vec: int, own: int, deep: bool) -> int:
         """Threads that a processor has registers for, where each keeps so many bytes of its row, and besides only what it
@@ -442,6 +454,14 @@ class Reduction:
         if self.collapsed:
             return walking.everything(vec, ragged, width, written, self.dear, extents.total, own, arch)
         columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
+        inner = extents.inner
+        if self.by_place and columns is not None and rows is not None and inner is not None:
+            narrow = self.whole_vector(vec, inner, dtypes)
+            needs = self.walking_needs(narrow, narrow * self.column_bytes(dtypes), dtypes, 1)
+            lies, has_rows = inner % narrow != 0, bool(self.rows)
+            found = walking.by_place(narrow, lies, needs, has_rows, columns, rows, apart, own, arch)
+            if found is not None:
+                return replace(found, first=IDLE if self.rows else None)
         each = (1 if ragged else vec) if self.shares else None
         first: RowLaunch | WalkLaunch | None = None
         if self.rows:

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from codegen.shared import WalkLaunch
+from codegen.plan.access import INT_MAX
+from codegen.shared import WARP, WalkLaunch
 
 WALKED_THREAD_BYTES = 96  # bytes of a row that a thread keeps before the row gets more threads
 COSTLY_THREAD_BYTES = 64  # where something costly is computed of them
@@ -49,6 +50,11 @@ SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of a 
 LEAST_SHARED = 96  # where it is not known
 UNEVEN = ("sm_90",)  # architectures whose memory serves some processors better than others
 LONG = 8  # rows of a thread, from which on a call is long
+FEW_ROWS, MOST_ROWS = (
+    8,
+    64,
+)  # that meet at a place, where threads reduce all of them; few: however many places there are
+THREAD_BYTES = 64  # bytes of rows that such a thread reads at once
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,35 @@ def whole(
             return launch
         found.append(launch)
     return found[0] if found else None
+
+
+def by_place(
+    vec: int,
+    ragged: bool,
+    needs: Needs,
+    whole: bool,
+    columns: int,
+    rows: int,
+    places: int,
+    schedule: dict[str, int],
+    arch: str | None,
+) -> WalkLaunch | None:
+    """The launch where `rows` meet at each of so many `places`, and neighbouring threads reduce all rows of one: no partial
+    results are written. `whole`: they hold a whole row, which has statistics. None where rows are too long or too many, or places too
+    few for all SMs."""
+    count, per_row = -(-columns // vec) or 1, 1
+    most = max(1, min(WALKED_THREAD_BYTES // needs.width, MOST_FOLDED // (needs.width + needs.sums + needs.fixed)))
+    while whole and per_row * most < count:
+        per_row *= 2
+    vectors = -(-count // per_row) if whole else 1
+    pieces = -(-count // (per_row * vectors))
+    threads = max(per_row, schedule.get("threads", THREADS))
+    enough = rows <= FEW_ROWS or places * pieces * per_row >= processors(arch) * RESIDENT
+    if per_row > WARP or rows > MOST_ROWS or not enough or places * pieces * per_row > INT_MAX:
+        return None
+    at_once = max(1, min(MOST_ROWS_HELD, THREAD_BYTES // (vectors * needs.width)))
+    exact = not ragged and count == per_row * vectors
+    return WalkLaunch(vec, ragged, threads, per_row, vectors, 1, at_once, exact, whole=True, parts=0, by_place=True)
 
 
 def held(

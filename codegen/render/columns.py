@@ -60,6 +60,7 @@ class WalkContext(RowContext):
             "once_loads": [load for load in self.row_loads() if not load.of_row],
             "walk": self.walk(),
             "finishes": finishes,
+            "places": self.places() if self.plan.by_place else None,
             "launch_extents": self.launch_extents_of(tiles, finishes),
             "apart": self.apart_text(),
             "place_lines": self.place_lines(),
@@ -140,7 +141,7 @@ class WalkContext(RowContext):
         texts = [self.apart_text(), *(f["grid"] for f in finishes)] + [
             line for f in finishes for line in f["launch_arguments"]
         ]
-        texts += [self.pieces()] if tiles else []
+        texts += [self.pieces()] if tiles else [self.columns_text()] if self.plan.by_place else []
         used = [i for i, g in enumerate(self.groups) if self.mentions(texts, g.name)]
         names, sources = [self.groups[i].name for i in used], [self.extent_source(i) for i in used]
         return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
@@ -154,6 +155,34 @@ class WalkContext(RowContext):
         return {"name": f"{first.spec.op}_launch", "arguments": ", ".join(words), "counter": self.counter()}
 
     # What is folded over rows
+
+    def places(self) -> dict:
+        """The kernel whose threads reduce all rows of a place, and compute its results from them."""
+        (finish,) = self.finishes()
+        flags = {f for f in self.flags if f in finish.function.params}
+        sums = [f"{s.name} = {self.reduced(s)}" for s in self.of_columns() if s.name in finish.function.params]
+        texts = {**self.operand_texts("vec"), **{s.name: self.truth(s) for s in self.of_columns()}}
+        return {
+            "settings": [line for line in self.flag_lines(flags) if line not in self.kernel_settings()],
+            "fragments": [self.fragment_of(a, "vec") for a in finish.stores],
+            "statistics": sums,
+            "function": finish.function,
+            "arguments": self.texts_of(finish.function, "vec", [], texts),
+            "results": ", ".join(a.name for a in finish.stores),
+            "converted": [self.result_line(a) for a in finish.stores],
+            "stores": self.store_lines(finish.stores),
+        }
+
+    def reduced(self, statistic: Statistic) -> str:
+        """A statistic of a vector's columns, once a thread has seen all rows."""
+        total = f'reduce.result("{statistic.op}", f{camel(statistic.name)}[None, v].load())'
+        if statistic.op != "mean":
+            return total
+        return f"device.divide_by_row({total}, device.full(vec, {self.statistic_type(statistic)}({self.rows_text()})), False)"
+
+    @staticmethod
+    def truth(statistic: Statistic) -> str:
+        return f"{statistic.name} != 0" if statistic.kind == "bool" else statistic.name
 
     def of_columns(self) -> list[Statistic]:
         return [s for s in self.plan.columns if s.over == "column"]

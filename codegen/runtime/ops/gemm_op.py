@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,8 +92,7 @@ class GemmOp(Op[P, R]):
         tile, contracted = self.plan.tile, {p.axis for p in self.plan.products}
         if split.across(contracted) or split.across(tile.undivided):
             return self.after_products(key, operands, split)
-        firsts = {axis: split.first(axis) for axis in tile.placed if split.across((axis,))}
-        return self.finished(key, operands, kernel(*operands, firsts=firsts), split)
+        return self.finished(key, operands, kernel(*operands, split=split), split)
 
     def finished(self, key: Key, operands: tuple, results: tuple, split: Split) -> tuple:
         return tile_folds.finished(self, key, operands, results, split)
@@ -145,11 +144,12 @@ class GemmOp(Op[P, R]):
         return "" if one_kernel else self.epilogue.left_to_xla(types, axes)
 
     def _kernel_call(
-        self, key: Key, operands: tuple, arch: str | None = None, firsts: Mapping[str, Any] | None = None
+        self, key: Key, operands: tuple, arch: str | None = None, split: Split | None = None
     ) -> LauncherCall:
-        """The call of the launcher: the factors, the epilogue's operands, its outputs. `firsts` are the starts, int32, of this shard
-        along sharded axes."""
+        """The call of the launcher: the factors, the epilogue's operands, its outputs, and where arrays are `split` the starts,
+        int32, of this shard along sharded axes."""
         spec, tile = self.plan.epilogue.spec, self.plan.tile
+        firsts = {} if split is None else {axis: split.first(axis) for axis in tile.placed if split.across((axis,))}
         arrays = self.arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
         how = self.launch_for(key.types, axes, arch)
@@ -192,7 +192,7 @@ class GemmOp(Op[P, R]):
                 *(arrays[a.name] for a in factors),
                 *(arrays.get(a.name) for a in own),
                 *(params[p.name] for p in dynamic),
-                *((firsts or {}).get(axis) for axis in tile.placed),
+                *(firsts.get(axis) for axis in tile.placed),
             ),
             inputs,
             outputs,

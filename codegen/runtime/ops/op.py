@@ -29,7 +29,7 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
-from codegen.plan.launches import AnyLaunch
+from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.limits import lacks
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.planner import dtype_constant, overrides, unheld_types
@@ -360,7 +360,7 @@ class Op(Generic[P, R]):
         """The outputs on one shard of arrays that are split; `kernel` returns what is to be `finished`."""
         if split.across(partition.asked_axes(self)):
             return shards.in_jnp(self, key, operands, split)
-        return self.finished(key, operands, kernel(*operands), split)
+        return self.finished(key, operands, kernel(*operands, split=split), split)
 
     def finished(self, key: Key, operands: tuple, results: tuple, split: shards.Split) -> tuple:
         """The outputs, from what the kernel returned: of the whole, or of one shard where arrays are split."""
@@ -415,9 +415,11 @@ class Op(Generic[P, R]):
         folded += ["counter" for _ in views.counter(self.plan, None)]
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
 
-    def _kernel_call(self, key: Key, operands: tuple, arch: str | None = None) -> LauncherCall:
-        """The call of the launcher. Raises ValueError for sizes that a kernel cannot handle, and for dtypes that the architecture
-        lacks."""
+    def _kernel_call(
+        self, key: Key, operands: tuple, arch: str | None = None, split: shards.Split | None = None
+    ) -> LauncherCall:
+        """The call of the launcher, on one shard where arrays are `split`. Raises ValueError for sizes that a kernel cannot handle, and
+        for dtypes that the architecture lacks."""
         arch = arch or interpreted.architecture()
         spec, plan = self.spec, self.plan
         arrays = self.arrays(key, operands)
@@ -428,7 +430,12 @@ class Op(Generic[P, R]):
         missing = lacks(self, key.types, arch)
         if missing:
             raise ValueError(f"{missing}; implementation='xla' runs without")
-        how = self.launch_for(key.types, axes, arch)
+        sizes = views.known_extents(plan, axes)
+        if split is not None and any(split.across(s.axes) for s in plan.columns):
+            sizes = replace(
+                sizes, rows=None
+            )  # more rows, on other devices, meet with these: the kernel writes partial results
+        how = self._planned_launch(key.types, sizes, arch)
 
         def tensor(array: Array) -> Tensor:
             shape = views.kernel_shape(plan, array, axes)
@@ -492,6 +499,8 @@ class Op(Generic[P, R]):
 
     def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> AnyLaunch:
         """The launch for these types and sizes. Raises `Mistake` where there is none."""
+        return self._planned_launch(types, views.known_extents(self.plan, axes), arch or interpreted.architecture())
+
+    def _planned_launch(self, types: Types, sizes: Extents, arch: str) -> AnyLaunch:
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
-        arch = arch or interpreted.architecture()
-        return self.plan.launch(dtypes, views.known_extents(self.plan, axes), overrides(self.spec, arch), arch)
+        return self.plan.launch(dtypes, sizes, overrides(self.spec, arch), arch)

@@ -23,7 +23,7 @@ from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_t
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
 from codegen.plan.launches import Extents
-from codegen.plan.limits import lacks
+from codegen.plan.limits import lacks, left_to_xla
 from codegen.plan.op import Gemm, Op
 from codegen.plan.planner import overrides
 from codegen.plan.reductions import Reduction
@@ -259,7 +259,7 @@ def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None
         facts |= {"rows_at_once": how.at_once, "rows_read": plan.rows_read(how)}
     if isinstance(plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
         dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
-        facts |= {"left_to_xla": plan.left_to_xla(how, dtypes, _extents(op, shape))}
+        facts |= {"left_to_xla": left_to_xla(plan, how, dtypes, _extents(op, shape))}
     # each block of a kernel that reduces over rows loops over the rows
     return facts | {"blocks": blocks_of(op, how, shape) if not plan.columns else None}
 

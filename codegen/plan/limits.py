@@ -1,16 +1,26 @@
-"""What an op's kernel cannot do: dtypes that an architecture cannot convert, and outputs that take no input's buffer."""
+"""What an op's kernel cannot do: dtypes that an architecture cannot convert, outputs that take no input's buffer, and sizes for
+which XLA's form is faster."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Protocol
 
 from codegen.graph.nodes import DTYPES, Statement, topological
 from codegen.plan.access import BoundTypes
 from codegen.plan.elementwise import Elementwise
+from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.op import Gemm
 from codegen.plan.reductions import Reduction
+from codegen.shared import RowLaunch, WalkLaunch
 from codegen.spec.spec import Spec
+
+# What an H100 was slower at than XLA is left to it (`left_to_xla`)
+BUSY = 64  # blocks that share few rows: fewer leave most of a GPU idle
+PIECE = 768 * 1024  # bytes of a row for each of them, from which on kernels that split rows further are faster
+MANY = 2**20  # columns that are folded over few rows
+FEW, SOME = 8, 64  # rows: fewer than a block has side by side; fewer where nothing is written along them
 
 
 class Described(Protocol):
@@ -49,3 +59,26 @@ def why_not_in_place(plan: Elementwise | Reduction | Gemm, output: str, source: 
     if [(a.mode, a.tokens) for a in reads] != [("flat", a.tokens) for a in writes]:
         return f"{source!r} is not read in the order in which {output!r} is written"
     return ""
+
+
+def left_to_xla(
+    plan: Elementwise | Reduction | Gemm, how: AnyLaunch, dtypes: Mapping[str, str], extents: Extents
+) -> str:
+    """Why XLA's form is faster, "" where it is not: it splits long rows further than a cluster does, and folds a few rows of
+    many columns in fewer blocks."""
+    if not isinstance(plan, Reduction) or not isinstance(how, RowLaunch | WalkLaunch):
+        return ""
+    rows, columns = extents.rows, extents.columns
+    if not rows or columns is None or plan.collapsed or plan.apart:
+        return ""
+    words = "one row" if rows == 1 else f"{rows} rows"
+    if isinstance(how, WalkLaunch):  # over rows
+        written = any(a.mode == "flat" for a in plan.stores if a.name not in plan.late)
+        of_columns = all(s.keeps == plan.spread for s in plan.columns)
+        if how.whole or not of_columns or columns < MANY or rows >= (FEW if written else SOME):
+            return ""
+        return f"{words} of {columns} columns would be little for each block to do"
+    size = columns * plan.column_bytes(dtypes)
+    if how.kept or rows * how.cluster >= BUSY or size < how.cluster * PIECE:
+        return ""
+    return f"{words} of {size / 1e6:.3g} MB would leave most of a GPU idle"

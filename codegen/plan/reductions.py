@@ -52,11 +52,6 @@ MOST_COMPUTED = (
     24  # values of a thread, one for each column of a vector and each statistic, that leave registers for all
 )
 MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
-# What an H100 was slower at than XLA is left to it (`Reduction.left_to_xla`)
-BUSY = 64  # blocks that share few rows: fewer leave most of a GPU idle
-PIECE = 768 * 1024  # bytes of a row for each of them, from which on kernels that split rows further are faster
-MANY = 2**20  # columns that are folded over few rows
-FEW, SOME = 8, 64  # rows: fewer than a block has side by side; fewer where nothing is written along them
 
 
 @dataclass(frozen=True)
@@ -319,24 +314,6 @@ class Reduction:
         if isinstance(how, RowLaunch):
             return 1 if how.kept else self.passes
         return 1 if how.whole or how.first is None else 1 + (1 if how.first.kept else len(self.sweeps))
-
-    def left_to_xla(self, how: RowLaunch | WalkLaunch, dtypes: Mapping[str, str], extents: Extents) -> str:
-        """Why XLA's form is faster, "" where it is not: it splits long rows further than a cluster does, and folds a few rows of
-        many columns in fewer blocks."""
-        rows, columns = extents.rows, extents.columns
-        if not rows or columns is None or self.collapsed or self.apart:
-            return ""
-        words = "one row" if rows == 1 else f"{rows} rows"
-        if isinstance(how, WalkLaunch):
-            written = any(a.mode == "flat" for a in self.stores if a.name not in self.late)
-            of_columns = all(s.keeps == self.spread for s in self.columns)
-            if how.whole or not of_columns or columns < MANY or rows >= (FEW if written else SOME):
-                return ""
-            return f"{words} of {columns} columns would be little for each block to do"
-        size = columns * self.column_bytes(dtypes)
-        if how.kept or rows * how.cluster >= BUSY or size < how.cluster * PIECE:
-            return ""
-        return f"{words} of {size / 1e6:.3g} MB would leave most of a GPU idle"
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
         """How many rows there are, and columns; where everything is reduced, one row of all."""

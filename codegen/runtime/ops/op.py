@@ -30,10 +30,9 @@ from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
 from codegen.plan.launches import AnyLaunch, Extents
-from codegen.plan.limits import lacks
+from codegen.plan.limits import lacks, left_to_xla
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.planner import dtype_constant, overrides, unheld_types
-from codegen.plan.reductions import Reduction
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
@@ -44,7 +43,6 @@ from codegen.runtime.compiled.platform import choose, current_arch
 from codegen.runtime.ops import aliases, batching
 from codegen.runtime.sharding import partition, shards
 from codegen.runtime.xla.evaluate import wide
-from codegen.shared import RowLaunch, WalkLaunch
 from codegen.spec.spec import Array, Spec
 
 P = ParamSpec("P")
@@ -484,18 +482,14 @@ class Op(Generic[P, R]):
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
         """The launch of the kernel for a call that names no implementation. Raises `Mistake` where there is none."""
-        problem = views.fits(self.plan, axes)
-        if problem:
+        if problem := views.fits(self.plan, axes):
             raise Mistake(problem)
         return self.launch_for(types, axes)
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
         """Why such a call runs the jnp form although there is a kernel, or ""."""
-        how = self.launch_for(types, axes)
-        if not isinstance(self.plan, Reduction) or not isinstance(how, RowLaunch | WalkLaunch):
-            return ""
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
-        return self.plan.left_to_xla(how, dtypes, views.known_extents(self.plan, axes))
+        return left_to_xla(self.plan, self.launch_for(types, axes), dtypes, views.known_extents(self.plan, axes))
 
     def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> AnyLaunch:
         """The launch for these types and sizes. Raises `Mistake` where there is none."""

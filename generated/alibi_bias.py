@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -51,69 +51,22 @@ def alibi_bias_kernel(
     mY: cute.Tensor,  # (B, H, Q, K) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    H, Q, K = mY.shape[1], mY.shape[2], mY.shape[3]
-    size = cutlass.Int64(mY.shape[0]) * H * Q * K
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iH, iQ, iK).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iK = cutlass.Int32(start % K)
-    rest = start // K
-    iQ = cutlass.Int32(rest % Q)
-    rest = rest // Q
-    iH = cutlass.Int32(rest % H)
-
-    rX = access.registers(mX, (vec,))
-    rSlope = access.registers(mSlope, (vec,))
-    rIndexK = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    rIndexQ = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            rSlope.fill(mSlope[iH])
-            device.count_up(rIndexK, iK)
-            rIndexQ.fill(iQ)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iK + vec <= K:  # the vector lies in one row: wide loads, wherever it starts
-                rSlope.fill(mSlope[iH])
-                device.count_up(rIndexK, iK)
-                rIndexQ.fill(iQ)
-            else:
-                iH_i, iQ_i, iK_i = iH, iQ, iK
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rSlope[i] = mSlope[iH_i]
-                        rIndexK[i] = iK_i
-                        rIndexQ[i] = iQ_i
-                    iH_i, iQ_i, iK_i = device.next_coordinates((iH_i, iQ_i, iK_i), (H, Q, K))
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iH, iQ, iK = at.axes
+    if at.valid > 0:
+        rX, rSlope, rIndexK, rIndexQ = at.load(mX, flat.read(mSlope, (iH,)), iK, iQ)
         y = alibi_bias_chain(
             device.floats(rX), device.floats(rSlope), rIndexK.load().to(cutlass.Int32),
             rIndexQ.load().to(cutlass.Int32),
         )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def alibi_bias_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mSlope: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] * mY.shape[2] * mY.shape[3] // (how.vec * how.threads) + 1
-    alibi_bias_kernel(mX, mSlope, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    alibi_bias_kernel(mX, mSlope, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def alibi_bias_xla(x, slope, index_k, index_q):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -124,48 +124,12 @@ def attention_scores_epilogue_kernel(
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    SP = mScores.shape[1]
-    size = cutlass.Int64(mScores.shape[0]) * SP
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iSP.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iSP = cutlass.Int32(start % SP)
-
-    rAcc = access.registers(mAcc, (vec,))
-    rBias = access.registers(mBias, (vec,), 0.0)
-    rScores = access.registers(mScores, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gScores = cute.make_tensor(mScores.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iSP // vec,)), rBias)
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            if iSP + vec <= SP:  # the vector lies in one row: wide loads, wherever it starts
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iSP,), mBias.layout), rBias)
-            else:
-                iSP_i = iSP
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iSP_i]
-                    (iSP_i,) = device.next_coordinates((iSP_i,), (SP,))
-
-        scores = attention_scores_epilogue_chain(device.floats(rAcc), device.floats(rBias), device.full(vec, scale))
-        rScores.store(scores.to(mScores.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rScores, gScores)
-        else:
-            device.copy_whole_or_part(rScores, gScores, valid)
+    at = flat.vector(how, mScores.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iSP = at.axes
+    if at.valid > 0:
+        rAcc, rBias = at.load(mAcc, flat.read(mBias, (iSP,), default=0.0))
+        scores = attention_scores_epilogue_chain(device.floats(rAcc), device.floats(rBias), device.full(how.vec, scale))
+        at.store(scores.to(mScores.element_type), mScores)
 
 
 @cute.jit
@@ -173,11 +137,7 @@ def attention_scores_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mBias: cute.Tensor | None, mScores: cute.Tensor,
     scale: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mScores.shape[0]) * mScores.shape[1] // (how.vec * how.threads) + 1
-    attention_scores_epilogue_kernel(mAcc, mBias, mScores, scale, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    attention_scores_epilogue_kernel(mAcc, mBias, mScores, scale, how).launch(**flat.grid(how, mScores.shape, stream))
 
 
 def attention_scores_epilogue_xla(acc, bias, scale):
@@ -199,33 +159,11 @@ def attention_scores_frozen_kernel(
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDscores = access.registers(mDscores, (vec,))
-    rDacc = access.registers(mDacc, (vec,))
-
-    if valid > 0:
-        gDscores = cute.make_tensor(mDscores.iterator + start, cute.make_layout((vec,)))
-        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDscores, rDscores)
-        else:
-            device.copy_whole_or_part(gDscores, rDscores, valid)
-
-        dacc = attention_scores_frozen_chain(device.floats(rDscores), device.full(vec, scale))
-        rDacc.store(dacc.to(mDacc.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDacc, gDacc)
-        else:
-            device.copy_whole_or_part(rDacc, gDacc, valid)
+    at = flat.vector(how, mDacc.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDscores, = at.load(mDscores)
+        dacc = attention_scores_frozen_chain(device.floats(rDscores), device.full(how.vec, scale))
+        at.store(dacc.to(mDacc.element_type), mDacc)
 
 
 @cute.jit
@@ -233,11 +171,7 @@ def attention_scores_frozen_launch(
     stream: cuda.CUstream, mDscores: cute.Tensor, mDacc: cute.Tensor, scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1] // (how.vec * how.threads) + 1
-    attention_scores_frozen_kernel(mDscores, mDacc, scale, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    attention_scores_frozen_kernel(mDscores, mDacc, scale, how).launch(**flat.grid(how, mDacc.shape, stream))
 
 
 def attention_scores_frozen_xla(dscores, scale):

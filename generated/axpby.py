@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -50,37 +50,13 @@ def axpby_kernel(
     mZ: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mZ.shape[0]) * mZ.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rX = access.registers(mX, (vec,))
-    rY = access.registers(mY, (vec,))
-    rZ = access.registers(mZ, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        gZ = cute.make_tensor(mZ.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(gY, rY)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            device.copy_whole_or_part(gY, rY, valid)
-
-        z = axpby_chain(device.floats(rX), device.floats(rY), device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]))
-        rZ.store(z.to(mZ.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rZ, gZ)
-        else:
-            device.copy_whole_or_part(rZ, gZ, valid)
+    at = flat.vector(how, mZ.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rX, rY = at.load(mX, mY)
+        z = axpby_chain(
+            device.floats(rX), device.floats(rY), device.full(how.vec, mAlpha[0]), device.full(how.vec, mBeta[0]),
+        )
+        at.store(z.to(mZ.element_type), mZ)
 
 
 @cute.jit
@@ -88,9 +64,7 @@ def axpby_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mAlpha: cute.Tensor, mBeta: cute.Tensor, mZ: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mZ.shape[0]) * mZ.shape[1] // (how.vec * how.threads) + 1
-    axpby_kernel(mX, mY, mAlpha, mBeta, mZ, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    axpby_kernel(mX, mY, mAlpha, mBeta, mZ, how).launch(**flat.grid(how, mZ.shape, stream))
 
 
 def axpby_xla(x, y, alpha, beta):
@@ -120,38 +94,12 @@ def axpby_frozen_kernel(
     mDy: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDz = access.registers(mDz, (vec,))
-    rDx = access.registers(mDx, (vec,))
-    rDy = access.registers(mDy, (vec,))
-
-    if valid > 0:
-        gDz = cute.make_tensor(mDz.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDz, rDz)
-        else:
-            device.copy_whole_or_part(gDz, rDz, valid)
-
-        dx, dy = axpby_frozen_chain(device.floats(rDz), device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]))
-        rDx.store(dx.to(mDx.element_type))
-        rDy.store(dy.to(mDy.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-            cute.autovec_copy(rDy, gDy)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
-            device.copy_whole_or_part(rDy, gDy, valid)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDz, = at.load(mDz)
+        dx, dy = axpby_frozen_chain(device.floats(rDz), device.full(how.vec, mAlpha[0]), device.full(how.vec, mBeta[0]))
+        at.store(dx.to(mDx.element_type), mDx)
+        at.store(dy.to(mDy.element_type), mDy)
 
 
 @cute.jit
@@ -159,11 +107,7 @@ def axpby_frozen_launch(
     stream: cuda.CUstream, mDz: cute.Tensor, mAlpha: cute.Tensor, mBeta: cute.Tensor, mDx: cute.Tensor,
     mDy: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    axpby_frozen_kernel(mDz, mAlpha, mBeta, mDx, mDy, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    axpby_frozen_kernel(mDz, mAlpha, mBeta, mDx, mDy, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def axpby_frozen_xla(dz, alpha, beta):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -113,60 +113,20 @@ def batched_dense_gelu_epilogue_kernel(
     mY: cute.Tensor,  # (E, M, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    M, N = mY.shape[1], mY.shape[2]
-    size = cutlass.Int64(mY.shape[0]) * M * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iE, iM, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    rest = start // N
-    iM = cutlass.Int32(rest % M)
-    iE = cutlass.Int32(rest // M)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    iE, _, iN = at.axes
     approx = device.narrow(mY)
-
-    rAcc = access.registers(mAcc, (vec,))
-    rBias = access.registers(mBias, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-            cute.autovec_copy(cute.local_tile(mBias[iE, None], (vec,), (iN // vec,)), rBias)
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mBias, cute.crd2idx((iE, iN), mBias.layout), rBias)
-            else:
-                iE_i, iM_i, iN_i = iE, iM, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rBias[i] = mBias[iE_i, iN_i]
-                    iE_i, iM_i, iN_i = device.next_coordinates((iE_i, iM_i, iN_i), (M, N))
-
+    if at.valid > 0:
+        rAcc, rBias = at.load(mAcc, flat.read(mBias, (iE, iN)))
         y = batched_dense_gelu_epilogue_chain(device.floats(rAcc), device.floats(rBias), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def batched_dense_gelu_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mBias: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] * mY.shape[2] // (how.vec * how.threads) + 1
-    batched_dense_gelu_epilogue_kernel(mAcc, mBias, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    batched_dense_gelu_epilogue_kernel(mAcc, mBias, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def batched_dense_gelu_epilogue_xla(acc, bias):

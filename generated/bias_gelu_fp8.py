@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -36,7 +36,7 @@ q = gelu(z) / scale
 def bias_gelu_fp8_chain(x, bias, scale):
     """The chain, on one vector of each operand."""
     z = x + bias
-    q = device.divide_by_shared(device.gelu(z, True, False), scale, True)
+    q = device.divide(device.gelu(z, True, False), scale, True)
     return q
 
 
@@ -48,49 +48,12 @@ def bias_gelu_fp8_kernel(
     mQ: cute.Tensor,  # (rows, N) float8_e4m3fn
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mQ.shape[1]
-    size = cutlass.Int64(mQ.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-
-    rX = access.registers(mX, (vec,))
-    rBias = access.registers(mBias, (vec,))
-    rScale = access.registers(mScale, (vec,))
-    rQ = access.registers(mQ, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gQ = cute.make_tensor(mQ.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-            rScale.fill(mScale[0])
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-                rScale.fill(mScale[0])
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rBias[i] = mBias[iN_i]
-                        rScale[i] = mScale[0]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    at = flat.vector(how, mQ.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
+    if at.valid > 0:
+        rX, rBias, rScale = at.load(mX, flat.read(mBias, (iN,)), flat.read(mScale, (0,)))
         q = bias_gelu_fp8_chain(device.floats(rX), device.floats(rBias), device.floats(rScale))
-        rQ.store(device.cast(q, mQ.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rQ, gQ)
-        else:
-            device.copy_whole_or_part(rQ, gQ, valid)
+        at.store(device.cast(q, mQ.element_type), mQ)
 
 
 @cute.jit
@@ -98,11 +61,7 @@ def bias_gelu_fp8_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mBias: cute.Tensor, mScale: cute.Tensor, mQ: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mQ.shape[0]) * mQ.shape[1] // (how.vec * how.threads) + 1
-    bias_gelu_fp8_kernel(mX, mBias, mScale, mQ, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    bias_gelu_fp8_kernel(mX, mBias, mScale, mQ, how).launch(**flat.grid(how, mQ.shape, stream))
 
 
 def bias_gelu_fp8_xla(x, bias, scale):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -149,52 +149,19 @@ def bias_grad_backward_kernel(
     mDdy: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDdy.shape[1]
-    size = cutlass.Int64(mDdy.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-
-    rDdbias = access.registers(mDdbias, (vec,))
-    rDdy = access.registers(mDdy, (vec,))
-
-    if valid > 0:
-        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mDdbias, (vec,), (iN // vec,)), rDdbias)
-        else:
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mDdbias, cute.crd2idx((iN,), mDdbias.layout), rDdbias)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDdbias[i] = mDdbias[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    at = flat.vector(how, mDdy.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
+    if at.valid > 0:
+        rDdbias, = at.load(flat.read(mDdbias, (iN,)))
         ddy = bias_grad_backward_chain(device.floats(rDdbias))
-        rDdy.store(ddy.to(mDdy.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDdy, gDdy)
-        else:
-            device.copy_whole_or_part(rDdy, gDdy, valid)
+        at.store(ddy.to(mDdy.element_type), mDdy)
 
 
 @cute.jit
 def bias_grad_backward_launch(
     stream: cuda.CUstream, mDdbias: cute.Tensor, mDy: cute.Tensor, mDdy: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1] // (how.vec * how.threads) + 1
-    bias_grad_backward_kernel(mDdbias, mDy, mDdy, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    bias_grad_backward_kernel(mDdbias, mDy, mDdy, how).launch(**flat.grid(how, mDdy.shape, stream))
 
 
 def bias_grad_backward_xla(ddbias):

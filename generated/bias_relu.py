@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -47,54 +47,19 @@ def bias_relu_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-
-    rX = access.registers(mX, (vec,))
-    rBias = access.registers(mBias, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rBias[i] = mBias[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
+    if at.valid > 0:
+        rX, rBias = at.load(mX, flat.read(mBias, (iN,)))
         y = bias_relu_chain(device.floats(rX), device.floats(rBias))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def bias_relu_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mBias: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    bias_relu_kernel(mX, mBias, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    bias_relu_kernel(mX, mBias, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def bias_relu_xla(x, bias):
@@ -123,49 +88,12 @@ def bias_relu_frozen_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-
-    rDy = access.registers(mDy, (vec,))
-    rX = access.registers(mX, (vec,))
-    rBias = access.registers(mBias, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rBias[i] = mBias[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
+    if at.valid > 0:
+        rDy, rX, rBias = at.load(mDy, mX, flat.read(mBias, (iN,)))
         dx = bias_relu_frozen_chain(device.floats(rDy), device.floats(rX), device.floats(rBias))
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -173,11 +101,7 @@ def bias_relu_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mBias: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    bias_relu_frozen_kernel(mDy, mX, mBias, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    bias_relu_frozen_kernel(mDy, mX, mBias, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def bias_relu_frozen_xla(dy, x, bias):

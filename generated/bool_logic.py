@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -45,49 +45,12 @@ def bool_logic_kernel(
     mY: cute.Tensor,  # (rows, N) bool
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-
-    rA = access.registers(mA, (vec,))
-    rB = access.registers(mB, (vec,))
-    rC = access.registers(mC, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gA = cute.make_tensor(mA.iterator + start, cute.make_layout((vec,)))
-        gB = cute.make_tensor(mB.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gA, rA)
-            cute.autovec_copy(gB, rB)
-            cute.autovec_copy(cute.local_tile(mC, (vec,), (iN // vec,)), rC)
-        else:
-            device.copy_whole_or_part(gA, rA, valid)
-            device.copy_whole_or_part(gB, rB, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mC, cute.crd2idx((iN,), mC.layout), rC)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rC[i] = mC[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
+    if at.valid > 0:
+        rA, rB, rC = at.load(mA, mB, flat.read(mC, (iN,)))
         y = bool_logic_chain(rA.load() != 0, rB.load() != 0, rC.load() != 0)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -99,9 +62,7 @@ def bool_logic_launch(
     mB = device.as_bytes(mB)
     mC = device.as_bytes(mC)
     mY = device.as_bytes(mY)
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    bool_logic_kernel(mA, mB, mC, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    bool_logic_kernel(mA, mB, mC, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def bool_logic_xla(a, b, c):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -44,58 +44,19 @@ def broadcast_add_4d_kernel(
     mY: cute.Tensor,  # (B, S, H, D) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    S, H, D = mY.shape[1], mY.shape[2], mY.shape[3]
-    size = cutlass.Int64(mY.shape[0]) * S * H * D
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iS, iH, iD).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iD = cutlass.Int32(start % D)
-    rest = start // D
-    iH = cutlass.Int32(rest % H)
-    rest = rest // H
-    iS = cutlass.Int32(rest % S)
-
-    rX = access.registers(mX, (vec,))
-    rBias = access.registers(mBias, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(cute.local_tile(mBias[iS, None], (vec,), (iD // vec,)), rBias)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mBias, cute.crd2idx((iS, iD), mBias.layout), rBias)
-            else:
-                iS_i, iH_i, iD_i = iS, iH, iD
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rBias[i] = mBias[iS_i, iD_i]
-                    iS_i, iH_i, iD_i = device.next_coordinates((iS_i, iH_i, iD_i), (S, H, D))
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iS, _, iD = at.axes
+    if at.valid > 0:
+        rX, rBias = at.load(mX, flat.read(mBias, (iS, iD)))
         y = broadcast_add_4d_chain(device.floats(rX), device.floats(rBias))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def broadcast_add_4d_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mBias: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] * mY.shape[2] * mY.shape[3] // (how.vec * how.threads) + 1
-    broadcast_add_4d_kernel(mX, mBias, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    broadcast_add_4d_kernel(mX, mBias, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def broadcast_add_4d_xla(x, bias):

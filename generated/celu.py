@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -35,9 +35,7 @@ y = celu(x, alpha)
 def celu_chain(x, alpha, approx):
     """The chain, on one vector of each operand."""
     t0 = x > 0.0
-    y = device.where(
-        t0, x, alpha * device.expm1(device.divide_by_shared(device.where(t0, 0.0, x), alpha, approx), approx),
-    )
+    y = device.where(t0, x, alpha * device.expm1(device.divide(device.where(t0, 0.0, x), alpha, approx), approx))
     return y
 
 
@@ -48,34 +46,12 @@ def celu_kernel(
     alpha: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mY)
-
-    rX = access.registers(mX, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-
-        y = celu_chain(device.floats(rX), device.full(vec, alpha), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+    if at.valid > 0:
+        rX, = at.load(mX)
+        y = celu_chain(device.floats(rX), device.full(how.vec, alpha), approx)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -83,9 +59,7 @@ def celu_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, alpha: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    celu_kernel(mX, mY, alpha, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    celu_kernel(mX, mY, alpha, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def celu_xla(x, alpha):
@@ -103,10 +77,10 @@ def celu_reference(x, alpha):
 def celu_backward_chain(dy, x, alpha, approx):
     """The chain, on one vector of each operand."""
     t0 = x > 0.0
-    t1 = device.where(t0, 0.0, dy) * (
-        device.expm1(device.divide_by_shared(device.where(t0, 0.0, x), alpha, approx), approx) + 1.0
+    t1 = alpha * device.where(t0, 0.0, dy) * (
+        device.expm1(device.divide(device.where(t0, 0.0, x), alpha, approx), approx) + 1.0
     )
-    dx = device.where(t0, dy, 0.0) + device.where(t0, 0.0, t1)
+    dx = device.where(t0, dy, 0.0) + device.where(t0, 0.0, device.divide(t1, alpha, approx))
     return dx
 
 
@@ -118,38 +92,12 @@ def celu_backward_kernel(
     alpha: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rX = access.registers(mX, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-
-        dx = celu_backward_chain(device.floats(rDy), device.floats(rX), device.full(vec, alpha), approx)
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+    if at.valid > 0:
+        rDy, rX = at.load(mDy, mX)
+        dx = celu_backward_chain(device.floats(rDy), device.floats(rX), device.full(how.vec, alpha), approx)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -157,17 +105,14 @@ def celu_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, alpha: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    celu_backward_kernel(mDy, mX, mDx, alpha, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    celu_backward_kernel(mDy, mX, mDx, alpha, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def celu_backward_xla(dy, x, alpha):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x > 0.0
-    dx = jnp.where(t0, dy, 0.0) + jnp.where(
-        t0, 0.0, jnp.where(t0, 0.0, dy) * (jnp.expm1(jnp.where(t0, 0.0, x) / alpha) + 1.0),
-    )
+    t1 = jnp.where(t0, 0.0, alpha * jnp.where(t0, 0.0, dy) * (jnp.expm1(jnp.where(t0, 0.0, x) / alpha) + 1.0) / alpha)
+    dx = jnp.where(t0, dy, 0.0) + t1
     return dx
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -45,51 +45,12 @@ def channel_affine_kernel(
     mY: cute.Tensor,  # (B, C, S) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    C, S = mY.shape[1], mY.shape[2]
-    size = cutlass.Int64(mY.shape[0]) * C * S
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iC, iS).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iS = cutlass.Int32(start % S)
-    rest = start // S
-    iC = cutlass.Int32(rest % C)
-
-    rX = access.registers(mX, (vec,))
-    rScale = access.registers(mScale, (vec,))
-    rShift = access.registers(mShift, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            rScale.fill(mScale[iC])
-            rShift.fill(mShift[iC])
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iS + vec <= S:  # the vector lies in one row: wide loads, wherever it starts
-                rScale.fill(mScale[iC])
-                rShift.fill(mShift[iC])
-            else:
-                iC_i, iS_i = iC, iS
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rScale[i] = mScale[iC_i]
-                        rShift[i] = mShift[iC_i]
-                    iC_i, iS_i = device.next_coordinates((iC_i, iS_i), (C, S))
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iC, _ = at.axes
+    if at.valid > 0:
+        rX, rScale, rShift = at.load(mX, flat.read(mScale, (iC,)), flat.read(mShift, (iC,)))
         y = channel_affine_chain(device.floats(rX), device.floats(rScale), device.floats(rShift))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -97,11 +58,7 @@ def channel_affine_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mScale: cute.Tensor, mShift: cute.Tensor, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] * mY.shape[2] // (how.vec * how.threads) + 1
-    channel_affine_kernel(mX, mScale, mShift, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    channel_affine_kernel(mX, mScale, mShift, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def channel_affine_xla(x, scale, shift):
@@ -128,58 +85,19 @@ def channel_affine_frozen_kernel(
     mDx: cute.Tensor,  # (B, C, S) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    C, S = mDx.shape[1], mDx.shape[2]
-    size = cutlass.Int64(mDx.shape[0]) * C * S
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iC, iS).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iS = cutlass.Int32(start % S)
-    rest = start // S
-    iC = cutlass.Int32(rest % C)
-
-    rDy = access.registers(mDy, (vec,))
-    rScale = access.registers(mScale, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            rScale.fill(mScale[iC])
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            if iS + vec <= S:  # the vector lies in one row: wide loads, wherever it starts
-                rScale.fill(mScale[iC])
-            else:
-                iC_i, iS_i = iC, iS
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rScale[i] = mScale[iC_i]
-                    iC_i, iS_i = device.next_coordinates((iC_i, iS_i), (C, S))
-
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iC, _ = at.axes
+    if at.valid > 0:
+        rDy, rScale = at.load(mDy, flat.read(mScale, (iC,)))
         dx = channel_affine_frozen_chain(device.floats(rDy), device.floats(rScale))
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def channel_affine_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mScale: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2] // (how.vec * how.threads) + 1
-    channel_affine_frozen_kernel(mDy, mScale, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    channel_affine_frozen_kernel(mDy, mScale, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def channel_affine_frozen_xla(dy, scale):

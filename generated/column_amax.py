@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -256,56 +256,15 @@ def column_amax_backward_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rY = access.registers(mY, (vec,))
-    rX = access.registers(mX, (vec,))
-    rOfRows0 = access.registers(mOfRows0, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mDy, (vec,), (iN // vec,)), rDy)
-            cute.autovec_copy(cute.local_tile(mY, (vec,), (iN // vec,)), rY)
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(cute.local_tile(mOfRows0, (vec,), (iN // vec,)), rOfRows0)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mDy, cute.crd2idx((iN,), mDy.layout), rDy)
-                device.load_anywhere(mY, cute.crd2idx((iN,), mY.layout), rY)
-                device.load_anywhere(mOfRows0, cute.crd2idx((iN,), mOfRows0.layout), rOfRows0)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDy[i] = mDy[iN_i]
-                        rY[i] = mY[iN_i]
-                        rOfRows0[i] = mOfRows0[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    if at.valid > 0:
+        rDy, rY, rX, rOfRows0 = at.load(flat.read(mDy, (iN,)), flat.read(mY, (iN,)), mX, flat.read(mOfRows0, (iN,)))
         dx = column_amax_backward_chain(
             device.floats(rDy), device.floats(rY), device.floats(rX), device.floats(rOfRows0), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -313,11 +272,7 @@ def column_amax_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mY: cute.Tensor, mX: cute.Tensor, mOfRows0: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    column_amax_backward_kernel(mDy, mY, mX, mOfRows0, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    column_amax_backward_kernel(mDy, mY, mX, mOfRows0, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def column_amax_backward_xla(dy, y, x, of_rows0):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -141,7 +141,7 @@ def column_mean_reference(x):
 
 def column_mean_backward_chain(dy, size_rows, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide_by_shared(dy, size_rows.to(cutlass.Float32), approx)
+    dx = device.divide(dy, size_rows.to(cutlass.Float32), approx)
     return dx
 
 
@@ -152,52 +152,20 @@ def column_mean_backward_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDx.shape[0], mDx.shape[1]
-    size = cutlass.Int64(rows) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mDy, (vec,), (iN // vec,)), rDy)
-        else:
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mDy, cute.crd2idx((iN,), mDy.layout), rDy)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDy[i] = mDy[iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
-        dx = column_mean_backward_chain(device.floats(rDy), device.full(vec, rows, cutlass.Int32), approx)
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+    if at.valid > 0:
+        rDy, = at.load(flat.read(mDy, (iN,)))
+        dx = column_mean_backward_chain(device.floats(rDy), device.full(how.vec, mDx.shape[0], cutlass.Int32), approx)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def column_mean_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    column_mean_backward_kernel(mDy, mX, mDx, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    column_mean_backward_kernel(mDy, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def column_mean_backward_xla(dy, size_rows):

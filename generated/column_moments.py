@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -177,7 +177,7 @@ def column_moments_reference(x):
 def column_moments_backward_chain(dmean, dmean_square, x, size_rows, approx):
     """The chain, on one vector of each operand."""
     t0 = size_rows.to(cutlass.Float32)
-    dx = device.divide_by_shared(dmean_square * 2.0, t0, approx) * x + device.divide_by_shared(dmean, t0, approx)
+    dx = device.divide(dmean_square * 2.0, t0, approx) * x + device.divide(dmean, t0, approx)
     return dx
 
 
@@ -189,54 +189,16 @@ def column_moments_backward_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDx.shape[0], mDx.shape[1]
-    size = cutlass.Int64(rows) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
     approx = device.narrow(mDx)
-
-    rDmean = access.registers(mDmean, (vec,))
-    rDmeanSquare = access.registers(mDmeanSquare, (vec,))
-    rX = access.registers(mX, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mDmean, (vec,), (iN // vec,)), rDmean)
-            cute.autovec_copy(cute.local_tile(mDmeanSquare, (vec,), (iN // vec,)), rDmeanSquare)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mDmean, cute.crd2idx((iN,), mDmean.layout), rDmean)
-                device.load_anywhere(mDmeanSquare, cute.crd2idx((iN,), mDmeanSquare.layout), rDmeanSquare)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDmean[i] = mDmean[iN_i]
-                        rDmeanSquare[i] = mDmeanSquare[iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rDmean, rDmeanSquare, rX = at.load(flat.read(mDmean, (iN,)), flat.read(mDmeanSquare, (iN,)), mX)
         dx = column_moments_backward_chain(
             device.floats(rDmean), device.floats(rDmeanSquare), device.floats(rX),
-            device.full(vec, rows, cutlass.Int32), approx,
+            device.full(how.vec, mDx.shape[0], cutlass.Int32), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -244,11 +206,7 @@ def column_moments_backward_launch(
     stream: cuda.CUstream, mDmean: cute.Tensor, mDmeanSquare: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    column_moments_backward_kernel(mDmean, mDmeanSquare, mX, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    column_moments_backward_kernel(mDmean, mDmeanSquare, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def column_moments_backward_xla(dmean, dmean_square, x, size_rows):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -49,50 +49,22 @@ def complex_mul_pairs_kernel(
     mY: cute.Tensor,  # (rows, cols, 2) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rA = access.registers(mA, (2, vec))
-    rB = access.registers(mB, (2, vec))
-    rY = access.registers(mY, (2, vec))
-
-    if valid > 0:
-        gA = cute.make_tensor(mA.iterator + 2 * start, cute.make_layout((2, vec)))
-        gB = cute.make_tensor(mB.iterator + 2 * start, cute.make_layout((2, vec)))
-        gY = cute.make_tensor(mY.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gA, rA)
-            cute.autovec_copy(gB, rB)
-        else:
-            device.copy_whole_or_part(gA, rA, 2 * valid)
-            device.copy_whole_or_part(gB, rB, 2 * valid)
-
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mY.shape[0], mY.shape[1]))
+    if at.valid > 0:
+        rA, rB = at.load(flat.read(mA, parts=2), flat.read(mB, parts=2))
         y0, y1 = complex_mul_pairs_chain(
             device.floats(rA[0, None]), device.floats(rA[1, None]), device.floats(rB[0, None]),
             device.floats(rB[1, None]),
         )
-        rY[0, None].store(y0.to(mY.element_type))
-        rY[1, None].store(y1.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, 2 * valid)
+        at.store((y0.to(mY.element_type), y1.to(mY.element_type)), mY)
 
 
 @cute.jit
 def complex_mul_pairs_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    complex_mul_pairs_kernel(mA, mB, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    complex_mul_pairs_kernel(mA, mB, mY, how).launch(**flat.grid(how, (mY.shape[0], mY.shape[1]), stream))
 
 
 def complex_mul_pairs_xla(a0, a1, b0, b1):
@@ -127,51 +99,16 @@ def complex_mul_pairs_backward_kernel(
     mDb: cute.Tensor,  # (rows, cols, 2) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDy = access.registers(mDy, (2, vec))
-    rA = access.registers(mA, (2, vec))
-    rB = access.registers(mB, (2, vec))
-    rDa = access.registers(mDa, (2, vec))
-    rDb = access.registers(mDb, (2, vec))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + 2 * start, cute.make_layout((2, vec)))
-        gA = cute.make_tensor(mA.iterator + 2 * start, cute.make_layout((2, vec)))
-        gB = cute.make_tensor(mB.iterator + 2 * start, cute.make_layout((2, vec)))
-        gDa = cute.make_tensor(mDa.iterator + 2 * start, cute.make_layout((2, vec)))
-        gDb = cute.make_tensor(mDb.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gA, rA)
-            cute.autovec_copy(gB, rB)
-        else:
-            device.copy_whole_or_part(gDy, rDy, 2 * valid)
-            device.copy_whole_or_part(gA, rA, 2 * valid)
-            device.copy_whole_or_part(gB, rB, 2 * valid)
-
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mDa.shape[0], mDa.shape[1]))
+    if at.valid > 0:
+        rDy, rA, rB = at.load(flat.read(mDy, parts=2), flat.read(mA, parts=2), flat.read(mB, parts=2))
         da0, da1, db0, db1 = complex_mul_pairs_backward_chain(
             device.floats(rDy[0, None]), device.floats(rDy[1, None]), device.floats(rA[0, None]),
             device.floats(rA[1, None]), device.floats(rB[0, None]), device.floats(rB[1, None]),
         )
-        rDa[0, None].store(da0.to(mDa.element_type))
-        rDa[1, None].store(da1.to(mDa.element_type))
-        rDb[0, None].store(db0.to(mDb.element_type))
-        rDb[1, None].store(db1.to(mDb.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDa, gDa)
-            cute.autovec_copy(rDb, gDb)
-        else:
-            device.copy_whole_or_part(rDa, gDa, 2 * valid)
-            device.copy_whole_or_part(rDb, gDb, 2 * valid)
+        at.store((da0.to(mDa.element_type), da1.to(mDa.element_type)), mDa)
+        at.store((db0.to(mDb.element_type), db1.to(mDb.element_type)), mDb)
 
 
 @cute.jit
@@ -179,10 +116,8 @@ def complex_mul_pairs_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mDa: cute.Tensor, mDb: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDa.shape[0]) * mDa.shape[1] // (how.vec * how.threads) + 1
     complex_mul_pairs_backward_kernel(mDy, mA, mB, mDa, mDb, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
+        **flat.grid(how, (mDa.shape[0], mDa.shape[1]), stream)
     )
 
 

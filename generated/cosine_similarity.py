@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, reduce, rowwise
+from codegen.device import access, flat, reduce, rowwise
 from codegen.shared import Launch, RowLaunch
 
 SPEC = {
@@ -260,71 +260,20 @@ def cosine_similarity_backward_kernel(
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, _ = at.axes
     approx = device.narrow(mDx)
-
-    rDsimilarity = access.registers(mDsimilarity, (vec,))
-    rSimilarity = access.registers(mSimilarity, (vec,))
-    rRowNorm = access.registers(mRowNorm, (vec,))
-    rRowNorm2 = access.registers(mRowNorm2, (vec,))
-    rX = access.registers(mX, (vec,))
-    rY = access.registers(mY, (vec,))
-    rDx = access.registers(mDx, (vec,))
-    rDy = access.registers(mDy, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDsimilarity.fill(mDsimilarity[row])
-            rSimilarity.fill(mSimilarity[row])
-            rRowNorm.fill(mRowNorm[row])
-            rRowNorm2.fill(mRowNorm2[row])
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(gY, rY)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            device.copy_whole_or_part(gY, rY, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDsimilarity.fill(mDsimilarity[row])
-                rSimilarity.fill(mSimilarity[row])
-                rRowNorm.fill(mRowNorm[row])
-                rRowNorm2.fill(mRowNorm2[row])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDsimilarity[i] = mDsimilarity[row_i]
-                        rSimilarity[i] = mSimilarity[row_i]
-                        rRowNorm[i] = mRowNorm[row_i]
-                        rRowNorm2[i] = mRowNorm2[row_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rDsimilarity, rSimilarity, rRowNorm, rRowNorm2, rX, rY = at.load(
+            flat.read(mDsimilarity, (row,)), flat.read(mSimilarity, (row,)), flat.read(mRowNorm, (row,)),
+            flat.read(mRowNorm2, (row,)), mX, mY,
+        )
         dx, dy = cosine_similarity_backward_chain(
             device.floats(rDsimilarity), device.floats(rSimilarity), device.floats(rRowNorm), device.floats(rRowNorm2),
-            device.floats(rX), device.floats(rY), device.full(vec, eps), approx,
+            device.floats(rX), device.floats(rY), device.full(how.vec, eps), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-        rDy.store(dy.to(mDy.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-            cute.autovec_copy(rDy, gDy)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
-            device.copy_whole_or_part(rDy, gDy, valid)
+        at.store(dx.to(mDx.element_type), mDx)
+        at.store(dy.to(mDy.element_type), mDy)
 
 
 @cute.jit
@@ -333,11 +282,9 @@ def cosine_similarity_backward_launch(
     mRowNorm2: cute.Tensor, mX: cute.Tensor, mY: cute.Tensor, mDx: cute.Tensor, mDy: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
     cosine_similarity_backward_kernel(
         mDsimilarity, mSimilarity, mRowNorm, mRowNorm2, mX, mY, mDx, mDy, eps, how,
-    ).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    ).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def cosine_similarity_backward_xla(dsimilarity, similarity, row_norm, row_norm2, x, y, eps):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, reduce, rowwise
+from codegen.device import access, flat, reduce, rowwise
 from codegen.shared import Launch, RowLaunch
 
 SPEC = {
@@ -47,9 +47,9 @@ def cross_entropy_row_max(x):
     return x
 
 
-def cross_entropy_row_sum(x, row_max, approx):
+def cross_entropy_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_row(x_at_label, label, ignore_index, row_max, row_sum):
@@ -70,7 +70,7 @@ def cross_entropy_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx = device.narrow(mX)
+    approx_terms = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rXAtLabel = access.registers(mX, (1, at_once))
@@ -112,7 +112,9 @@ def cross_entropy_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    values = cross_entropy_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
+                    values = cross_entropy_row_sum(
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
+                    )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
@@ -169,8 +171,9 @@ def cross_entropy_reference(x, label, ignore_index):
 def cross_entropy_backward_chain(dloss, dlse, lse, x, label, index_n, size_n, ignore_index, approx):
     """The chain, on one vector of each operand."""
     t0 = device.where(label == ignore_index, 0.0, dloss)
-    t1 = device.where(device.equal_index(index_n, device.minimum(device.maximum(label, 0), size_n - 1)), -t0, 0.0)
-    dx = t1 + (dlse + t0) * device.exp(x - lse, approx)
+    dx = device.where(
+        index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0,
+    ) + (dlse + t0) * device.exp(x - lse, approx)
     return dx
 
 
@@ -185,67 +188,21 @@ def cross_entropy_backward_kernel(
     ignore_index: cutlass.Constexpr[int],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
     approx = device.narrow(mDx)
-
-    rDloss = access.registers(mDloss, (vec,))
-    rDlse = access.registers(mDlse, (vec,))
-    rLse = access.registers(mLse, (vec,))
-    rX = access.registers(mX, (vec,))
-    rLabel = access.registers(mLabel, (vec,))
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDloss.fill(mDloss[row])
-            rDlse.fill(mDlse[row])
-            rLse.fill(mLse[row])
-            cute.autovec_copy(gX, rX)
-            rLabel.fill(mLabel[row])
-            device.count_up(rIndexN, iN)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDloss.fill(mDloss[row])
-                rDlse.fill(mDlse[row])
-                rLse.fill(mLse[row])
-                rLabel.fill(mLabel[row])
-                device.count_up(rIndexN, iN)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDloss[i] = mDloss[row_i]
-                        rDlse[i] = mDlse[row_i]
-                        rLse[i] = mLse[row_i]
-                        rLabel[i] = mLabel[row_i]
-                        rIndexN[i] = iN_i
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rDloss, rDlse, rLse, rX, rLabel, rIndexN = at.load(
+            flat.read(mDloss, (row,)), flat.read(mDlse, (row,)), flat.read(mLse, (row,)), mX, flat.read(mLabel, (row,)),
+            iN,
+        )
         dx = cross_entropy_backward_chain(
             device.floats(rDloss), device.floats(rDlse), device.floats(rLse), device.floats(rX),
-            rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32), device.full(vec, N, cutlass.Int32),
-            device.full(vec, ignore_index, cutlass.Int32), approx,
+            rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
+            device.full(how.vec, mDx.shape[1], cutlass.Int32), device.full(how.vec, ignore_index, cutlass.Int32),
+            approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -253,11 +210,9 @@ def cross_entropy_backward_launch(
     stream: cuda.CUstream, mDloss: cute.Tensor, mDlse: cute.Tensor, mLse: cute.Tensor, mX: cute.Tensor,
     mLabel: cute.Tensor, mDx: cute.Tensor, ignore_index: cutlass.Constexpr[int], how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    cross_entropy_backward_kernel(mDloss, mDlse, mLse, mX, mLabel, mDx, ignore_index, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    cross_entropy_backward_kernel(
+        mDloss, mDlse, mLse, mX, mLabel, mDx, ignore_index, how,
+    ).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def cross_entropy_backward_xla(dloss, dlse, lse, x, label, index_n, size_n, ignore_index):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, reduce, rowwise
+from codegen.device import access, flat, reduce, rowwise
 from codegen.shared import Launch, RowLaunch
 
 SPEC = {
@@ -41,12 +41,12 @@ loss = -(1 - smoothing) * picked - smoothing * jnp.mean(log_p, axis=-1)
 
 def cross_entropy_smoothed_stage0(x, label, index_n):
     """What is folded into row_max (max), picked (sum), row_mean (mean), on one vector of each operand."""
-    return x, device.where(device.equal_index(index_n, label), x, 0.0), x
+    return x, device.where(index_n == label, x, 0.0), x
 
 
-def cross_entropy_smoothed_row_sum(x, row_max, approx):
+def cross_entropy_smoothed_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_smoothed_row(smoothing, row_max, picked, row_mean, row_sum):
@@ -65,7 +65,7 @@ def cross_entropy_smoothed_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx = device.narrow(mX)
+    approx_terms = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
@@ -109,7 +109,7 @@ def cross_entropy_smoothed_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_smoothed_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, picked, row_mean, row_sum = row.reduce(
@@ -158,12 +158,12 @@ def cross_entropy_smoothed_reference(x, label, smoothing):
 
 def cross_entropy_smoothed_forward_stage0(x, label, index_n):
     """What is folded into row_max (max), picked (sum), row_mean (mean), on one vector of each operand."""
-    return x, device.where(device.equal_index(index_n, label), x, 0.0), x
+    return x, device.where(index_n == label, x, 0.0), x
 
 
-def cross_entropy_smoothed_forward_row_sum(x, row_max, approx):
+def cross_entropy_smoothed_forward_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_smoothed_forward_row(smoothing, row_max, picked, row_mean, row_sum):
@@ -183,7 +183,7 @@ def cross_entropy_smoothed_forward_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx = device.narrow(mX)
+    approx_terms = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
@@ -228,7 +228,7 @@ def cross_entropy_smoothed_forward_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_smoothed_forward_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, picked, row_mean, row_sum = row.reduce(
@@ -276,10 +276,9 @@ def cross_entropy_smoothed_backward_chain(dloss, lse, x, label, index_n, size_n,
     """The chain, on one vector of each operand."""
     t0 = (1.0 - smoothing) * dloss
     t1 = smoothing * dloss
-    t2 = device.where(
-        device.equal_index(index_n, label), -t0, 0.0,
-    ) - device.divide(t1, size_n.to(cutlass.Float32), approx)
-    dx = t2 + (t1 + t0) * device.exp(x - lse, approx)
+    dx = device.where(index_n == label, -t0, 0.0) - device.divide(
+        t1, size_n.to(cutlass.Float32), approx,
+    ) + (t1 + t0) * device.exp(x - lse, approx)
     return dx
 
 
@@ -293,62 +292,19 @@ def cross_entropy_smoothed_backward_kernel(
     smoothing: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
     approx = device.narrow(mDx)
-
-    rDloss = access.registers(mDloss, (vec,))
-    rLse = access.registers(mLse, (vec,))
-    rX = access.registers(mX, (vec,))
-    rLabel = access.registers(mLabel, (vec,))
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDloss.fill(mDloss[row])
-            rLse.fill(mLse[row])
-            cute.autovec_copy(gX, rX)
-            rLabel.fill(mLabel[row])
-            device.count_up(rIndexN, iN)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDloss.fill(mDloss[row])
-                rLse.fill(mLse[row])
-                rLabel.fill(mLabel[row])
-                device.count_up(rIndexN, iN)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDloss[i] = mDloss[row_i]
-                        rLse[i] = mLse[row_i]
-                        rLabel[i] = mLabel[row_i]
-                        rIndexN[i] = iN_i
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rDloss, rLse, rX, rLabel, rIndexN = at.load(
+            flat.read(mDloss, (row,)), flat.read(mLse, (row,)), mX, flat.read(mLabel, (row,)), iN,
+        )
         dx = cross_entropy_smoothed_backward_chain(
             device.floats(rDloss), device.floats(rLse), device.floats(rX), rLabel.load().to(cutlass.Int32),
-            rIndexN.load().to(cutlass.Int32), device.full(vec, N, cutlass.Int32), device.full(vec, smoothing), approx,
+            rIndexN.load().to(cutlass.Int32), device.full(how.vec, mDx.shape[1], cutlass.Int32),
+            device.full(how.vec, smoothing), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -356,11 +312,9 @@ def cross_entropy_smoothed_backward_launch(
     stream: cuda.CUstream, mDloss: cute.Tensor, mLse: cute.Tensor, mX: cute.Tensor, mLabel: cute.Tensor,
     mDx: cute.Tensor, smoothing: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    cross_entropy_smoothed_backward_kernel(mDloss, mLse, mX, mLabel, mDx, smoothing, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    cross_entropy_smoothed_backward_kernel(
+        mDloss, mLse, mX, mLabel, mDx, smoothing, how,
+    ).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def cross_entropy_smoothed_backward_xla(dloss, lse, x, label, index_n, size_n, smoothing):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, RowLaunch, Walk
 
 SPEC = {
@@ -58,9 +58,9 @@ def cross_entropy_z_loss_row_max(x):
     return x
 
 
-def cross_entropy_z_loss_row_sum(x, row_max, approx):
+def cross_entropy_z_loss_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_z_loss_row(x_at_label, label, ignore_index, z_weight, row_max, row_sum):
@@ -85,7 +85,7 @@ def cross_entropy_z_loss_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx = device.narrow(mX)
+    approx_terms = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rXAtLabel = access.registers(mX, (1, at_once))
@@ -128,7 +128,7 @@ def cross_entropy_z_loss_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_z_loss_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
@@ -196,9 +196,9 @@ def cross_entropy_z_loss_forward_row_max(x):
     return x
 
 
-def cross_entropy_z_loss_forward_row_sum(x, row_max, approx):
+def cross_entropy_z_loss_forward_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def cross_entropy_z_loss_forward_row(x_at_label, label, ignore_index, z_weight, row_max, row_sum):
@@ -224,7 +224,7 @@ def cross_entropy_z_loss_forward_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx = device.narrow(mX)
+    approx_terms = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rXAtLabel = access.registers(mX, (1, at_once))
@@ -268,7 +268,7 @@ def cross_entropy_z_loss_forward_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_z_loss_forward_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
@@ -321,9 +321,8 @@ def cross_entropy_z_loss_frozen_chain(dloss, dz_loss, lse, x, label, index_n, si
     """The chain, on one vector of each operand."""
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
-    t1 = device.where(device.equal_index(index_n, device.minimum(device.maximum(label, 0), size_n - 1)), -t0, 0.0)
-    t2 = (t0 + 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * lse) * device.exp(x - lse, approx)
-    dx = t1 + t2
+    t1 = (t0 + 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * lse) * device.exp(x - lse, approx)
+    dx = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + t1
     return dx
 
 
@@ -339,67 +338,21 @@ def cross_entropy_z_loss_frozen_kernel(
     ignore_index: cutlass.Constexpr[int],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
     approx = device.narrow(mDx)
-
-    rDloss = access.registers(mDloss, (vec,))
-    rDzLoss = access.registers(mDzLoss, (vec,))
-    rLse = access.registers(mLse, (vec,))
-    rX = access.registers(mX, (vec,))
-    rLabel = access.registers(mLabel, (vec,))
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDloss.fill(mDloss[row])
-            rDzLoss.fill(mDzLoss[row])
-            rLse.fill(mLse[row])
-            cute.autovec_copy(gX, rX)
-            rLabel.fill(mLabel[row])
-            device.count_up(rIndexN, iN)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDloss.fill(mDloss[row])
-                rDzLoss.fill(mDzLoss[row])
-                rLse.fill(mLse[row])
-                rLabel.fill(mLabel[row])
-                device.count_up(rIndexN, iN)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDloss[i] = mDloss[row_i]
-                        rDzLoss[i] = mDzLoss[row_i]
-                        rLse[i] = mLse[row_i]
-                        rLabel[i] = mLabel[row_i]
-                        rIndexN[i] = iN_i
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rDloss, rDzLoss, rLse, rX, rLabel, rIndexN = at.load(
+            flat.read(mDloss, (row,)), flat.read(mDzLoss, (row,)), flat.read(mLse, (row,)), mX,
+            flat.read(mLabel, (row,)), iN,
+        )
         dx = cross_entropy_z_loss_frozen_chain(
             device.floats(rDloss), device.floats(rDzLoss), device.floats(rLse), device.floats(rX),
-            rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32), device.full(vec, N, cutlass.Int32),
-            device.full(vec, ignore_index, cutlass.Int32), device.full(vec, mZWeight[0]), approx,
+            rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
+            device.full(how.vec, mDx.shape[1], cutlass.Int32), device.full(how.vec, ignore_index, cutlass.Int32),
+            device.full(how.vec, mZWeight[0]), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -408,11 +361,9 @@ def cross_entropy_z_loss_frozen_launch(
     mLabel: cute.Tensor, mZWeight: cute.Tensor, mDx: cute.Tensor, ignore_index: cutlass.Constexpr[int],
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
     cross_entropy_z_loss_frozen_kernel(
         mDloss, mDzLoss, mLse, mX, mLabel, mZWeight, mDx, ignore_index, how,
-    ).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    ).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def cross_entropy_z_loss_frozen_xla(dloss, dz_loss, lse, x, label, index_n, size_n, ignore_index, z_weight):
@@ -430,8 +381,9 @@ def cross_entropy_z_loss_backward_chain(dloss, dz_loss, lse, x, label, index_n, 
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
     t1 = t0 + device.where(ignored, 0.0, dz_loss)
-    t2 = device.where(device.equal_index(index_n, device.minimum(device.maximum(label, 0), size_n - 1)), -t0, 0.0)
-    dx = t2 + (t0 + 2.0 * z_weight * t1 * lse) * device.exp(x - lse, approx)
+    dx = device.where(
+        index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0,
+    ) + (t0 + 2.0 * z_weight * t1 * lse) * device.exp(x - lse, approx)
     return dx, t1 * (lse * lse)
 
 

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access, gemm, vectors
+from codegen.device import access, flat, gemm, vectors
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -95,45 +95,19 @@ def dense_geglu_pairs_epilogue_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mY)
-
-    rAcc = access.registers(mAcc, (2, vec))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + 2 * start, cute.make_layout((2, vec)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, 2 * valid)
-
+    if at.valid > 0:
+        rAcc, = at.load(flat.read(mAcc, parts=2))
         y = dense_geglu_pairs_epilogue_chain(device.floats(rAcc[0, None]), device.floats(rAcc[1, None]), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def dense_geglu_pairs_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dense_geglu_pairs_epilogue_kernel(mAcc, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_geglu_pairs_epilogue_kernel(mAcc, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dense_geglu_pairs_epilogue_xla(acc0, acc1):
@@ -210,51 +184,23 @@ def dense_geglu_pairs_backward_kernel(
     mDacc: cute.Tensor,  # (rows, cols, 2) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mDacc.shape[0], mDacc.shape[1]))
     approx = device.narrow(mDacc)
-
-    rDy = access.registers(mDy, (vec,))
-    rAcc = access.registers(mAcc, (2, vec))
-    rDacc = access.registers(mDacc, (2, vec))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gAcc = cute.make_tensor(mAcc.iterator + 2 * start, cute.make_layout((2, vec)))
-        gDacc = cute.make_tensor(mDacc.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gAcc, rAcc)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gAcc, rAcc, 2 * valid)
-
+    if at.valid > 0:
+        rDy, rAcc = at.load(mDy, flat.read(mAcc, parts=2))
         dacc0, dacc1 = dense_geglu_pairs_backward_chain(
             device.floats(rDy), device.floats(rAcc[0, None]), device.floats(rAcc[1, None]), approx,
         )
-        rDacc[0, None].store(dacc0.to(mDacc.element_type))
-        rDacc[1, None].store(dacc1.to(mDacc.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDacc, gDacc)
-        else:
-            device.copy_whole_or_part(rDacc, gDacc, 2 * valid)
+        at.store((dacc0.to(mDacc.element_type), dacc1.to(mDacc.element_type)), mDacc)
 
 
 @cute.jit
 def dense_geglu_pairs_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mAcc: cute.Tensor, mDacc: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1] // (how.vec * how.threads) + 1
     dense_geglu_pairs_backward_kernel(mDy, mAcc, mDacc, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
+        **flat.grid(how, (mDacc.shape[0], mDacc.shape[1]), stream)
     )
 
 

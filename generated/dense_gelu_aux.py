@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -138,54 +138,14 @@ def dense_gelu_aux_epilogue_kernel(
     mZ: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
     approx = device.narrow(mY)
-
-    rAcc = access.registers(mAcc, (vec,))
-    rBias = access.registers(mBias, (vec,), 0.0)
-    rZ = access.registers(mZ, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gZ = cute.make_tensor(mZ.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    if at.valid > 0:
+        rAcc, rBias = at.load(mAcc, flat.read(mBias, (iN,), default=0.0))
         z, y = dense_gelu_aux_epilogue_chain(device.floats(rAcc), device.floats(rBias), approx)
-        rZ.store(z.to(mZ.element_type))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rZ, gZ)
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rZ, gZ, valid)
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(z.to(mZ.element_type), mZ)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -193,11 +153,7 @@ def dense_gelu_aux_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mBias: cute.Tensor | None, mY: cute.Tensor, mZ: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dense_gelu_aux_epilogue_kernel(mAcc, mBias, mY, mZ, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_gelu_aux_epilogue_kernel(mAcc, mBias, mY, mZ, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dense_gelu_aux_epilogue_xla(acc, bias):
@@ -306,42 +262,12 @@ def dense_gelu_aux_frozen_kernel(
     mDacc: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDacc.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDacc)
-
-    rDy = access.registers(mDy, (vec,))
-    rDz = access.registers(mDz, (vec,))
-    rZ2 = access.registers(mZ2, (vec,))
-    rDacc = access.registers(mDacc, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gDz = cute.make_tensor(mDz.iterator + start, cute.make_layout((vec,)))
-        gZ2 = cute.make_tensor(mZ2.iterator + start, cute.make_layout((vec,)))
-        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gDz, rDz)
-            cute.autovec_copy(gZ2, rZ2)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gDz, rDz, valid)
-            device.copy_whole_or_part(gZ2, rZ2, valid)
-
+    if at.valid > 0:
+        rDy, rDz, rZ2 = at.load(mDy, mDz, mZ2)
         dacc = dense_gelu_aux_frozen_chain(device.floats(rDy), device.floats(rDz), device.floats(rZ2), approx)
-        rDacc.store(dacc.to(mDacc.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDacc, gDacc)
-        else:
-            device.copy_whole_or_part(rDacc, gDacc, valid)
+        at.store(dacc.to(mDacc.element_type), mDacc)
 
 
 @cute.jit
@@ -349,11 +275,7 @@ def dense_gelu_aux_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDz: cute.Tensor, mZ2: cute.Tensor, mDacc: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1] // (how.vec * how.threads) + 1
-    dense_gelu_aux_frozen_kernel(mDy, mDz, mZ2, mDacc, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_gelu_aux_frozen_kernel(mDy, mDz, mZ2, mDacc, how).launch(**flat.grid(how, mDacc.shape, stream))
 
 
 def dense_gelu_aux_frozen_xla(dy, dz, z2):

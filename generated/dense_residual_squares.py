@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, reduce, rowwise, vectors
 from codegen.shared import Contraction, Launch, RowLaunch
 
 SPEC = {
@@ -243,50 +243,12 @@ def dense_residual_squares_backward_kernel(
     mDacc: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDacc.shape[1]
-    size = cutlass.Int64(mDacc.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
-
-    rDy = access.registers(mDy, (vec,))
-    rDsquares = access.registers(mDsquares, (vec,))
-    rY = access.registers(mY, (vec,))
-    rDacc = access.registers(mDacc, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            rDsquares.fill(mDsquares[row])
-            cute.autovec_copy(gY, rY)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gY, rY, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDsquares.fill(mDsquares[row])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDsquares[i] = mDsquares[row_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    at = flat.vector(how, mDacc.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, _ = at.axes
+    if at.valid > 0:
+        rDy, rDsquares, rY = at.load(mDy, flat.read(mDsquares, (row,)), mY)
         dacc = dense_residual_squares_backward_chain(device.floats(rDy), device.floats(rDsquares), device.floats(rY))
-        rDacc.store(dacc.to(mDacc.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDacc, gDacc)
-        else:
-            device.copy_whole_or_part(rDacc, gDacc, valid)
+        at.store(dacc.to(mDacc.element_type), mDacc)
 
 
 @cute.jit
@@ -294,11 +256,7 @@ def dense_residual_squares_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDsquares: cute.Tensor, mY: cute.Tensor, mDacc: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1] // (how.vec * how.threads) + 1
-    dense_residual_squares_backward_kernel(mDy, mDsquares, mY, mDacc, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_residual_squares_backward_kernel(mDy, mDsquares, mY, mDacc, how).launch(**flat.grid(how, mDacc.shape, stream))
 
 
 def dense_residual_squares_backward_xla(dy, dsquares, y):

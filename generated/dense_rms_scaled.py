@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
 from codegen.shared import Contraction, Launch, RowLaunch, Walk
 
 SPEC = {
@@ -143,51 +143,13 @@ def dense_rms_scaled_epilogue_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
     approx = device.narrow(mY)
-
-    rAcc = access.registers(mAcc, (vec,))
-    rRstd = access.registers(mRstd, (vec,))
-    rWeight = access.registers(mWeight, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-            rRstd.fill(mRstd[row])
-            cute.autovec_copy(cute.local_tile(mWeight, (vec,), (iN // vec,)), rWeight)
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rRstd.fill(mRstd[row])
-                device.load_anywhere(mWeight, cute.crd2idx((iN,), mWeight.layout), rWeight)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rRstd[i] = mRstd[row_i]
-                        rWeight[i] = mWeight[iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rAcc, rRstd, rWeight = at.load(mAcc, flat.read(mRstd, (row,)), flat.read(mWeight, (iN,)))
         y = dense_rms_scaled_epilogue_chain(device.floats(rAcc), device.floats(rRstd), device.floats(rWeight), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -195,11 +157,7 @@ def dense_rms_scaled_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mRstd: cute.Tensor, mWeight: cute.Tensor, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dense_rms_scaled_epilogue_kernel(mAcc, mRstd, mWeight, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_rms_scaled_epilogue_kernel(mAcc, mRstd, mWeight, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dense_rms_scaled_epilogue_xla(acc, rstd, weight):

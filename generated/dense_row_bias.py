@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, reduce, rowwise, vectors
 from codegen.shared import Contraction, Launch, RowLaunch
 
 SPEC = {
@@ -112,57 +112,19 @@ def dense_row_bias_epilogue_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
-
-    rAcc = access.registers(mAcc, (vec,))
-    rBias = access.registers(mBias, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-            rBias.fill(mBias[row])
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rBias.fill(mBias[row])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rBias[i] = mBias[row_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, _ = at.axes
+    if at.valid > 0:
+        rAcc, rBias = at.load(mAcc, flat.read(mBias, (row,)))
         y = dense_row_bias_epilogue_chain(device.floats(rAcc), device.floats(rBias))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def dense_row_bias_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mBias: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dense_row_bias_epilogue_kernel(mAcc, mBias, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_row_bias_epilogue_kernel(mAcc, mBias, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dense_row_bias_epilogue_xla(acc, bias):

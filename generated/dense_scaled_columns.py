@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -161,62 +161,16 @@ def dense_scaled_columns_epilogue_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-
-    rAcc = access.registers(mAcc, (vec,))
-    rC = access.registers(mC, (vec,))
-    rAlpha = access.registers(mAlpha, (vec,))
-    rBeta = access.registers(mBeta, (vec,))
-    rBias = access.registers(mBias, (vec,), 0.0)
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gC = cute.make_tensor(mC.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-            cute.autovec_copy(gC, rC)
-            cute.autovec_copy(cute.local_tile(mAlpha, (vec,), (iN // vec,)), rAlpha)
-            cute.autovec_copy(cute.local_tile(mBeta, (vec,), (iN // vec,)), rBeta)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            device.copy_whole_or_part(gC, rC, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mAlpha, cute.crd2idx((iN,), mAlpha.layout), rAlpha)
-                device.load_anywhere(mBeta, cute.crd2idx((iN,), mBeta.layout), rBeta)
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rAlpha[i] = mAlpha[iN_i]
-                        rBeta[i] = mBeta[iN_i]
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
+    if at.valid > 0:
+        rAcc, rC, rAlpha, rBeta, rBias = at.load(
+            mAcc, mC, flat.read(mAlpha, (iN,)), flat.read(mBeta, (iN,)), flat.read(mBias, (iN,), default=0.0),
+        )
         y = dense_scaled_columns_epilogue_chain(
             device.floats(rAcc), device.floats(rC), device.floats(rAlpha), device.floats(rBeta), device.floats(rBias),
         )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -224,11 +178,9 @@ def dense_scaled_columns_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mC: cute.Tensor, mAlpha: cute.Tensor, mBeta: cute.Tensor,
     mBias: cute.Tensor | None, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dense_scaled_columns_epilogue_kernel(mAcc, mC, mAlpha, mBeta, mBias, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_scaled_columns_epilogue_kernel(
+        mAcc, mC, mAlpha, mBeta, mBias, mY, how,
+    ).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dense_scaled_columns_epilogue_xla(acc, c, alpha, beta, bias):
@@ -373,67 +325,17 @@ def dense_scaled_columns_frozen_kernel(
     mDc: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDacc.shape[1]
-    size = cutlass.Int64(mDacc.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-
-    rDy = access.registers(mDy, (vec,))
-    rAcc = access.registers(mAcc, (vec,))
-    rAlpha = access.registers(mAlpha, (vec,))
-    rBeta = access.registers(mBeta, (vec,))
-    rBias = access.registers(mBias, (vec,), 0.0)
-    rDacc = access.registers(mDacc, (vec,))
-    rDc = access.registers(mDc, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
-        gDc = cute.make_tensor(mDc.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gAcc, rAcc)
-            cute.autovec_copy(cute.local_tile(mAlpha, (vec,), (iN // vec,)), rAlpha)
-            cute.autovec_copy(cute.local_tile(mBeta, (vec,), (iN // vec,)), rBeta)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mAlpha, cute.crd2idx((iN,), mAlpha.layout), rAlpha)
-                device.load_anywhere(mBeta, cute.crd2idx((iN,), mBeta.layout), rBeta)
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rAlpha[i] = mAlpha[iN_i]
-                        rBeta[i] = mBeta[iN_i]
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    at = flat.vector(how, mDacc.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
+    if at.valid > 0:
+        rDy, rAcc, rAlpha, rBeta, rBias = at.load(
+            mDy, mAcc, flat.read(mAlpha, (iN,)), flat.read(mBeta, (iN,)), flat.read(mBias, (iN,), default=0.0),
+        )
         dacc, dc = dense_scaled_columns_frozen_chain(
             device.floats(rDy), device.floats(rAcc), device.floats(rAlpha), device.floats(rBeta), device.floats(rBias),
         )
-        rDacc.store(dacc.to(mDacc.element_type))
-        rDc.store(dc.to(mDc.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDacc, gDacc)
-            cute.autovec_copy(rDc, gDc)
-        else:
-            device.copy_whole_or_part(rDacc, gDacc, valid)
-            device.copy_whole_or_part(rDc, gDc, valid)
+        at.store(dacc.to(mDacc.element_type), mDacc)
+        at.store(dc.to(mDc.element_type), mDc)
 
 
 @cute.jit
@@ -441,11 +343,9 @@ def dense_scaled_columns_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mAcc: cute.Tensor, mAlpha: cute.Tensor, mBeta: cute.Tensor,
     mBias: cute.Tensor | None, mDacc: cute.Tensor, mDc: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1] // (how.vec * how.threads) + 1
-    dense_scaled_columns_frozen_kernel(mDy, mAcc, mAlpha, mBeta, mBias, mDacc, mDc, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_scaled_columns_frozen_kernel(
+        mDy, mAcc, mAlpha, mBeta, mBias, mDacc, mDc, how,
+    ).launch(**flat.grid(how, mDacc.shape, stream))
 
 
 def dense_scaled_columns_frozen_xla(dy, acc, alpha, beta, bias):

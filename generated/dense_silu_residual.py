@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -150,55 +150,15 @@ def dense_silu_residual_epilogue_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
     approx = device.narrow(mY)
-
-    rAcc = access.registers(mAcc, (vec,))
-    rResidual = access.registers(mResidual, (vec,))
-    rBias = access.registers(mBias, (vec,), 0.0)
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gResidual = cute.make_tensor(mResidual.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-            cute.autovec_copy(gResidual, rResidual)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            device.copy_whole_or_part(gResidual, rResidual, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    if at.valid > 0:
+        rAcc, rResidual, rBias = at.load(mAcc, mResidual, flat.read(mBias, (iN,), default=0.0))
         y = dense_silu_residual_epilogue_chain(
             device.floats(rAcc), device.floats(rResidual), device.floats(rBias), approx,
         )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -206,11 +166,7 @@ def dense_silu_residual_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mResidual: cute.Tensor, mBias: cute.Tensor | None, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dense_silu_residual_epilogue_kernel(mAcc, mResidual, mBias, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_silu_residual_epilogue_kernel(mAcc, mResidual, mBias, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dense_silu_residual_epilogue_xla(acc, residual, bias):
@@ -338,49 +294,19 @@ def dense_silu_residual_frozen_kernel(
     mDacc: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDacc.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDacc)
-
-    rDy = access.registers(mDy, (vec,))
-    rZ = access.registers(mZ, (vec,))
-    rDacc = access.registers(mDacc, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gZ = cute.make_tensor(mZ.iterator + start, cute.make_layout((vec,)))
-        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gZ, rZ)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gZ, rZ, valid)
-
+    if at.valid > 0:
+        rDy, rZ = at.load(mDy, mZ)
         dacc = dense_silu_residual_frozen_chain(device.floats(rDy), device.floats(rZ), approx)
-        rDacc.store(dacc.to(mDacc.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDacc, gDacc)
-        else:
-            device.copy_whole_or_part(rDacc, gDacc, valid)
+        at.store(dacc.to(mDacc.element_type), mDacc)
 
 
 @cute.jit
 def dense_silu_residual_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mZ: cute.Tensor, mDacc: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1] // (how.vec * how.threads) + 1
-    dense_silu_residual_frozen_kernel(mDy, mZ, mDacc, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_silu_residual_frozen_kernel(mDy, mZ, mDacc, how).launch(**flat.grid(how, mDacc.shape, stream))
 
 
 def dense_silu_residual_frozen_xla(dy, z):

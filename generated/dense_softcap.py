@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, vectors
+from codegen.device import access, flat, gemm, vectors
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -81,7 +81,7 @@ def dense_softcap_reference(x, w, cap):
 
 def dense_softcap_epilogue_chain(acc, cap, approx):
     """The chain, on one vector of each operand."""
-    z = device.divide_by_shared(acc, cap, approx)
+    z = device.divide(acc, cap, approx)
     y = cap * device.tanh(z, approx)
     return y
 
@@ -93,34 +93,12 @@ def dense_softcap_epilogue_kernel(
     cap: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mY)
-
-    rAcc = access.registers(mAcc, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-
-        y = dense_softcap_epilogue_chain(device.floats(rAcc), device.full(vec, cap), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+    if at.valid > 0:
+        rAcc, = at.load(mAcc)
+        y = dense_softcap_epilogue_chain(device.floats(rAcc), device.full(how.vec, cap), approx)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -128,11 +106,7 @@ def dense_softcap_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mY: cute.Tensor, cap: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dense_softcap_epilogue_kernel(mAcc, mY, cap, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_softcap_epilogue_kernel(mAcc, mY, cap, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dense_softcap_epilogue_xla(acc, cap):
@@ -144,7 +118,7 @@ def dense_softcap_epilogue_xla(acc, cap):
 
 def dense_softcap_forward_chain(acc, cap, approx):
     """The chain, on one vector of each operand."""
-    z = device.divide_by_shared(acc, cap, approx)
+    z = device.divide(acc, cap, approx)
     y = cap * device.tanh(z, approx)
     acc_kept = acc
     return y, acc_kept
@@ -196,8 +170,8 @@ def dense_softcap_forward_launch(
 
 def dense_softcap_backward_chain(dy, acc, cap, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.tanh(device.divide_by_shared(acc, cap, approx), approx)
-    dacc = dy * (1.0 - t0 * t0)
+    t0 = device.tanh(device.divide(acc, cap, approx), approx)
+    dacc = device.divide(cap * dy * (1.0 - t0 * t0), cap, approx)
     return dacc
 
 
@@ -209,38 +183,12 @@ def dense_softcap_backward_kernel(
     cap: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDacc.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDacc)
-
-    rDy = access.registers(mDy, (vec,))
-    rAcc = access.registers(mAcc, (vec,))
-    rDacc = access.registers(mDacc, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gDacc = cute.make_tensor(mDacc.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gAcc, rAcc)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-
-        dacc = dense_softcap_backward_chain(device.floats(rDy), device.floats(rAcc), device.full(vec, cap), approx)
-        rDacc.store(dacc.to(mDacc.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDacc, gDacc)
-        else:
-            device.copy_whole_or_part(rDacc, gDacc, valid)
+    if at.valid > 0:
+        rDy, rAcc = at.load(mDy, mAcc)
+        dacc = dense_softcap_backward_chain(device.floats(rDy), device.floats(rAcc), device.full(how.vec, cap), approx)
+        at.store(dacc.to(mDacc.element_type), mDacc)
 
 
 @cute.jit
@@ -248,17 +196,13 @@ def dense_softcap_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mAcc: cute.Tensor, mDacc: cute.Tensor, cap: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[1] // (how.vec * how.threads) + 1
-    dense_softcap_backward_kernel(mDy, mAcc, mDacc, cap, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_softcap_backward_kernel(mDy, mAcc, mDacc, cap, how).launch(**flat.grid(how, mDacc.shape, stream))
 
 
 def dense_softcap_backward_xla(dy, acc, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.tanh(acc / cap)
-    dacc = dy * (1.0 - t0 * t0)
+    dacc = cap * dy * (1.0 - t0 * t0) / cap
     return dacc
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, vectors
+from codegen.device import access, flat, gemm, vectors
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -93,56 +93,20 @@ def dense_swiglu_epilogue_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
     approx = device.narrow(mY)
-
-    rAcc0 = access.registers(mAcc, (vec,))
-    rAcc1 = access.registers(mAcc, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mAcc[row, 0, None], (vec,), (iN // vec,)), rAcc0)
-            cute.autovec_copy(cute.local_tile(mAcc[row, 1, None], (vec,), (iN // vec,)), rAcc1)
-        else:
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mAcc, cute.crd2idx((row, 0, iN), mAcc.layout), rAcc0)
-                device.load_anywhere(mAcc, cute.crd2idx((row, 1, iN), mAcc.layout), rAcc1)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rAcc0[i] = mAcc[row_i, 0, iN_i]
-                        rAcc1[i] = mAcc[row_i, 1, iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rAcc0, rAcc1 = at.load(flat.read(mAcc, (row, 0, iN)), flat.read(mAcc, (row, 1, iN)))
         y = dense_swiglu_epilogue_chain(device.floats(rAcc0), device.floats(rAcc1), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def dense_swiglu_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dense_swiglu_epilogue_kernel(mAcc, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    dense_swiglu_epilogue_kernel(mAcc, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dense_swiglu_epilogue_xla(acc0, acc1):
@@ -219,75 +183,30 @@ def dense_swiglu_backward_kernel(
     mDacc: cute.Tensor,  # (rows, 2, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDacc.shape[2]
-    size = cutlass.Int64(mDacc.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mDacc.shape[0], mDacc.shape[2]))
+    row, iN = at.axes
     approx = device.narrow(mDacc)
-
-    rDy = access.registers(mDy, (vec,))
-    rAcc0 = access.registers(mAcc, (vec,))
-    rAcc1 = access.registers(mAcc, (vec,))
-    rDacc0 = access.registers(mDacc, (vec,))
-    rDacc1 = access.registers(mDacc, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(cute.local_tile(mAcc[row, 0, None], (vec,), (iN // vec,)), rAcc0)
-            cute.autovec_copy(cute.local_tile(mAcc[row, 1, None], (vec,), (iN // vec,)), rAcc1)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mAcc, cute.crd2idx((row, 0, iN), mAcc.layout), rAcc0)
-                device.load_anywhere(mAcc, cute.crd2idx((row, 1, iN), mAcc.layout), rAcc1)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rAcc0[i] = mAcc[row_i, 0, iN_i]
-                        rAcc1[i] = mAcc[row_i, 1, iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    rDacc0 = access.registers(mDacc, (how.vec,))
+    rDacc1 = access.registers(mDacc, (how.vec,))
+    if at.valid > 0:
+        rDy, rAcc0, rAcc1 = at.load(mDy, flat.read(mAcc, (row, 0, iN)), flat.read(mAcc, (row, 1, iN)))
         dacc0, dacc1 = dense_swiglu_backward_chain(
             device.floats(rDy), device.floats(rAcc0), device.floats(rAcc1), approx,
         )
         rDacc0.store(dacc0.to(mDacc.element_type))
+        at.store_at(rDacc0, mDacc, (row, 0, iN))
         rDacc1.store(dacc1.to(mDacc.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDacc0, cute.local_tile(mDacc[row, 0, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rDacc1, cute.local_tile(mDacc[row, 1, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        restDacc0 = device.store_anywhere(rDacc0, mDacc, cute.crd2idx((row, 0, iN), mDacc.layout), iN, N - iN, valid)
-        restDacc1 = device.store_anywhere(rDacc1, mDacc, cute.crd2idx((row, 1, iN), mDacc.layout), iN, N - iN, valid)
-        if (restDacc0 | restDacc1) != 0:
-            row_i, iN_i = row, iN
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(restDacc0, i):
-                    mDacc[row_i, 0, iN_i] = rDacc0[i]
-                if device.bit(restDacc1, i):
-                    mDacc[row_i, 1, iN_i] = rDacc1[i]
-                row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+        at.store_at(rDacc1, mDacc, (row, 1, iN))
+    at.store_ragged((rDacc0, mDacc, (row, 0, iN)), (rDacc1, mDacc, (row, 1, iN)))
 
 
 @cute.jit
 def dense_swiglu_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mAcc: cute.Tensor, mDacc: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDacc.shape[0]) * mDacc.shape[2] // (how.vec * how.threads) + 1
     dense_swiglu_backward_kernel(mDy, mAcc, mDacc, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
+        **flat.grid(how, (mDacc.shape[0], mDacc.shape[2]), stream)
     )
 
 

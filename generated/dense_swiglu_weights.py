@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access, gemm, vectors
+from codegen.device import access, flat, gemm, vectors
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -95,49 +95,19 @@ def dense_swiglu_weights_epilogue_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mY)
-
-    rG = access.registers(mG, (vec,))
-    rU = access.registers(mU, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gG = cute.make_tensor(mG.iterator + start, cute.make_layout((vec,)))
-        gU = cute.make_tensor(mU.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gG, rG)
-            cute.autovec_copy(gU, rU)
-        else:
-            device.copy_whole_or_part(gG, rG, valid)
-            device.copy_whole_or_part(gU, rU, valid)
-
+    if at.valid > 0:
+        rG, rU = at.load(mG, mU)
         y = dense_swiglu_weights_epilogue_chain(device.floats(rG), device.floats(rU), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def dense_swiglu_weights_epilogue_launch(
     stream: cuda.CUstream, mG: cute.Tensor, mU: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dense_swiglu_weights_epilogue_kernel(mG, mU, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_swiglu_weights_epilogue_kernel(mG, mU, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dense_swiglu_weights_epilogue_xla(g, u):
@@ -219,47 +189,13 @@ def dense_swiglu_weights_backward_kernel(
     mDu: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDg.shape[0]) * mDg.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDg.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDg)
-
-    rDy = access.registers(mDy, (vec,))
-    rG = access.registers(mG, (vec,))
-    rU = access.registers(mU, (vec,))
-    rDg = access.registers(mDg, (vec,))
-    rDu = access.registers(mDu, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gG = cute.make_tensor(mG.iterator + start, cute.make_layout((vec,)))
-        gU = cute.make_tensor(mU.iterator + start, cute.make_layout((vec,)))
-        gDg = cute.make_tensor(mDg.iterator + start, cute.make_layout((vec,)))
-        gDu = cute.make_tensor(mDu.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gG, rG)
-            cute.autovec_copy(gU, rU)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gG, rG, valid)
-            device.copy_whole_or_part(gU, rU, valid)
-
+    if at.valid > 0:
+        rDy, rG, rU = at.load(mDy, mG, mU)
         dg, du = dense_swiglu_weights_backward_chain(device.floats(rDy), device.floats(rG), device.floats(rU), approx)
-        rDg.store(dg.to(mDg.element_type))
-        rDu.store(du.to(mDu.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDg, gDg)
-            cute.autovec_copy(rDu, gDu)
-        else:
-            device.copy_whole_or_part(rDg, gDg, valid)
-            device.copy_whole_or_part(rDu, gDu, valid)
+        at.store(dg.to(mDg.element_type), mDg)
+        at.store(du.to(mDu.element_type), mDu)
 
 
 @cute.jit
@@ -267,11 +203,7 @@ def dense_swiglu_weights_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mG: cute.Tensor, mU: cute.Tensor, mDg: cute.Tensor, mDu: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDg.shape[0]) * mDg.shape[1] // (how.vec * how.threads) + 1
-    dense_swiglu_weights_backward_kernel(mDy, mG, mU, mDg, mDu, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dense_swiglu_weights_backward_kernel(mDy, mG, mU, mDg, mDu, how).launch(**flat.grid(how, mDg.shape, stream))
 
 
 def dense_swiglu_weights_backward_xla(dy, g, u):

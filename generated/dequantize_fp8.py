@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -44,45 +44,18 @@ def dequantize_fp8_kernel(
     mY: cute.Tensor,  # (rows, cols) float32
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rQ = access.registers(mQ, (vec,))
-    rScale = access.registers(mScale, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gQ = cute.make_tensor(mQ.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gQ, rQ)
-            rScale.fill(mScale[0])
-        else:
-            device.copy_whole_or_part(gQ, rQ, valid)
-            rScale.fill(mScale[0])
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rQ, rScale = at.load(mQ, flat.read(mScale, (0,)))
         y = dequantize_fp8_chain(device.floats(rQ), device.floats(rScale))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def dequantize_fp8_launch(
     stream: cuda.CUstream, mQ: cute.Tensor, mScale: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dequantize_fp8_kernel(mQ, mScale, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    dequantize_fp8_kernel(mQ, mScale, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dequantize_fp8_xla(q, scale):

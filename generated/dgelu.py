@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -47,47 +47,19 @@ def dgelu_kernel(
     mDx: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rX = access.registers(mX, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-
+    if at.valid > 0:
+        rDy, rX = at.load(mDy, mX)
         dx = dgelu_chain(device.floats(rDy), device.floats(rX), approx)
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def dgelu_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    dgelu_kernel(mDy, mX, mDx, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    dgelu_kernel(mDy, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def dgelu_xla(dy, x):
@@ -107,7 +79,7 @@ def dgelu_backward_chain(ddx, dy, x, approx):
     """The chain, on one vector of each operand."""
     ddy = ddx * device.dgelu(x, approx, False)
     t0 = x * x
-    dx2 = ddx * dy * (2.0 - t0) * device.exp(-(t0 * 0.5), approx) * 0.3989422804014327
+    dx2 = ddx * dy * (2.0 - t0) * device.exp_to_one(-(t0 * 0.5), approx) * 0.3989422804014327
     return ddy, dx2
 
 
@@ -120,47 +92,13 @@ def dgelu_backward_kernel(
     mDx2: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDdy.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDdy)
-
-    rDdx = access.registers(mDdx, (vec,))
-    rDy = access.registers(mDy, (vec,))
-    rX = access.registers(mX, (vec,))
-    rDdy = access.registers(mDdy, (vec,))
-    rDx2 = access.registers(mDx2, (vec,))
-
-    if valid > 0:
-        gDdx = cute.make_tensor(mDdx.iterator + start, cute.make_layout((vec,)))
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
-        gDx2 = cute.make_tensor(mDx2.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDdx, rDdx)
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDdx, rDdx, valid)
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-
+    if at.valid > 0:
+        rDdx, rDy, rX = at.load(mDdx, mDy, mX)
         ddy, dx2 = dgelu_backward_chain(device.floats(rDdx), device.floats(rDy), device.floats(rX), approx)
-        rDdy.store(ddy.to(mDdy.element_type))
-        rDx2.store(dx2.to(mDx2.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDdy, gDdy)
-            cute.autovec_copy(rDx2, gDx2)
-        else:
-            device.copy_whole_or_part(rDdy, gDdy, valid)
-            device.copy_whole_or_part(rDx2, gDx2, valid)
+        at.store(ddy.to(mDdy.element_type), mDdy)
+        at.store(dx2.to(mDx2.element_type), mDx2)
 
 
 @cute.jit
@@ -168,11 +106,7 @@ def dgelu_backward_launch(
     stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx2: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1] // (how.vec * how.threads) + 1
-    dgelu_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dgelu_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(**flat.grid(how, mDdy.shape, stream))
 
 
 def dgelu_backward_xla(ddx, dy, x):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -44,46 +44,18 @@ def drelu_kernel(
     mDx: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDy = access.registers(mDy, (vec,))
-    rX = access.registers(mX, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDy, rX = at.load(mDy, mX)
         dx = drelu_chain(device.floats(rDy), device.floats(rX))
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def drelu_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    drelu_kernel(mDy, mX, mDx, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    drelu_kernel(mDy, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def drelu_xla(dy, x):
@@ -110,46 +82,18 @@ def drelu_backward_kernel(
     mDdy: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDdx = access.registers(mDdx, (vec,))
-    rX = access.registers(mX, (vec,))
-    rDdy = access.registers(mDdy, (vec,))
-
-    if valid > 0:
-        gDdx = cute.make_tensor(mDdx.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDdx, rDdx)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDdx, rDdx, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-
+    at = flat.vector(how, mDdy.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDdx, rX = at.load(mDdx, mX)
         ddy = drelu_backward_chain(device.floats(rDdx), device.floats(rX))
-        rDdy.store(ddy.to(mDdy.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDdy, gDdy)
-        else:
-            device.copy_whole_or_part(rDdy, gDdy, valid)
+        at.store(ddy.to(mDdy.element_type), mDdy)
 
 
 @cute.jit
 def drelu_backward_launch(
     stream: cuda.CUstream, mDdx: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1] // (how.vec * how.threads) + 1
-    drelu_backward_kernel(mDdx, mX, mDdy, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    drelu_backward_kernel(mDdx, mX, mDdy, how).launch(**flat.grid(how, mDdy.shape, stream))
 
 
 def drelu_backward_xla(ddx, x):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -37,7 +37,7 @@ y = residual + dropped
 
 def dropout_apply_chain(x, mask, residual, keep_prob, approx):
     """The chain, on one vector of each operand."""
-    dropped = device.where(mask, device.divide_by_shared(x, keep_prob, approx), 0.0)
+    dropped = device.where(mask, device.divide(x, keep_prob, approx), 0.0)
     y = residual + dropped
     return y
 
@@ -51,44 +51,14 @@ def dropout_apply_kernel(
     keep_prob: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mY)
-
-    rX = access.registers(mX, (vec,))
-    rMask = access.registers(mMask, (vec,))
-    rResidual = access.registers(mResidual, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gMask = cute.make_tensor(mMask.iterator + start, cute.make_layout((vec,)))
-        gResidual = cute.make_tensor(mResidual.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(gMask, rMask)
-            cute.autovec_copy(gResidual, rResidual)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            device.copy_whole_or_part(gMask, rMask, valid)
-            device.copy_whole_or_part(gResidual, rResidual, valid)
-
+    if at.valid > 0:
+        rX, rMask, rResidual = at.load(mX, mMask, mResidual)
         y = dropout_apply_chain(
-            device.floats(rX), rMask.load() != 0, device.floats(rResidual), device.full(vec, keep_prob), approx,
+            device.floats(rX), rMask.load() != 0, device.floats(rResidual), device.full(how.vec, keep_prob), approx,
         )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -97,11 +67,7 @@ def dropout_apply_launch(
     keep_prob: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
     mMask = device.as_bytes(mMask)
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    dropout_apply_kernel(mX, mMask, mResidual, mY, keep_prob, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dropout_apply_kernel(mX, mMask, mResidual, mY, keep_prob, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dropout_apply_xla(x, mask, residual, keep_prob):
@@ -118,7 +84,7 @@ def dropout_apply_reference(x, mask, residual, keep_prob):
 
 def dropout_apply_backward_chain(dy, mask, keep_prob, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide_by_shared(device.where(mask, dy, 0.0), keep_prob, approx)
+    dx = device.divide(device.where(mask, dy, 0.0), keep_prob, approx)
     return dx
 
 
@@ -130,38 +96,14 @@ def dropout_apply_backward_kernel(
     keep_prob: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rMask = access.registers(mMask, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gMask = cute.make_tensor(mMask.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gMask, rMask)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gMask, rMask, valid)
-
-        dx = dropout_apply_backward_chain(device.floats(rDy), rMask.load() != 0, device.full(vec, keep_prob), approx)
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+    if at.valid > 0:
+        rDy, rMask = at.load(mDy, mMask)
+        dx = dropout_apply_backward_chain(
+            device.floats(rDy), rMask.load() != 0, device.full(how.vec, keep_prob), approx,
+        )
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -170,11 +112,7 @@ def dropout_apply_backward_launch(
     how: cutlass.Constexpr[Launch],
 ):
     mMask = device.as_bytes(mMask)
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    dropout_apply_backward_kernel(mDy, mMask, mDx, keep_prob, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dropout_apply_backward_kernel(mDy, mMask, mDx, keep_prob, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def dropout_apply_backward_xla(dy, mask, keep_prob):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import access, flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -57,72 +57,27 @@ def dswiglu_kernel(
     mDx: cute.Tensor,  # (rows, 2, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[2]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mDx.shape[0], mDx.shape[2]))
+    row, iN = at.axes
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rX0 = access.registers(mX, (vec,))
-    rX1 = access.registers(mX, (vec,))
-    rDx0 = access.registers(mDx, (vec,))
-    rDx1 = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(cute.local_tile(mX[row, 0, None], (vec,), (iN // vec,)), rX0)
-            cute.autovec_copy(cute.local_tile(mX[row, 1, None], (vec,), (iN // vec,)), rX1)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
-                device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rX0[i] = mX[row_i, 0, iN_i]
-                        rX1[i] = mX[row_i, 1, iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    rDx0 = access.registers(mDx, (how.vec,))
+    rDx1 = access.registers(mDx, (how.vec,))
+    if at.valid > 0:
+        rDy, rX0, rX1 = at.load(mDy, flat.read(mX, (row, 0, iN)), flat.read(mX, (row, 1, iN)))
         dx0, dx1 = dswiglu_chain(device.floats(rDy), device.floats(rX0), device.floats(rX1), approx)
         rDx0.store(dx0.to(mDx.element_type))
+        at.store_at(rDx0, mDx, (row, 0, iN))
         rDx1.store(dx1.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx0, cute.local_tile(mDx[row, 0, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rDx1, cute.local_tile(mDx[row, 1, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        restDx0 = device.store_anywhere(rDx0, mDx, cute.crd2idx((row, 0, iN), mDx.layout), iN, N - iN, valid)
-        restDx1 = device.store_anywhere(rDx1, mDx, cute.crd2idx((row, 1, iN), mDx.layout), iN, N - iN, valid)
-        if (restDx0 | restDx1) != 0:
-            row_i, iN_i = row, iN
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(restDx0, i):
-                    mDx[row_i, 0, iN_i] = rDx0[i]
-                if device.bit(restDx1, i):
-                    mDx[row_i, 1, iN_i] = rDx1[i]
-                row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+        at.store_at(rDx1, mDx, (row, 1, iN))
+    at.store_ragged((rDx0, mDx, (row, 0, iN)), (rDx1, mDx, (row, 1, iN)))
 
 
 @cute.jit
 def dswiglu_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[2] // (how.vec * how.threads) + 1
-    dswiglu_kernel(mDy, mX, mDx, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    dswiglu_kernel(mDy, mX, mDx, how).launch(**flat.grid(how, (mDx.shape[0], mDx.shape[2]), stream))
 
 
 def dswiglu_xla(dy, x0, x1):
@@ -167,80 +122,26 @@ def dswiglu_backward_kernel(
     mDx2: cute.Tensor,  # (rows, 2, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDdy.shape[1]
-    size = cutlass.Int64(mDdy.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDdy.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
     approx = device.narrow(mDdy)
-
-    rDdx0 = access.registers(mDdx, (vec,))
-    rDdx1 = access.registers(mDdx, (vec,))
-    rDy = access.registers(mDy, (vec,))
-    rX0 = access.registers(mX, (vec,))
-    rX1 = access.registers(mX, (vec,))
-    rDdy = access.registers(mDdy, (vec,))
-    rDx20 = access.registers(mDx2, (vec,))
-    rDx21 = access.registers(mDx2, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mDdx[row, 0, None], (vec,), (iN // vec,)), rDdx0)
-            cute.autovec_copy(cute.local_tile(mDdx[row, 1, None], (vec,), (iN // vec,)), rDdx1)
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(cute.local_tile(mX[row, 0, None], (vec,), (iN // vec,)), rX0)
-            cute.autovec_copy(cute.local_tile(mX[row, 1, None], (vec,), (iN // vec,)), rX1)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mDdx, cute.crd2idx((row, 0, iN), mDdx.layout), rDdx0)
-                device.load_anywhere(mDdx, cute.crd2idx((row, 1, iN), mDdx.layout), rDdx1)
-                device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
-                device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDdx0[i] = mDdx[row_i, 0, iN_i]
-                        rDdx1[i] = mDdx[row_i, 1, iN_i]
-                        rX0[i] = mX[row_i, 0, iN_i]
-                        rX1[i] = mX[row_i, 1, iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    rDx20 = access.registers(mDx2, (how.vec,))
+    rDx21 = access.registers(mDx2, (how.vec,))
+    if at.valid > 0:
+        rDdx0, rDdx1, rDy, rX0, rX1 = at.load(
+            flat.read(mDdx, (row, 0, iN)), flat.read(mDdx, (row, 1, iN)), mDy, flat.read(mX, (row, 0, iN)),
+            flat.read(mX, (row, 1, iN)),
+        )
         ddy, dx20, dx21 = dswiglu_backward_chain(
             device.floats(rDdx0), device.floats(rDdx1), device.floats(rDy), device.floats(rX0), device.floats(rX1),
             approx,
         )
-        rDdy.store(ddy.to(mDdy.element_type))
+        at.store(ddy.to(mDdy.element_type), mDdy)
         rDx20.store(dx20.to(mDx2.element_type))
+        at.store_at(rDx20, mDx2, (row, 0, iN))
         rDx21.store(dx21.to(mDx2.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDdy, gDdy)
-            cute.autovec_copy(rDx20, cute.local_tile(mDx2[row, 0, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rDx21, cute.local_tile(mDx2[row, 1, None], (vec,), (iN // vec,)))
-        else:
-            device.copy_whole_or_part(rDdy, gDdy, valid)
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        restDx20 = device.store_anywhere(rDx20, mDx2, cute.crd2idx((row, 0, iN), mDx2.layout), iN, N - iN, valid)
-        restDx21 = device.store_anywhere(rDx21, mDx2, cute.crd2idx((row, 1, iN), mDx2.layout), iN, N - iN, valid)
-        if (restDx20 | restDx21) != 0:
-            row_i, iN_i = row, iN
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(restDx20, i):
-                    mDx2[row_i, 0, iN_i] = rDx20[i]
-                if device.bit(restDx21, i):
-                    mDx2[row_i, 1, iN_i] = rDx21[i]
-                row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+        at.store_at(rDx21, mDx2, (row, 1, iN))
+    at.store_ragged((rDx20, mDx2, (row, 0, iN)), (rDx21, mDx2, (row, 1, iN)))
 
 
 @cute.jit
@@ -248,11 +149,7 @@ def dswiglu_backward_launch(
     stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx2: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1] // (how.vec * how.threads) + 1
-    dswiglu_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dswiglu_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(**flat.grid(how, mDdy.shape, stream))
 
 
 def dswiglu_backward_xla(ddx0, ddx1, dy, x0, x1):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -58,50 +58,22 @@ def dswiglu_pairs_kernel(
     mDx: cute.Tensor,  # (rows, cols, 2) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mDx.shape[0], mDx.shape[1]))
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rX = access.registers(mX, (2, vec))
-    rDx = access.registers(mDx, (2, vec))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + 2 * start, cute.make_layout((2, vec)))
-        gDx = cute.make_tensor(mDx.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, 2 * valid)
-
+    if at.valid > 0:
+        rDy, rX = at.load(mDy, flat.read(mX, parts=2))
         dx0, dx1 = dswiglu_pairs_chain(
             device.floats(rDy), device.floats(rX[0, None]), device.floats(rX[1, None]), approx,
         )
-        rDx[0, None].store(dx0.to(mDx.element_type))
-        rDx[1, None].store(dx1.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, 2 * valid)
+        at.store((dx0.to(mDx.element_type), dx1.to(mDx.element_type)), mDx)
 
 
 @cute.jit
 def dswiglu_pairs_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    dswiglu_pairs_kernel(mDy, mX, mDx, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    dswiglu_pairs_kernel(mDy, mX, mDx, how).launch(**flat.grid(how, (mDx.shape[0], mDx.shape[1]), stream))
 
 
 def dswiglu_pairs_xla(dy, x0, x1):
@@ -147,51 +119,16 @@ def dswiglu_pairs_backward_kernel(
     mDx2: cute.Tensor,  # (rows, cols, 2) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDdy.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDdy)
-
-    rDdx = access.registers(mDdx, (2, vec))
-    rDy = access.registers(mDy, (vec,))
-    rX = access.registers(mX, (2, vec))
-    rDdy = access.registers(mDdy, (vec,))
-    rDx2 = access.registers(mDx2, (2, vec))
-
-    if valid > 0:
-        gDdx = cute.make_tensor(mDdx.iterator + 2 * start, cute.make_layout((2, vec)))
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + 2 * start, cute.make_layout((2, vec)))
-        gDdy = cute.make_tensor(mDdy.iterator + start, cute.make_layout((vec,)))
-        gDx2 = cute.make_tensor(mDx2.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDdx, rDdx)
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDdx, rDdx, 2 * valid)
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, 2 * valid)
-
+    if at.valid > 0:
+        rDdx, rDy, rX = at.load(flat.read(mDdx, parts=2), mDy, flat.read(mX, parts=2))
         ddy, dx20, dx21 = dswiglu_pairs_backward_chain(
             device.floats(rDdx[0, None]), device.floats(rDdx[1, None]), device.floats(rDy), device.floats(rX[0, None]),
             device.floats(rX[1, None]), approx,
         )
-        rDdy.store(ddy.to(mDdy.element_type))
-        rDx2[0, None].store(dx20.to(mDx2.element_type))
-        rDx2[1, None].store(dx21.to(mDx2.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDdy, gDdy)
-            cute.autovec_copy(rDx2, gDx2)
-        else:
-            device.copy_whole_or_part(rDdy, gDdy, valid)
-            device.copy_whole_or_part(rDx2, gDx2, 2 * valid)
+        at.store(ddy.to(mDdy.element_type), mDdy)
+        at.store((dx20.to(mDx2.element_type), dx21.to(mDx2.element_type)), mDx2)
 
 
 @cute.jit
@@ -199,11 +136,7 @@ def dswiglu_pairs_backward_launch(
     stream: cuda.CUstream, mDdx: cute.Tensor, mDy: cute.Tensor, mX: cute.Tensor, mDdy: cute.Tensor, mDx2: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDdy.shape[0]) * mDdy.shape[1] // (how.vec * how.threads) + 1
-    dswiglu_pairs_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    dswiglu_pairs_backward_kernel(mDdx, mDy, mX, mDdy, mDx2, how).launch(**flat.grid(how, mDdy.shape, stream))
 
 
 def dswiglu_pairs_backward_xla(ddx0, ddx1, dy, x0, x1):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -50,33 +50,13 @@ def filter_equal_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rX = access.registers(mX, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-
-        y = filter_equal_chain(device.floats(rX), device.full(vec, mValue[0]), device.full(vec, mReplacement[0]))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rX, = at.load(mX)
+        y = filter_equal_chain(
+            device.floats(rX), device.full(how.vec, mValue[0]), device.full(how.vec, mReplacement[0]),
+        )
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -84,11 +64,7 @@ def filter_equal_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mValue: cute.Tensor, mReplacement: cute.Tensor, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    filter_equal_kernel(mX, mValue, mReplacement, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    filter_equal_kernel(mX, mValue, mReplacement, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def filter_equal_xla(x, value, replacement):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -233,7 +233,7 @@ def full_amax_first_xla(amax, x):
 
 def full_amax_backward_chain(damax, amax, x, of_rows0, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide_by_shared(
+    dx = device.divide(
         device.where(cute.math.abs(x) == amax, damax, 0.0), of_rows0, approx,
     ) * device.where(x >= 0.0, 1, -1).to(cutlass.Float32)
     return dx
@@ -248,45 +248,16 @@ def full_amax_backward_kernel(
     mDx: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDx)
-
-    rDamax = access.registers(mDamax, (vec,))
-    rAmax = access.registers(mAmax, (vec,))
-    rX = access.registers(mX, (vec,))
-    rOfRows0 = access.registers(mOfRows0, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDamax.fill(mDamax[0])
-            rAmax.fill(mAmax[0])
-            cute.autovec_copy(gX, rX)
-            rOfRows0.fill(mOfRows0[0])
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            rDamax.fill(mDamax[0])
-            rAmax.fill(mAmax[0])
-            rOfRows0.fill(mOfRows0[0])
-
+    if at.valid > 0:
+        rDamax, rAmax, rX, rOfRows0 = at.load(
+            flat.read(mDamax, (0,)), flat.read(mAmax, (0,)), mX, flat.read(mOfRows0, (0,)),
+        )
         dx = full_amax_backward_chain(
             device.floats(rDamax), device.floats(rAmax), device.floats(rX), device.floats(rOfRows0), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -294,11 +265,7 @@ def full_amax_backward_launch(
     stream: cuda.CUstream, mDamax: cute.Tensor, mAmax: cute.Tensor, mX: cute.Tensor, mOfRows0: cute.Tensor,
     mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    full_amax_backward_kernel(mDamax, mAmax, mX, mOfRows0, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    full_amax_backward_kernel(mDamax, mAmax, mX, mOfRows0, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def full_amax_backward_xla(damax, amax, x, of_rows0):

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -50,41 +50,17 @@ def geglu_pairs_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mY)
-
-    rX = access.registers(mX, (2, vec))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + 2 * start, cute.make_layout((2, vec)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gX, rX, 2 * valid)
-
+    if at.valid > 0:
+        rX, = at.load(flat.read(mX, parts=2))
         y = geglu_pairs_chain(device.floats(rX[0, None]), device.floats(rX[1, None]), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def geglu_pairs_launch(stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch]):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    geglu_pairs_kernel(mX, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    geglu_pairs_kernel(mX, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def geglu_pairs_xla(x0, x1):
@@ -117,50 +93,22 @@ def geglu_pairs_backward_kernel(
     mDx: cute.Tensor,  # (rows, cols, 2) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mDx.shape[0], mDx.shape[1]))
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rX = access.registers(mX, (2, vec))
-    rDx = access.registers(mDx, (2, vec))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + 2 * start, cute.make_layout((2, vec)))
-        gDx = cute.make_tensor(mDx.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, 2 * valid)
-
+    if at.valid > 0:
+        rDy, rX = at.load(mDy, flat.read(mX, parts=2))
         dx0, dx1 = geglu_pairs_backward_chain(
             device.floats(rDy), device.floats(rX[0, None]), device.floats(rX[1, None]), approx,
         )
-        rDx[0, None].store(dx0.to(mDx.element_type))
-        rDx[1, None].store(dx1.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, 2 * valid)
+        at.store((dx0.to(mDx.element_type), dx1.to(mDx.element_type)), mDx)
 
 
 @cute.jit
 def geglu_pairs_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    geglu_pairs_backward_kernel(mDy, mX, mDx, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    geglu_pairs_backward_kernel(mDy, mX, mDx, how).launch(**flat.grid(how, (mDx.shape[0], mDx.shape[1]), stream))
 
 
 def geglu_pairs_backward_xla(dy, x0, x1):

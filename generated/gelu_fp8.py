@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -34,7 +34,7 @@ q = gelu(x) / scale
 
 def gelu_fp8_chain(x, scale):
     """The chain, on one vector of each operand."""
-    q = device.divide_by_shared(device.gelu(x, True, False), scale, True)
+    q = device.divide(device.gelu(x, True, False), scale, True)
     return q
 
 
@@ -45,45 +45,18 @@ def gelu_fp8_kernel(
     mQ: cute.Tensor,  # (rows, cols) float8_e4m3fn
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mQ.shape[0]) * mQ.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rX = access.registers(mX, (vec,))
-    rScale = access.registers(mScale, (vec,))
-    rQ = access.registers(mQ, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gQ = cute.make_tensor(mQ.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            rScale.fill(mScale[0])
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            rScale.fill(mScale[0])
-
+    at = flat.vector(how, mQ.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rX, rScale = at.load(mX, flat.read(mScale, (0,)))
         q = gelu_fp8_chain(device.floats(rX), device.floats(rScale))
-        rQ.store(device.cast(q, mQ.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rQ, gQ)
-        else:
-            device.copy_whole_or_part(rQ, gQ, valid)
+        at.store(device.cast(q, mQ.element_type), mQ)
 
 
 @cute.jit
 def gelu_fp8_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mScale: cute.Tensor, mQ: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mQ.shape[0]) * mQ.shape[1] // (how.vec * how.threads) + 1
-    gelu_fp8_kernel(mX, mScale, mQ, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    gelu_fp8_kernel(mX, mScale, mQ, how).launch(**flat.grid(how, mQ.shape, stream))
 
 
 def gelu_fp8_xla(x, scale):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -51,40 +51,14 @@ def integer_add_clip_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rA = access.registers(mA, (vec,))
-    rB = access.registers(mB, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gA = cute.make_tensor(mA.iterator + start, cute.make_layout((vec,)))
-        gB = cute.make_tensor(mB.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gA, rA)
-            cute.autovec_copy(gB, rB)
-        else:
-            device.copy_whole_or_part(gA, rA, valid)
-            device.copy_whole_or_part(gB, rB, valid)
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rA, rB = at.load(mA, mB)
         y = integer_add_clip_chain(
-            rA.load().to(cutlass.Int32), rB.load().to(cutlass.Int32), device.full(vec, mLo[0], cutlass.Int32),
-            device.full(vec, mHi[0], cutlass.Int32),
+            rA.load().to(cutlass.Int32), rB.load().to(cutlass.Int32), device.full(how.vec, mLo[0], cutlass.Int32),
+            device.full(how.vec, mHi[0], cutlass.Int32),
         )
-        rY.store(device.cast(y, mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(device.cast(y, mY.element_type), mY)
 
 
 @cute.jit
@@ -92,11 +66,7 @@ def integer_add_clip_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mLo: cute.Tensor, mHi: cute.Tensor, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    integer_add_clip_kernel(mA, mB, mLo, mHi, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    integer_add_clip_kernel(mA, mB, mLo, mHi, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def integer_add_clip_xla(a, b, lo, hi):

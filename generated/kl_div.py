@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, reduce, rowwise
+from codegen.device import access, flat, reduce, rowwise
 from codegen.shared import Launch, RowLaunch
 
 SPEC = {
@@ -31,9 +31,9 @@ loss = sum(where(log_target == -inf, 0, exp(log_target) * (log_target - log_p)),
 }
 
 
-def kl_div_row_sum(log_p, log_target, approx):
+def kl_div_row_sum(log_p, log_target):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    t0 = device.where(log_target == -float("inf"), 0.0, device.exp(log_target, approx) * (log_target - log_p))
+    t0 = device.where(log_target == -float("inf"), 0.0, device.exp(log_target, False) * (log_target - log_p))
     return t0
 
 
@@ -51,7 +51,6 @@ def kl_div_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mLogP.shape[0], mLogP.shape[1]
-    approx = device.narrow(mLogP)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rLogP = access.registers(mLogP, (vec, vectors, at_once))
     rLogTarget = access.registers(mLogTarget, (vec, vectors, at_once))
@@ -79,7 +78,7 @@ def kl_div_kernel(
                 part.load(mLogTarget, (index, 0), rLogTarget[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                values = kl_div_row_sum(device.floats(rLogP[None, v, u]), device.floats(rLogTarget[None, v, u]), approx)
+                values = kl_div_row_sum(device.floats(rLogP[None, v, u]), device.floats(rLogTarget[None, v, u]))
                 reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
@@ -133,58 +132,16 @@ def kl_div_backward_kernel(
     mDlogTarget: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDlogP.shape[1]
-    size = cutlass.Int64(mDlogP.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDlogP.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, _ = at.axes
     approx = device.narrow(mDlogP)
-
-    rDloss = access.registers(mDloss, (vec,))
-    rLogP = access.registers(mLogP, (vec,))
-    rLogTarget = access.registers(mLogTarget, (vec,))
-    rDlogP = access.registers(mDlogP, (vec,))
-    rDlogTarget = access.registers(mDlogTarget, (vec,))
-
-    if valid > 0:
-        gLogP = cute.make_tensor(mLogP.iterator + start, cute.make_layout((vec,)))
-        gLogTarget = cute.make_tensor(mLogTarget.iterator + start, cute.make_layout((vec,)))
-        gDlogP = cute.make_tensor(mDlogP.iterator + start, cute.make_layout((vec,)))
-        gDlogTarget = cute.make_tensor(mDlogTarget.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDloss.fill(mDloss[row])
-            cute.autovec_copy(gLogP, rLogP)
-            cute.autovec_copy(gLogTarget, rLogTarget)
-        else:
-            device.copy_whole_or_part(gLogP, rLogP, valid)
-            device.copy_whole_or_part(gLogTarget, rLogTarget, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDloss.fill(mDloss[row])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDloss[i] = mDloss[row_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rDloss, rLogP, rLogTarget = at.load(flat.read(mDloss, (row,)), mLogP, mLogTarget)
         dlog_p, dlog_target = kl_div_backward_chain(
             device.floats(rDloss), device.floats(rLogP), device.floats(rLogTarget), approx,
         )
-        rDlogP.store(dlog_p.to(mDlogP.element_type))
-        rDlogTarget.store(dlog_target.to(mDlogTarget.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDlogP, gDlogP)
-            cute.autovec_copy(rDlogTarget, gDlogTarget)
-        else:
-            device.copy_whole_or_part(rDlogP, gDlogP, valid)
-            device.copy_whole_or_part(rDlogTarget, gDlogTarget, valid)
+        at.store(dlog_p.to(mDlogP.element_type), mDlogP)
+        at.store(dlog_target.to(mDlogTarget.element_type), mDlogTarget)
 
 
 @cute.jit
@@ -192,11 +149,9 @@ def kl_div_backward_launch(
     stream: cuda.CUstream, mDloss: cute.Tensor, mLogP: cute.Tensor, mLogTarget: cute.Tensor, mDlogP: cute.Tensor,
     mDlogTarget: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDlogP.shape[0]) * mDlogP.shape[1] // (how.vec * how.threads) + 1
-    kl_div_backward_kernel(mDloss, mLogP, mLogTarget, mDlogP, mDlogTarget, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    kl_div_backward_kernel(
+        mDloss, mLogP, mLogTarget, mDlogP, mDlogTarget, how,
+    ).launch(**flat.grid(how, mDlogP.shape, stream))
 
 
 def kl_div_backward_xla(dloss, log_p, log_target):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -44,37 +44,11 @@ def kl_div_pointwise_kernel(
     mLoss: cute.Tensor,  # (rows, cols) float32
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mLoss.shape[0]) * mLoss.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rLogP = access.registers(mLogP, (vec,))
-    rLogTarget = access.registers(mLogTarget, (vec,))
-    rLoss = access.registers(mLoss, (vec,))
-
-    if valid > 0:
-        gLogP = cute.make_tensor(mLogP.iterator + start, cute.make_layout((vec,)))
-        gLogTarget = cute.make_tensor(mLogTarget.iterator + start, cute.make_layout((vec,)))
-        gLoss = cute.make_tensor(mLoss.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gLogP, rLogP)
-            cute.autovec_copy(gLogTarget, rLogTarget)
-        else:
-            device.copy_whole_or_part(gLogP, rLogP, valid)
-            device.copy_whole_or_part(gLogTarget, rLogTarget, valid)
-
+    at = flat.vector(how, mLoss.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rLogP, rLogTarget = at.load(mLogP, mLogTarget)
         loss = kl_div_pointwise_chain(device.floats(rLogP), device.floats(rLogTarget))
-        rLoss.store(loss.to(mLoss.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rLoss, gLoss)
-        else:
-            device.copy_whole_or_part(rLoss, gLoss, valid)
+        at.store(loss.to(mLoss.element_type), mLoss)
 
 
 @cute.jit
@@ -82,11 +56,7 @@ def kl_div_pointwise_launch(
     stream: cuda.CUstream, mLogP: cute.Tensor, mLogTarget: cute.Tensor, mLoss: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mLoss.shape[0]) * mLoss.shape[1] // (how.vec * how.threads) + 1
-    kl_div_pointwise_kernel(mLogP, mLogTarget, mLoss, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    kl_div_pointwise_kernel(mLogP, mLogTarget, mLoss, how).launch(**flat.grid(how, mLoss.shape, stream))
 
 
 def kl_div_pointwise_xla(log_p, log_target):
@@ -118,49 +88,15 @@ def kl_div_pointwise_backward_kernel(
     mDlogTarget: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDlogP.shape[0]) * mDlogP.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDlogP.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDlogP)
-
-    rDloss = access.registers(mDloss, (vec,))
-    rLogP = access.registers(mLogP, (vec,))
-    rLogTarget = access.registers(mLogTarget, (vec,))
-    rDlogP = access.registers(mDlogP, (vec,))
-    rDlogTarget = access.registers(mDlogTarget, (vec,))
-
-    if valid > 0:
-        gDloss = cute.make_tensor(mDloss.iterator + start, cute.make_layout((vec,)))
-        gLogP = cute.make_tensor(mLogP.iterator + start, cute.make_layout((vec,)))
-        gLogTarget = cute.make_tensor(mLogTarget.iterator + start, cute.make_layout((vec,)))
-        gDlogP = cute.make_tensor(mDlogP.iterator + start, cute.make_layout((vec,)))
-        gDlogTarget = cute.make_tensor(mDlogTarget.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDloss, rDloss)
-            cute.autovec_copy(gLogP, rLogP)
-            cute.autovec_copy(gLogTarget, rLogTarget)
-        else:
-            device.copy_whole_or_part(gDloss, rDloss, valid)
-            device.copy_whole_or_part(gLogP, rLogP, valid)
-            device.copy_whole_or_part(gLogTarget, rLogTarget, valid)
-
+    if at.valid > 0:
+        rDloss, rLogP, rLogTarget = at.load(mDloss, mLogP, mLogTarget)
         dlog_p, dlog_target = kl_div_pointwise_backward_chain(
             device.floats(rDloss), device.floats(rLogP), device.floats(rLogTarget), approx,
         )
-        rDlogP.store(dlog_p.to(mDlogP.element_type))
-        rDlogTarget.store(dlog_target.to(mDlogTarget.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDlogP, gDlogP)
-            cute.autovec_copy(rDlogTarget, gDlogTarget)
-        else:
-            device.copy_whole_or_part(rDlogP, gDlogP, valid)
-            device.copy_whole_or_part(rDlogTarget, gDlogTarget, valid)
+        at.store(dlog_p.to(mDlogP.element_type), mDlogP)
+        at.store(dlog_target.to(mDlogTarget.element_type), mDlogTarget)
 
 
 @cute.jit
@@ -168,11 +104,9 @@ def kl_div_pointwise_backward_launch(
     stream: cuda.CUstream, mDloss: cute.Tensor, mLogP: cute.Tensor, mLogTarget: cute.Tensor, mDlogP: cute.Tensor,
     mDlogTarget: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDlogP.shape[0]) * mDlogP.shape[1] // (how.vec * how.threads) + 1
-    kl_div_pointwise_backward_kernel(mDloss, mLogP, mLogTarget, mDlogP, mDlogTarget, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    kl_div_pointwise_backward_kernel(
+        mDloss, mLogP, mLogTarget, mDlogP, mDlogTarget, how,
+    ).launch(**flat.grid(how, mDlogP.shape, stream))
 
 
 def kl_div_pointwise_backward_xla(dloss, log_p, log_target):

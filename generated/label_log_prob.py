@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, RowLaunch, Walk
 
 SPEC = {
@@ -39,20 +39,20 @@ y = jnp.take_along_axis(z, label[..., None], axis=-1)[..., 0] - jax.nn.logsumexp
 }
 
 
-def label_log_prob_keep_z(x, temperature, approx):
+def label_log_prob_keep_z(x, temperature):
     """z, on one vector of each operand: several passes need it."""
-    z = device.settled(device.divide_by_row(x, temperature, approx))
+    z = device.settled(device.divide_by_row(x, temperature, False))
     return z
 
 
 def label_log_prob_stage0(label, index_n, z):
     """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
-    return device.where(device.equal_index(index_n, label), z, 0.0), z
+    return device.where(index_n == label, z, 0.0), z
 
 
-def label_log_prob_row_sum2(z, row_max, approx):
+def label_log_prob_row_sum2(z, row_max, approx_terms):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx)
+    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx_terms)
     return t0
 
 
@@ -71,7 +71,7 @@ def label_log_prob_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx = device.narrow(mX)
+    approx_terms = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
@@ -106,7 +106,7 @@ def label_log_prob_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    z = label_log_prob_keep_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx)
+                    z = label_log_prob_keep_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]))
                     if cutlass.const_expr(how.carried):
                         rZKept[None, v].store(z)
                     values = label_log_prob_stage0(
@@ -120,10 +120,8 @@ def label_log_prob_kernel(
                     if cutlass.const_expr(how.carried):
                         z = rZKept[None, v].load()
                     else:
-                        z = label_log_prob_keep_z(
-                            device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
-                        )
-                    values = label_log_prob_row_sum2(z, device.full(vec, row_max), approx)
+                        z = label_log_prob_keep_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]))
+                    values = label_log_prob_row_sum2(z, device.full(vec, row_max), approx_terms)
                     reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
         row_sum, row_max, row_sum2 = row.reduce(
             [rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
@@ -165,20 +163,20 @@ def label_log_prob_reference(x, label, temperature):
     return y
 
 
-def label_log_prob_forward_keep_z(x, temperature, approx):
+def label_log_prob_forward_keep_z(x, temperature):
     """z, on one vector of each operand: several passes need it."""
-    z = device.settled(device.divide_by_row(x, temperature, approx))
+    z = device.settled(device.divide_by_row(x, temperature, False))
     return z
 
 
 def label_log_prob_forward_stage0(label, index_n, z):
     """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
-    return device.where(device.equal_index(index_n, label), z, 0.0), z
+    return device.where(index_n == label, z, 0.0), z
 
 
-def label_log_prob_forward_row_sum2(z, row_max, approx):
+def label_log_prob_forward_row_sum2(z, row_max, approx_terms):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx)
+    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx_terms)
     return t0
 
 
@@ -199,7 +197,7 @@ def label_log_prob_forward_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx = device.narrow(mX)
+    approx_terms = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
@@ -235,9 +233,7 @@ def label_log_prob_forward_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    z = label_log_prob_forward_keep_z(
-                        device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
-                    )
+                    z = label_log_prob_forward_keep_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]))
                     if cutlass.const_expr(how.carried):
                         rZKept[None, v].store(z)
                     values = label_log_prob_forward_stage0(
@@ -252,9 +248,9 @@ def label_log_prob_forward_kernel(
                         z = rZKept[None, v].load()
                     else:
                         z = label_log_prob_forward_keep_z(
-                            device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
+                            device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]),
                         )
-                    values = label_log_prob_forward_row_sum2(z, device.full(vec, row_max), approx)
+                    values = label_log_prob_forward_row_sum2(z, device.full(vec, row_max), approx_terms)
                     reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
         row_sum, row_max, row_sum2 = row.reduce(
             [rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
@@ -297,12 +293,8 @@ def label_log_prob_forward_xla(x, label, index_n, temperature):
 
 def label_log_prob_frozen_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(
-        device.subtract(device.settled(device.divide_by_shared(x, temperature, approx)), row_logsumexp), approx,
-    )
-    dx = device.divide_by_shared(
-        device.where(device.equal_index(index_n, label), dy, 0.0) - dy * t0, temperature, approx,
-    )
+    t0 = device.exp(device.subtract(device.settled(device.divide(x, temperature, False)), row_logsumexp), approx)
+    dx = device.divide(device.where(index_n == label, dy, 0.0) - dy * t0, temperature, approx)
     return dx
 
 
@@ -316,62 +308,18 @@ def label_log_prob_frozen_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rRowLogsumexp = access.registers(mRowLogsumexp, (vec,))
-    rX = access.registers(mX, (vec,))
-    rLabel = access.registers(mLabel, (vec,))
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDy.fill(mDy[row])
-            rRowLogsumexp.fill(mRowLogsumexp[row])
-            cute.autovec_copy(gX, rX)
-            rLabel.fill(mLabel[row])
-            device.count_up(rIndexN, iN)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDy.fill(mDy[row])
-                rRowLogsumexp.fill(mRowLogsumexp[row])
-                rLabel.fill(mLabel[row])
-                device.count_up(rIndexN, iN)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDy[i] = mDy[row_i]
-                        rRowLogsumexp[i] = mRowLogsumexp[row_i]
-                        rLabel[i] = mLabel[row_i]
-                        rIndexN[i] = iN_i
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rDy, rRowLogsumexp, rX, rLabel, rIndexN = at.load(
+            flat.read(mDy, (row,)), flat.read(mRowLogsumexp, (row,)), mX, flat.read(mLabel, (row,)), iN,
+        )
         dx = label_log_prob_frozen_chain(
             device.floats(rDy), device.floats(rRowLogsumexp), device.floats(rX), rLabel.load().to(cutlass.Int32),
-            rIndexN.load().to(cutlass.Int32), device.full(vec, mTemperature[0]), approx,
+            rIndexN.load().to(cutlass.Int32), device.full(how.vec, mTemperature[0]), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -379,11 +327,9 @@ def label_log_prob_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mRowLogsumexp: cute.Tensor, mX: cute.Tensor, mLabel: cute.Tensor,
     mTemperature: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    label_log_prob_frozen_kernel(mDy, mRowLogsumexp, mX, mLabel, mTemperature, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    label_log_prob_frozen_kernel(
+        mDy, mRowLogsumexp, mX, mLabel, mTemperature, mDx, how,
+    ).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def label_log_prob_frozen_xla(dy, row_logsumexp, x, label, index_n, temperature):
@@ -395,10 +341,8 @@ def label_log_prob_frozen_xla(dy, row_logsumexp, x, label, index_n, temperature)
 
 def label_log_prob_backward_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
-    z = device.settled(device.divide_by_row(x, temperature, approx))
-    t0 = device.where(
-        device.equal_index(index_n, label), dy, 0.0,
-    ) - dy * device.exp(device.subtract(z, row_logsumexp), False)
+    z = device.settled(device.divide_by_row(x, temperature, False))
+    t0 = device.where(index_n == label, dy, 0.0) - dy * device.exp(device.subtract(z, row_logsumexp), False)
     dx = device.divide_by_row(t0, temperature, approx)
     return dx, t0 * z
 

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -44,41 +44,11 @@ def lerp_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rA = access.registers(mA, (vec,))
-    rB = access.registers(mB, (vec,))
-    rWeight = access.registers(mWeight, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gA = cute.make_tensor(mA.iterator + start, cute.make_layout((vec,)))
-        gB = cute.make_tensor(mB.iterator + start, cute.make_layout((vec,)))
-        gWeight = cute.make_tensor(mWeight.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gA, rA)
-            cute.autovec_copy(gB, rB)
-            cute.autovec_copy(gWeight, rWeight)
-        else:
-            device.copy_whole_or_part(gA, rA, valid)
-            device.copy_whole_or_part(gB, rB, valid)
-            device.copy_whole_or_part(gWeight, rWeight, valid)
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rA, rB, rWeight = at.load(mA, mB, mWeight)
         y = lerp_chain(device.floats(rA), device.floats(rB), device.floats(rWeight))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -86,9 +56,7 @@ def lerp_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mWeight: cute.Tensor, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    lerp_kernel(mA, mB, mWeight, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    lerp_kernel(mA, mB, mWeight, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def lerp_xla(a, b, weight):
@@ -122,57 +90,15 @@ def lerp_backward_kernel(
     mDweight: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDy = access.registers(mDy, (vec,))
-    rA = access.registers(mA, (vec,))
-    rB = access.registers(mB, (vec,))
-    rWeight = access.registers(mWeight, (vec,))
-    rDa = access.registers(mDa, (vec,))
-    rDb = access.registers(mDb, (vec,))
-    rDweight = access.registers(mDweight, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gA = cute.make_tensor(mA.iterator + start, cute.make_layout((vec,)))
-        gB = cute.make_tensor(mB.iterator + start, cute.make_layout((vec,)))
-        gWeight = cute.make_tensor(mWeight.iterator + start, cute.make_layout((vec,)))
-        gDa = cute.make_tensor(mDa.iterator + start, cute.make_layout((vec,)))
-        gDb = cute.make_tensor(mDb.iterator + start, cute.make_layout((vec,)))
-        gDweight = cute.make_tensor(mDweight.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gA, rA)
-            cute.autovec_copy(gB, rB)
-            cute.autovec_copy(gWeight, rWeight)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gA, rA, valid)
-            device.copy_whole_or_part(gB, rB, valid)
-            device.copy_whole_or_part(gWeight, rWeight, valid)
-
+    at = flat.vector(how, mDa.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDy, rA, rB, rWeight = at.load(mDy, mA, mB, mWeight)
         da, db, dweight = lerp_backward_chain(
             device.floats(rDy), device.floats(rA), device.floats(rB), device.floats(rWeight),
         )
-        rDa.store(da.to(mDa.element_type))
-        rDb.store(db.to(mDb.element_type))
-        rDweight.store(dweight.to(mDweight.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDa, gDa)
-            cute.autovec_copy(rDb, gDb)
-            cute.autovec_copy(rDweight, gDweight)
-        else:
-            device.copy_whole_or_part(rDa, gDa, valid)
-            device.copy_whole_or_part(rDb, gDb, valid)
-            device.copy_whole_or_part(rDweight, gDweight, valid)
+        at.store(da.to(mDa.element_type), mDa)
+        at.store(db.to(mDb.element_type), mDb)
+        at.store(dweight.to(mDweight.element_type), mDweight)
 
 
 @cute.jit
@@ -180,11 +106,7 @@ def lerp_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mWeight: cute.Tensor, mDa: cute.Tensor,
     mDb: cute.Tensor, mDweight: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDa.shape[0]) * mDa.shape[1] // (how.vec * how.threads) + 1
-    lerp_backward_kernel(mDy, mA, mB, mWeight, mDa, mDb, mDweight, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    lerp_backward_kernel(mDy, mA, mB, mWeight, mDa, mDb, mDweight, how).launch(**flat.grid(how, mDa.shape, stream))
 
 
 def lerp_backward_xla(dy, a, b, weight):

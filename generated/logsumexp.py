@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, reduce, rowwise
+from codegen.device import access, flat, reduce, rowwise
 from codegen.shared import Launch, RowLaunch
 
 SPEC = {
@@ -36,9 +36,9 @@ def logsumexp_row_max(x):
     return x
 
 
-def logsumexp_row_sum(x, row_max, approx):
+def logsumexp_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def logsumexp_row(row_max, row_sum):
@@ -54,7 +54,7 @@ def logsumexp_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx = device.narrow(mX)
+    approx_terms = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (1, at_once))
@@ -89,7 +89,7 @@ def logsumexp_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    values = logsumexp_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
+                    values = logsumexp_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
@@ -135,51 +135,13 @@ def logsumexp_backward_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, _ = at.axes
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rY = access.registers(mY, (vec,))
-    rX = access.registers(mX, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDy.fill(mDy[row])
-            rY.fill(mY[row])
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDy.fill(mDy[row])
-                rY.fill(mY[row])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDy[i] = mDy[row_i]
-                        rY[i] = mY[row_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rDy, rY, rX = at.load(flat.read(mDy, (row,)), flat.read(mY, (row,)), mX)
         dx = logsumexp_backward_chain(device.floats(rDy), device.floats(rY), device.floats(rX), approx)
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -187,11 +149,7 @@ def logsumexp_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mY: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    logsumexp_backward_kernel(mDy, mY, mX, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    logsumexp_backward_kernel(mDy, mY, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def logsumexp_backward_xla(dy, y, x):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -45,42 +45,18 @@ def lower_bound_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rX = access.registers(mX, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-
-        y = lower_bound_chain(device.floats(rX), device.full(vec, mBound[0]))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rX, = at.load(mX)
+        y = lower_bound_chain(device.floats(rX), device.full(how.vec, mBound[0]))
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def lower_bound_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mBound: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    lower_bound_kernel(mX, mBound, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    lower_bound_kernel(mX, mBound, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def lower_bound_xla(x, bound):
@@ -108,37 +84,11 @@ def lower_bound_frozen_kernel(
     mDx: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDy = access.registers(mDy, (vec,))
-    rX = access.registers(mX, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-
-        dx = lower_bound_frozen_chain(device.floats(rDy), device.floats(rX), device.full(vec, mBound[0]))
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDy, rX = at.load(mDy, mX)
+        dx = lower_bound_frozen_chain(device.floats(rDy), device.floats(rX), device.full(how.vec, mBound[0]))
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -146,11 +96,7 @@ def lower_bound_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mBound: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    lower_bound_frozen_kernel(mDy, mX, mBound, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    lower_bound_frozen_kernel(mDy, mX, mBound, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def lower_bound_frozen_xla(dy, x, bound):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, vectors
+from codegen.device import access, flat, gemm, vectors
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -115,49 +115,19 @@ def matmul_dsilu_epilogue_kernel(
     mDz: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDz.shape[0]) * mDz.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDz.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDz)
-
-    rAcc = access.registers(mAcc, (vec,))
-    rZ = access.registers(mZ, (vec,))
-    rDz = access.registers(mDz, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gZ = cute.make_tensor(mZ.iterator + start, cute.make_layout((vec,)))
-        gDz = cute.make_tensor(mDz.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-            cute.autovec_copy(gZ, rZ)
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            device.copy_whole_or_part(gZ, rZ, valid)
-
+    if at.valid > 0:
+        rAcc, rZ = at.load(mAcc, mZ)
         dz = matmul_dsilu_epilogue_chain(device.floats(rAcc), device.floats(rZ), approx)
-        rDz.store(dz.to(mDz.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDz, gDz)
-        else:
-            device.copy_whole_or_part(rDz, gDz, valid)
+        at.store(dz.to(mDz.element_type), mDz)
 
 
 @cute.jit
 def matmul_dsilu_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mZ: cute.Tensor, mDz: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDz.shape[0]) * mDz.shape[1] // (how.vec * how.threads) + 1
-    matmul_dsilu_epilogue_kernel(mAcc, mZ, mDz, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    matmul_dsilu_epilogue_kernel(mAcc, mZ, mDz, how).launch(**flat.grid(how, mDz.shape, stream))
 
 
 def matmul_dsilu_epilogue_xla(acc, z):

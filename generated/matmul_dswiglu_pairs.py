@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, vectors
+from codegen.device import access, flat, gemm, vectors
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -137,51 +137,23 @@ def matmul_dswiglu_pairs_epilogue_kernel(
     mDz: cute.Tensor,  # (rows, cols, 2) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDz.shape[0]) * mDz.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mDz.shape[0], mDz.shape[1]))
     approx = device.narrow(mDz)
-
-    rD = access.registers(mD, (vec,))
-    rZ = access.registers(mZ, (2, vec))
-    rDz = access.registers(mDz, (2, vec))
-
-    if valid > 0:
-        gD = cute.make_tensor(mD.iterator + start, cute.make_layout((vec,)))
-        gZ = cute.make_tensor(mZ.iterator + 2 * start, cute.make_layout((2, vec)))
-        gDz = cute.make_tensor(mDz.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gD, rD)
-            cute.autovec_copy(gZ, rZ)
-        else:
-            device.copy_whole_or_part(gD, rD, valid)
-            device.copy_whole_or_part(gZ, rZ, 2 * valid)
-
+    if at.valid > 0:
+        rD, rZ = at.load(mD, flat.read(mZ, parts=2))
         dz0, dz1 = matmul_dswiglu_pairs_epilogue_chain(
             device.floats(rD), device.floats(rZ[0, None]), device.floats(rZ[1, None]), approx,
         )
-        rDz[0, None].store(dz0.to(mDz.element_type))
-        rDz[1, None].store(dz1.to(mDz.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDz, gDz)
-        else:
-            device.copy_whole_or_part(rDz, gDz, 2 * valid)
+        at.store((dz0.to(mDz.element_type), dz1.to(mDz.element_type)), mDz)
 
 
 @cute.jit
 def matmul_dswiglu_pairs_epilogue_launch(
     stream: cuda.CUstream, mD: cute.Tensor, mZ: cute.Tensor, mDz: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDz.shape[0]) * mDz.shape[1] // (how.vec * how.threads) + 1
     matmul_dswiglu_pairs_epilogue_kernel(mD, mZ, mDz, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
+        **flat.grid(how, (mDz.shape[0], mDz.shape[1]), stream)
     )
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, RowLaunch, Walk
 
 SPEC = {
@@ -41,13 +41,13 @@ loss = jnp.mean(lse - jnp.take_along_axis(x, label[..., None], axis=-1)[..., 0])
 
 def mean_cross_entropy_rows_stage0(x, label, index_n):
     """What is folded into picked (sum), row_max (max), on one vector of each operand."""
-    return device.where(device.equal_index(index_n, label), x, 0.0), x
+    return device.where(index_n == label, x, 0.0), x
 
 
-def mean_cross_entropy_rows_row_sum(x, row_max, approx):
+def mean_cross_entropy_rows_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_max_of_rows = row_max
-    t0 = device.exp_term(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx)
+    t0 = device.exp_term(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx_terms)
     return t0
 
 
@@ -69,7 +69,7 @@ def mean_cross_entropy_rows_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx = device.narrow(mX)
+    approx_terms = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
@@ -114,7 +114,7 @@ def mean_cross_entropy_rows_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = mean_cross_entropy_rows_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         picked, row_max, row_sum = row.reduce(
@@ -151,12 +151,12 @@ def mean_cross_entropy_rows_launch(
 
 def mean_cross_entropy_stage0(x, label, index_n):
     """What is folded into picked (sum), row_max (max), on one vector of each operand."""
-    return device.where(device.equal_index(index_n, label), x, 0.0), x
+    return device.where(index_n == label, x, 0.0), x
 
 
-def mean_cross_entropy_row_sum(x, row_max, approx):
+def mean_cross_entropy_row_sum(x, row_max, approx_terms):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
 
 
 def mean_cross_entropy_chain(picked, row_max, row_sum):
@@ -207,7 +207,7 @@ def mean_cross_entropy_kernel(
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
-    approx = device.narrow(mX)
+    approx_terms = device.narrow(mX)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rX = access.registers(mX, (vec, vectors, held))
@@ -269,7 +269,7 @@ def mean_cross_entropy_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     values = mean_cross_entropy_row_sum(
-                        device.floats(rX[None, v, k]), device.full(vec, row_max), approx,
+                        device.floats(rX[None, v, k]), device.full(vec, row_max), approx_terms,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
                 row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
@@ -378,7 +378,7 @@ def mean_cross_entropy_reference(x, label):
 def mean_cross_entropy_backward_chain(dloss, dlse, lse, x, label, size_rows, index_n, approx):
     """The chain, on one vector of each operand."""
     t0 = device.divide(dloss, size_rows.to(cutlass.Float32), approx)
-    dx = device.where(device.equal_index(index_n, label), -t0, 0.0) + (dlse + t0) * device.exp(x - lse, approx)
+    dx = device.where(index_n == label, -t0, 0.0) + (dlse + t0) * device.exp(x - lse, approx)
     return dx
 
 
@@ -392,67 +392,20 @@ def mean_cross_entropy_backward_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDx.shape[0], mDx.shape[1]
-    size = cutlass.Int64(rows) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
     approx = device.narrow(mDx)
-
-    rDloss = access.registers(mDloss, (vec,))
-    rDlse = access.registers(mDlse, (vec,))
-    rLse = access.registers(mLse, (vec,))
-    rX = access.registers(mX, (vec,))
-    rLabel = access.registers(mLabel, (vec,))
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDloss.fill(mDloss[0])
-            rDlse.fill(mDlse[row])
-            rLse.fill(mLse[row])
-            cute.autovec_copy(gX, rX)
-            rLabel.fill(mLabel[row])
-            device.count_up(rIndexN, iN)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDloss.fill(mDloss[0])
-                rDlse.fill(mDlse[row])
-                rLse.fill(mLse[row])
-                rLabel.fill(mLabel[row])
-                device.count_up(rIndexN, iN)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDloss[i] = mDloss[0]
-                        rDlse[i] = mDlse[row_i]
-                        rLse[i] = mLse[row_i]
-                        rLabel[i] = mLabel[row_i]
-                        rIndexN[i] = iN_i
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rDloss, rDlse, rLse, rX, rLabel, rIndexN = at.load(
+            flat.read(mDloss, (0,)), flat.read(mDlse, (row,)), flat.read(mLse, (row,)), mX, flat.read(mLabel, (row,)),
+            iN,
+        )
         dx = mean_cross_entropy_backward_chain(
             device.floats(rDloss), device.floats(rDlse), device.floats(rLse), device.floats(rX),
-            rLabel.load().to(cutlass.Int32), device.full(vec, rows, cutlass.Int32), rIndexN.load().to(cutlass.Int32),
-            approx,
+            rLabel.load().to(cutlass.Int32), device.full(how.vec, mDx.shape[0], cutlass.Int32),
+            rIndexN.load().to(cutlass.Int32), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -460,11 +413,9 @@ def mean_cross_entropy_backward_launch(
     stream: cuda.CUstream, mDloss: cute.Tensor, mDlse: cute.Tensor, mLse: cute.Tensor, mX: cute.Tensor,
     mLabel: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    mean_cross_entropy_backward_kernel(mDloss, mDlse, mLse, mX, mLabel, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    mean_cross_entropy_backward_kernel(
+        mDloss, mDlse, mLse, mX, mLabel, mDx, how,
+    ).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def mean_cross_entropy_backward_xla(dloss, dlse, lse, x, label, size_rows, index_n):

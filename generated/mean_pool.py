@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -207,7 +207,7 @@ def mean_pool_reference(x):
 
 def mean_pool_backward_chain(dy, size_s, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide_by_shared(dy, size_s.to(cutlass.Float32), approx)
+    dx = device.divide(dy, size_s.to(cutlass.Float32), approx)
     return dx
 
 
@@ -218,54 +218,20 @@ def mean_pool_backward_kernel(
     mDx: cute.Tensor,  # (rows, S, D) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    S, D = mDx.shape[1], mDx.shape[2]
-    size = cutlass.Int64(mDx.shape[0]) * S * D
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iS, iD).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iD = cutlass.Int32(start % D)
-    rest = start // D
-    iS = cutlass.Int32(rest % S)
-    row = cutlass.Int32(rest // S)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, _, iD = at.axes
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mDy[row, None], (vec,), (iD // vec,)), rDy)
-        else:
-            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mDy, cute.crd2idx((row, iD), mDy.layout), rDy)
-            else:
-                row_i, iS_i, iD_i = row, iS, iD
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDy[i] = mDy[row_i, iD_i]
-                    row_i, iS_i, iD_i = device.next_coordinates((row_i, iS_i, iD_i), (S, D))
-
-        dx = mean_pool_backward_chain(device.floats(rDy), device.full(vec, S, cutlass.Int32), approx)
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+    if at.valid > 0:
+        rDy, = at.load(flat.read(mDy, (row, iD)))
+        dx = mean_pool_backward_chain(device.floats(rDy), device.full(how.vec, mDx.shape[1], cutlass.Int32), approx)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def mean_pool_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2] // (how.vec * how.threads) + 1
-    mean_pool_backward_kernel(mDy, mX, mDx, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    mean_pool_backward_kernel(mDy, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def mean_pool_backward_xla(dy, size_s):

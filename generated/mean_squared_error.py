@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -160,59 +160,17 @@ def mean_squared_error_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    rows, N = mDx.shape[0], mDx.shape[1]
-    size = cutlass.Int64(rows) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDx)
-
-    rDloss = access.registers(mDloss, (vec,))
-    rX = access.registers(mX, (vec,))
-    rY = access.registers(mY, (vec,))
-    rDx = access.registers(mDx, (vec,))
-    rDy = access.registers(mDy, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDloss.fill(mDloss[0])
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(gY, rY)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            device.copy_whole_or_part(gY, rY, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDloss.fill(mDloss[0])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDloss[i] = mDloss[0]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rDloss, rX, rY = at.load(flat.read(mDloss, (0,)), mX, mY)
         dx, dy = mean_squared_error_backward_chain(
-            device.floats(rDloss), device.floats(rX), device.floats(rY), device.full(vec, rows, cutlass.Int32),
-            device.full(vec, N, cutlass.Int32), approx,
+            device.floats(rDloss), device.floats(rX), device.floats(rY),
+            device.full(how.vec, mDx.shape[0], cutlass.Int32), device.full(how.vec, mDx.shape[1], cutlass.Int32),
+            approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-        rDy.store(dy.to(mDy.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-            cute.autovec_copy(rDy, gDy)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
-            device.copy_whole_or_part(rDy, gDy, valid)
+        at.store(dx.to(mDx.element_type), mDx)
+        at.store(dy.to(mDy.element_type), mDy)
 
 
 @cute.jit
@@ -220,11 +178,7 @@ def mean_squared_error_backward_launch(
     stream: cuda.CUstream, mDloss: cute.Tensor, mX: cute.Tensor, mY: cute.Tensor, mDx: cute.Tensor, mDy: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    mean_squared_error_backward_kernel(mDloss, mX, mY, mDx, mDy, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    mean_squared_error_backward_kernel(mDloss, mX, mY, mDx, mDy, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def mean_squared_error_backward_xla(dloss, x, y, size_rows, size_n):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -46,53 +46,14 @@ def mixture_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rW0 = access.registers(mW, (vec,))
-    rW1 = access.registers(mW, (vec,))
-    rW2 = access.registers(mW, (vec,))
-    rA = access.registers(mA, (vec,))
-    rB = access.registers(mB, (vec,))
-    rC = access.registers(mC, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gA = cute.make_tensor(mA.iterator + start, cute.make_layout((vec,)))
-        gB = cute.make_tensor(mB.iterator + start, cute.make_layout((vec,)))
-        gC = cute.make_tensor(mC.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rW0.fill(mW[0])
-            rW1.fill(mW[1])
-            rW2.fill(mW[2])
-            cute.autovec_copy(gA, rA)
-            cute.autovec_copy(gB, rB)
-            cute.autovec_copy(gC, rC)
-        else:
-            device.copy_whole_or_part(gA, rA, valid)
-            device.copy_whole_or_part(gB, rB, valid)
-            device.copy_whole_or_part(gC, rC, valid)
-            rW0.fill(mW[0])
-            rW1.fill(mW[1])
-            rW2.fill(mW[2])
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rW0, rW1, rW2, rA, rB, rC = at.load(flat.read(mW, (0,)), flat.read(mW, (1,)), flat.read(mW, (2,)), mA, mB, mC)
         y = mixture_chain(
             device.floats(rW0), device.floats(rW1), device.floats(rW2), device.floats(rA), device.floats(rB),
             device.floats(rC),
         )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -100,9 +61,7 @@ def mixture_launch(
     stream: cuda.CUstream, mW: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    mixture_kernel(mW, mA, mB, mC, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    mixture_kernel(mW, mA, mB, mC, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def mixture_xla(w0, w1, w2, a, b, c):
@@ -133,54 +92,15 @@ def mixture_frozen_kernel(
     mDc: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDy = access.registers(mDy, (vec,))
-    rW0 = access.registers(mW, (vec,))
-    rW1 = access.registers(mW, (vec,))
-    rW2 = access.registers(mW, (vec,))
-    rDa = access.registers(mDa, (vec,))
-    rDb = access.registers(mDb, (vec,))
-    rDc = access.registers(mDc, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gDa = cute.make_tensor(mDa.iterator + start, cute.make_layout((vec,)))
-        gDb = cute.make_tensor(mDb.iterator + start, cute.make_layout((vec,)))
-        gDc = cute.make_tensor(mDc.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            rW0.fill(mW[0])
-            rW1.fill(mW[1])
-            rW2.fill(mW[2])
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            rW0.fill(mW[0])
-            rW1.fill(mW[1])
-            rW2.fill(mW[2])
-
+    at = flat.vector(how, mDa.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDy, rW0, rW1, rW2 = at.load(mDy, flat.read(mW, (0,)), flat.read(mW, (1,)), flat.read(mW, (2,)))
         da, db, dc = mixture_frozen_chain(
             device.floats(rDy), device.floats(rW0), device.floats(rW1), device.floats(rW2),
         )
-        rDa.store(da.to(mDa.element_type))
-        rDb.store(db.to(mDb.element_type))
-        rDc.store(dc.to(mDc.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDa, gDa)
-            cute.autovec_copy(rDb, gDb)
-            cute.autovec_copy(rDc, gDc)
-        else:
-            device.copy_whole_or_part(rDa, gDa, valid)
-            device.copy_whole_or_part(rDb, gDb, valid)
-            device.copy_whole_or_part(rDc, gDc, valid)
+        at.store(da.to(mDa.element_type), mDa)
+        at.store(db.to(mDb.element_type), mDb)
+        at.store(dc.to(mDc.element_type), mDc)
 
 
 @cute.jit
@@ -188,11 +108,7 @@ def mixture_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mW: cute.Tensor, mDa: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDa.shape[0]) * mDa.shape[1] // (how.vec * how.threads) + 1
-    mixture_frozen_kernel(mDy, mW, mDa, mDb, mDc, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    mixture_frozen_kernel(mDy, mW, mDa, mDb, mDc, how).launch(**flat.grid(how, mDa.shape, stream))
 
 
 def mixture_frozen_xla(dy, w0, w1, w2):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -35,7 +35,7 @@ q = cast(round(x / scale), int8)
 
 def quantize_int8_chain(x, scale):
     """The chain, on one vector of each operand."""
-    q = device.round_to(device.divide_by_shared(x, scale, False), cutlass.Int8).to(cutlass.Int32)
+    q = device.round_to(device.divide(x, scale, False), cutlass.Int8).to(cutlass.Int32)
     return q
 
 
@@ -46,55 +46,19 @@ def quantize_int8_kernel(
     mQ: cute.Tensor,  # (rows, N) int8
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mQ.shape[1]
-    size = cutlass.Int64(mQ.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
-
-    rX = access.registers(mX, (vec,))
-    rScale = access.registers(mScale, (vec,))
-    rQ = access.registers(mQ, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gQ = cute.make_tensor(mQ.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            rScale.fill(mScale[row])
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rScale.fill(mScale[row])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rScale[i] = mScale[row_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    at = flat.vector(how, mQ.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, _ = at.axes
+    if at.valid > 0:
+        rX, rScale = at.load(mX, flat.read(mScale, (row,)))
         q = quantize_int8_chain(device.floats(rX), device.floats(rScale))
-        rQ.store(device.cast(q, mQ.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rQ, gQ)
-        else:
-            device.copy_whole_or_part(rQ, gQ, valid)
+        at.store(device.cast(q, mQ.element_type), mQ)
 
 
 @cute.jit
 def quantize_int8_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mScale: cute.Tensor, mQ: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mQ.shape[0]) * mQ.shape[1] // (how.vec * how.threads) + 1
-    quantize_int8_kernel(mX, mScale, mQ, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    quantize_int8_kernel(mX, mScale, mQ, how).launch(**flat.grid(how, mQ.shape, stream))
 
 
 def quantize_int8_xla(x, scale):

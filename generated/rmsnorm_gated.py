@@ -258,9 +258,9 @@ def rmsnorm_gated_frozen_xla(dy, x, z, weight, size_n, eps):
     return dx, dz
 
 
-def rmsnorm_gated_backward_rows_stage0(dy, x, z, weight, approx):
+def rmsnorm_gated_backward_rows_stage0(dy, x, z, weight):
     """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
-    return x * x, weight * dy * (z * device.sigmoid(z, approx)) * x
+    return x * x, weight * dy * (z * device.sigmoid(z, False)) * x
 
 
 def rmsnorm_gated_backward_rows_row(row_mean, row_sum):
@@ -282,7 +282,6 @@ def rmsnorm_gated_backward_rows_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mDy.shape[0], mDy.shape[1]
-    approx = device.narrow(mDy)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
@@ -320,7 +319,7 @@ def rmsnorm_gated_backward_rows_kernel(
                 at.load_shared(mWeight, (0,), rWeight)
                 values = rmsnorm_gated_backward_rows_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rZ[None, v, u]),
-                    device.floats(rWeight[None, 0]), approx,
+                    device.floats(rWeight[None, 0]),
                 )
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)

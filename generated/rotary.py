@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -52,70 +52,22 @@ def rotary_kernel(
     mY: cute.Tensor,  # (B, S, H, 2, D) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    S, H, D = mY.shape[1], mY.shape[2], mY.shape[4]
-    size = cutlass.Int64(mY.shape[0]) * S * H * D
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iB, iS, iH, iD).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iD = cutlass.Int32(start % D)
-    rest = start // D
-    iH = cutlass.Int32(rest % H)
-    rest = rest // H
-    iS = cutlass.Int32(rest % S)
-    iB = cutlass.Int32(rest // S)
-
-    rX0 = access.registers(mX, (vec,))
-    rX1 = access.registers(mX, (vec,))
-    rCos = access.registers(mCos, (vec,))
-    rSin = access.registers(mSin, (vec,))
-    rY0 = access.registers(mY, (vec,))
-    rY1 = access.registers(mY, (vec,))
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mX[iB, iS, iH, 0, None], (vec,), (iD // vec,)), rX0)
-            cute.autovec_copy(cute.local_tile(mX[iB, iS, iH, 1, None], (vec,), (iD // vec,)), rX1)
-            cute.autovec_copy(cute.local_tile(mCos[iS, None], (vec,), (iD // vec,)), rCos)
-            cute.autovec_copy(cute.local_tile(mSin[iS, None], (vec,), (iD // vec,)), rSin)
-        else:
-            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mX, cute.crd2idx((iB, iS, iH, 0, iD), mX.layout), rX0)
-                device.load_anywhere(mX, cute.crd2idx((iB, iS, iH, 1, iD), mX.layout), rX1)
-                device.load_anywhere(mCos, cute.crd2idx((iS, iD), mCos.layout), rCos)
-                device.load_anywhere(mSin, cute.crd2idx((iS, iD), mSin.layout), rSin)
-            else:
-                iB_i, iS_i, iH_i, iD_i = iB, iS, iH, iD
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rX0[i] = mX[iB_i, iS_i, iH_i, 0, iD_i]
-                        rX1[i] = mX[iB_i, iS_i, iH_i, 1, iD_i]
-                        rCos[i] = mCos[iS_i, iD_i]
-                        rSin[i] = mSin[iS_i, iD_i]
-                    iB_i, iS_i, iH_i, iD_i = device.next_coordinates((iB_i, iS_i, iH_i, iD_i), (S, H, D))
-
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mY.shape[0], mY.shape[1], mY.shape[2], mY.shape[4]))
+    iB, iS, iH, iD = at.axes
+    rY0 = access.registers(mY, (how.vec,))
+    rY1 = access.registers(mY, (how.vec,))
+    if at.valid > 0:
+        rX0, rX1, rCos, rSin = at.load(
+            flat.read(mX, (iB, iS, iH, 0, iD)), flat.read(mX, (iB, iS, iH, 1, iD)), flat.read(mCos, (iS, iD)),
+            flat.read(mSin, (iS, iD)),
+        )
         y0, y1 = rotary_chain(device.floats(rX0), device.floats(rX1), device.floats(rCos), device.floats(rSin))
         rY0.store(y0.to(mY.element_type))
+        at.store_at(rY0, mY, (iB, iS, iH, 0, iD))
         rY1.store(y1.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY0, cute.local_tile(mY[iB, iS, iH, 0, None], (vec,), (iD // vec,)))
-            cute.autovec_copy(rY1, cute.local_tile(mY[iB, iS, iH, 1, None], (vec,), (iD // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        restY0 = device.store_anywhere(rY0, mY, cute.crd2idx((iB, iS, iH, 0, iD), mY.layout), iD, D - iD, valid)
-        restY1 = device.store_anywhere(rY1, mY, cute.crd2idx((iB, iS, iH, 1, iD), mY.layout), iD, D - iD, valid)
-        if (restY0 | restY1) != 0:
-            iB_i, iS_i, iH_i, iD_i = iB, iS, iH, iD
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(restY0, i):
-                    mY[iB_i, iS_i, iH_i, 0, iD_i] = rY0[i]
-                if device.bit(restY1, i):
-                    mY[iB_i, iS_i, iH_i, 1, iD_i] = rY1[i]
-                iB_i, iS_i, iH_i, iD_i = device.next_coordinates((iB_i, iS_i, iH_i, iD_i), (S, H, D))
+        at.store_at(rY1, mY, (iB, iS, iH, 1, iD))
+    at.store_ragged((rY0, mY, (iB, iS, iH, 0, iD)), (rY1, mY, (iB, iS, iH, 1, iD)))
 
 
 @cute.jit
@@ -123,9 +75,9 @@ def rotary_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mCos: cute.Tensor, mSin: cute.Tensor, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] * mY.shape[2] * mY.shape[4] // (how.vec * how.threads) + 1
-    rotary_kernel(mX, mCos, mSin, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    rotary_kernel(mX, mCos, mSin, mY, how).launch(
+        **flat.grid(how, (mY.shape[0], mY.shape[1], mY.shape[2], mY.shape[4]), stream)
+    )
 
 
 def rotary_xla(x0, x1, cos, sin):
@@ -159,72 +111,24 @@ def rotary_frozen_kernel(
     mDx: cute.Tensor,  # (B, S, H, 2, D) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    S, H, D = mDx.shape[1], mDx.shape[2], mDx.shape[4]
-    size = cutlass.Int64(mDx.shape[0]) * S * H * D
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iB, iS, iH, iD).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iD = cutlass.Int32(start % D)
-    rest = start // D
-    iH = cutlass.Int32(rest % H)
-    rest = rest // H
-    iS = cutlass.Int32(rest % S)
-    iB = cutlass.Int32(rest // S)
-
-    rDy0 = access.registers(mDy, (vec,))
-    rDy1 = access.registers(mDy, (vec,))
-    rCos = access.registers(mCos, (vec,))
-    rSin = access.registers(mSin, (vec,))
-    rDx0 = access.registers(mDx, (vec,))
-    rDx1 = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mDy[iB, iS, iH, 0, None], (vec,), (iD // vec,)), rDy0)
-            cute.autovec_copy(cute.local_tile(mDy[iB, iS, iH, 1, None], (vec,), (iD // vec,)), rDy1)
-            cute.autovec_copy(cute.local_tile(mCos[iS, None], (vec,), (iD // vec,)), rCos)
-            cute.autovec_copy(cute.local_tile(mSin[iS, None], (vec,), (iD // vec,)), rSin)
-        else:
-            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mDy, cute.crd2idx((iB, iS, iH, 0, iD), mDy.layout), rDy0)
-                device.load_anywhere(mDy, cute.crd2idx((iB, iS, iH, 1, iD), mDy.layout), rDy1)
-                device.load_anywhere(mCos, cute.crd2idx((iS, iD), mCos.layout), rCos)
-                device.load_anywhere(mSin, cute.crd2idx((iS, iD), mSin.layout), rSin)
-            else:
-                iB_i, iS_i, iH_i, iD_i = iB, iS, iH, iD
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDy0[i] = mDy[iB_i, iS_i, iH_i, 0, iD_i]
-                        rDy1[i] = mDy[iB_i, iS_i, iH_i, 1, iD_i]
-                        rCos[i] = mCos[iS_i, iD_i]
-                        rSin[i] = mSin[iS_i, iD_i]
-                    iB_i, iS_i, iH_i, iD_i = device.next_coordinates((iB_i, iS_i, iH_i, iD_i), (S, H, D))
-
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mDx.shape[0], mDx.shape[1], mDx.shape[2], mDx.shape[4]))
+    iB, iS, iH, iD = at.axes
+    rDx0 = access.registers(mDx, (how.vec,))
+    rDx1 = access.registers(mDx, (how.vec,))
+    if at.valid > 0:
+        rDy0, rDy1, rCos, rSin = at.load(
+            flat.read(mDy, (iB, iS, iH, 0, iD)), flat.read(mDy, (iB, iS, iH, 1, iD)), flat.read(mCos, (iS, iD)),
+            flat.read(mSin, (iS, iD)),
+        )
         dx0, dx1 = rotary_frozen_chain(
             device.floats(rDy0), device.floats(rDy1), device.floats(rCos), device.floats(rSin),
         )
         rDx0.store(dx0.to(mDx.element_type))
+        at.store_at(rDx0, mDx, (iB, iS, iH, 0, iD))
         rDx1.store(dx1.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx0, cute.local_tile(mDx[iB, iS, iH, 0, None], (vec,), (iD // vec,)))
-            cute.autovec_copy(rDx1, cute.local_tile(mDx[iB, iS, iH, 1, None], (vec,), (iD // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        restDx0 = device.store_anywhere(rDx0, mDx, cute.crd2idx((iB, iS, iH, 0, iD), mDx.layout), iD, D - iD, valid)
-        restDx1 = device.store_anywhere(rDx1, mDx, cute.crd2idx((iB, iS, iH, 1, iD), mDx.layout), iD, D - iD, valid)
-        if (restDx0 | restDx1) != 0:
-            iB_i, iS_i, iH_i, iD_i = iB, iS, iH, iD
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(restDx0, i):
-                    mDx[iB_i, iS_i, iH_i, 0, iD_i] = rDx0[i]
-                if device.bit(restDx1, i):
-                    mDx[iB_i, iS_i, iH_i, 1, iD_i] = rDx1[i]
-                iB_i, iS_i, iH_i, iD_i = device.next_coordinates((iB_i, iS_i, iH_i, iD_i), (S, H, D))
+        at.store_at(rDx1, mDx, (iB, iS, iH, 1, iD))
+    at.store_ragged((rDx0, mDx, (iB, iS, iH, 0, iD)), (rDx1, mDx, (iB, iS, iH, 1, iD)))
 
 
 @cute.jit
@@ -232,10 +136,8 @@ def rotary_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mCos: cute.Tensor, mSin: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2] * mDx.shape[4] // (how.vec * how.threads) + 1
     rotary_frozen_kernel(mDy, mCos, mSin, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
+        **flat.grid(how, (mDx.shape[0], mDx.shape[1], mDx.shape[2], mDx.shape[4]), stream)
     )
 
 

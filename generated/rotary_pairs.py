@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -52,56 +52,15 @@ def rotary_pairs_kernel(
     mY: cute.Tensor,  # (B, S, H, D, 2) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    S, H, D = mY.shape[1], mY.shape[2], mY.shape[3]
-    size = cutlass.Int64(mY.shape[0]) * S * H * D
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iS, iH, iD).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iD = cutlass.Int32(start % D)
-    rest = start // D
-    iH = cutlass.Int32(rest % H)
-    rest = rest // H
-    iS = cutlass.Int32(rest % S)
-
-    rX = access.registers(mX, (2, vec))
-    rCos = access.registers(mCos, (vec,))
-    rSin = access.registers(mSin, (vec,))
-    rY = access.registers(mY, (2, vec))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + 2 * start, cute.make_layout((2, vec)))
-        gY = cute.make_tensor(mY.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(cute.local_tile(mCos[iS, None], (vec,), (iD // vec,)), rCos)
-            cute.autovec_copy(cute.local_tile(mSin[iS, None], (vec,), (iD // vec,)), rSin)
-        else:
-            device.copy_whole_or_part(gX, rX, 2 * valid)
-            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mCos, cute.crd2idx((iS, iD), mCos.layout), rCos)
-                device.load_anywhere(mSin, cute.crd2idx((iS, iD), mSin.layout), rSin)
-            else:
-                iS_i, iH_i, iD_i = iS, iH, iD
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rCos[i] = mCos[iS_i, iD_i]
-                        rSin[i] = mSin[iS_i, iD_i]
-                    iS_i, iH_i, iD_i = device.next_coordinates((iS_i, iH_i, iD_i), (S, H, D))
-
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mY.shape[0], mY.shape[1], mY.shape[2], mY.shape[3]))
+    _, iS, _, iD = at.axes
+    if at.valid > 0:
+        rX, rCos, rSin = at.load(flat.read(mX, parts=2), flat.read(mCos, (iS, iD)), flat.read(mSin, (iS, iD)))
         y0, y1 = rotary_pairs_chain(
             device.floats(rX[0, None]), device.floats(rX[1, None]), device.floats(rCos), device.floats(rSin),
         )
-        rY[0, None].store(y0.to(mY.element_type))
-        rY[1, None].store(y1.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, 2 * valid)
+        at.store((y0.to(mY.element_type), y1.to(mY.element_type)), mY)
 
 
 @cute.jit
@@ -109,9 +68,9 @@ def rotary_pairs_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mCos: cute.Tensor, mSin: cute.Tensor, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] * mY.shape[2] * mY.shape[3] // (how.vec * how.threads) + 1
-    rotary_pairs_kernel(mX, mCos, mSin, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    rotary_pairs_kernel(mX, mCos, mSin, mY, how).launch(
+        **flat.grid(how, (mY.shape[0], mY.shape[1], mY.shape[2], mY.shape[3]), stream)
+    )
 
 
 def rotary_pairs_xla(x0, x1, cos, sin):
@@ -145,56 +104,15 @@ def rotary_pairs_frozen_kernel(
     mDx: cute.Tensor,  # (B, S, H, D, 2) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    S, H, D = mDx.shape[1], mDx.shape[2], mDx.shape[3]
-    size = cutlass.Int64(mDx.shape[0]) * S * H * D
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iS, iH, iD).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iD = cutlass.Int32(start % D)
-    rest = start // D
-    iH = cutlass.Int32(rest % H)
-    rest = rest // H
-    iS = cutlass.Int32(rest % S)
-
-    rDy = access.registers(mDy, (2, vec))
-    rCos = access.registers(mCos, (vec,))
-    rSin = access.registers(mSin, (vec,))
-    rDx = access.registers(mDx, (2, vec))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + 2 * start, cute.make_layout((2, vec)))
-        gDx = cute.make_tensor(mDx.iterator + 2 * start, cute.make_layout((2, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(cute.local_tile(mCos[iS, None], (vec,), (iD // vec,)), rCos)
-            cute.autovec_copy(cute.local_tile(mSin[iS, None], (vec,), (iD // vec,)), rSin)
-        else:
-            device.copy_whole_or_part(gDy, rDy, 2 * valid)
-            if iD + vec <= D:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mCos, cute.crd2idx((iS, iD), mCos.layout), rCos)
-                device.load_anywhere(mSin, cute.crd2idx((iS, iD), mSin.layout), rSin)
-            else:
-                iS_i, iH_i, iD_i = iS, iH, iD
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rCos[i] = mCos[iS_i, iD_i]
-                        rSin[i] = mSin[iS_i, iD_i]
-                    iS_i, iH_i, iD_i = device.next_coordinates((iS_i, iH_i, iD_i), (S, H, D))
-
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mDx.shape[0], mDx.shape[1], mDx.shape[2], mDx.shape[3]))
+    _, iS, _, iD = at.axes
+    if at.valid > 0:
+        rDy, rCos, rSin = at.load(flat.read(mDy, parts=2), flat.read(mCos, (iS, iD)), flat.read(mSin, (iS, iD)))
         dx0, dx1 = rotary_pairs_frozen_chain(
             device.floats(rDy[0, None]), device.floats(rDy[1, None]), device.floats(rCos), device.floats(rSin),
         )
-        rDx[0, None].store(dx0.to(mDx.element_type))
-        rDx[1, None].store(dx1.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, 2 * valid)
+        at.store((dx0.to(mDx.element_type), dx1.to(mDx.element_type)), mDx)
 
 
 @cute.jit
@@ -202,10 +120,8 @@ def rotary_pairs_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mCos: cute.Tensor, mSin: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2] * mDx.shape[3] // (how.vec * how.threads) + 1
     rotary_pairs_frozen_kernel(mDy, mCos, mSin, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
+        **flat.grid(how, (mDx.shape[0], mDx.shape[1], mDx.shape[2], mDx.shape[3]), stream)
     )
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, RowLaunch, Walk
 
 SPEC = {
@@ -45,50 +45,12 @@ def row_column_scale_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
-
-    rX = access.registers(mX, (vec,))
-    rRowScale = access.registers(mRowScale, (vec,))
-    rColumnScale = access.registers(mColumnScale, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            rRowScale.fill(mRowScale[row])
-            cute.autovec_copy(cute.local_tile(mColumnScale, (vec,), (iN // vec,)), rColumnScale)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rRowScale.fill(mRowScale[row])
-                device.load_anywhere(mColumnScale, cute.crd2idx((iN,), mColumnScale.layout), rColumnScale)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rRowScale[i] = mRowScale[row_i]
-                        rColumnScale[i] = mColumnScale[iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
+    if at.valid > 0:
+        rX, rRowScale, rColumnScale = at.load(mX, flat.read(mRowScale, (row,)), flat.read(mColumnScale, (iN,)))
         y = row_column_scale_chain(device.floats(rX), device.floats(rRowScale), device.floats(rColumnScale))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -96,11 +58,7 @@ def row_column_scale_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mRowScale: cute.Tensor, mColumnScale: cute.Tensor, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    row_column_scale_kernel(mX, mRowScale, mColumnScale, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    row_column_scale_kernel(mX, mRowScale, mColumnScale, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def row_column_scale_xla(x, row_scale, column_scale):

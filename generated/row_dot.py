@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, reduce, rowwise
+from codegen.device import access, flat, reduce, rowwise
 from codegen.shared import Launch, RowLaunch
 
 SPEC = {
@@ -125,55 +125,13 @@ def row_dot_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
-
-    rDdot = access.registers(mDdot, (vec,))
-    rX = access.registers(mX, (vec,))
-    rY = access.registers(mY, (vec,))
-    rDx = access.registers(mDx, (vec,))
-    rDy = access.registers(mDy, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDdot.fill(mDdot[row])
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(gY, rY)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            device.copy_whole_or_part(gY, rY, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDdot.fill(mDdot[row])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDdot[i] = mDdot[row_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, _ = at.axes
+    if at.valid > 0:
+        rDdot, rX, rY = at.load(flat.read(mDdot, (row,)), mX, mY)
         dx, dy = row_dot_backward_chain(device.floats(rDdot), device.floats(rX), device.floats(rY))
-        rDx.store(dx.to(mDx.element_type))
-        rDy.store(dy.to(mDy.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-            cute.autovec_copy(rDy, gDy)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
-            device.copy_whole_or_part(rDy, gDy, valid)
+        at.store(dx.to(mDx.element_type), mDx)
+        at.store(dy.to(mDy.element_type), mDy)
 
 
 @cute.jit
@@ -181,11 +139,7 @@ def row_dot_backward_launch(
     stream: cuda.CUstream, mDdot: cute.Tensor, mX: cute.Tensor, mY: cute.Tensor, mDx: cute.Tensor, mDy: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    row_dot_backward_kernel(mDdot, mX, mY, mDx, mDy, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    row_dot_backward_kernel(mDdot, mX, mY, mDx, mDy, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def row_dot_backward_xla(ddot, x, y):

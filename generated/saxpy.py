@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -45,37 +45,11 @@ def saxpy_kernel(
     alpha: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mZ.shape[0]) * mZ.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rX = access.registers(mX, (vec,))
-    rY = access.registers(mY, (vec,))
-    rZ = access.registers(mZ, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        gZ = cute.make_tensor(mZ.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(gY, rY)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            device.copy_whole_or_part(gY, rY, valid)
-
-        z = saxpy_chain(device.floats(rX), device.floats(rY), device.full(vec, alpha))
-        rZ.store(z.to(mZ.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rZ, gZ)
-        else:
-            device.copy_whole_or_part(rZ, gZ, valid)
+    at = flat.vector(how, mZ.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rX, rY = at.load(mX, mY)
+        z = saxpy_chain(device.floats(rX), device.floats(rY), device.full(how.vec, alpha))
+        at.store(z.to(mZ.element_type), mZ)
 
 
 @cute.jit
@@ -83,9 +57,7 @@ def saxpy_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mZ: cute.Tensor, alpha: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mZ.shape[0]) * mZ.shape[1] // (how.vec * how.threads) + 1
-    saxpy_kernel(mX, mY, mZ, alpha, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    saxpy_kernel(mX, mY, mZ, alpha, how).launch(**flat.grid(how, mZ.shape, stream))
 
 
 def saxpy_xla(x, y, alpha):
@@ -112,33 +84,11 @@ def saxpy_backward_kernel(
     alpha: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDz = access.registers(mDz, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDz = cute.make_tensor(mDz.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDz, rDz)
-        else:
-            device.copy_whole_or_part(gDz, rDz, valid)
-
-        dx = saxpy_backward_chain(device.floats(rDz), device.full(vec, alpha))
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDz, = at.load(mDz)
+        dx = saxpy_backward_chain(device.floats(rDz), device.full(how.vec, alpha))
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -146,9 +96,7 @@ def saxpy_backward_launch(
     stream: cuda.CUstream, mDz: cute.Tensor, mDx: cute.Tensor, alpha: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    saxpy_backward_kernel(mDz, mDx, alpha, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    saxpy_backward_kernel(mDz, mDx, alpha, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def saxpy_backward_xla(dz, alpha):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -45,55 +45,12 @@ def scale_shift_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-
-    rX = access.registers(mX, (vec,))
-    rScale = access.registers(mScale, (vec,), 0.0)
-    rShift = access.registers(mShift, (vec,), 0.0)
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            if cutlass.const_expr(mScale is not None):
-                cute.autovec_copy(cute.local_tile(mScale, (vec,), (iN // vec,)), rScale)
-            if cutlass.const_expr(mShift is not None):
-                cute.autovec_copy(cute.local_tile(mShift, (vec,), (iN // vec,)), rShift)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                if cutlass.const_expr(mScale is not None):
-                    device.load_anywhere(mScale, cute.crd2idx((iN,), mScale.layout), rScale)
-                if cutlass.const_expr(mShift is not None):
-                    device.load_anywhere(mShift, cute.crd2idx((iN,), mShift.layout), rShift)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mScale is not None):
-                            rScale[i] = mScale[iN_i]
-                        if cutlass.const_expr(mShift is not None):
-                            rShift[i] = mShift[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
+    if at.valid > 0:
+        rX, rScale, rShift = at.load(mX, flat.read(mScale, (iN,), default=0.0), flat.read(mShift, (iN,), default=0.0))
         y = scale_shift_chain(device.floats(rX), device.floats(rScale), device.floats(rShift))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -101,11 +58,7 @@ def scale_shift_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mScale: cute.Tensor | None, mShift: cute.Tensor | None, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    scale_shift_kernel(mX, mScale, mShift, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    scale_shift_kernel(mX, mScale, mShift, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def scale_shift_xla(x, scale, shift):
@@ -132,48 +85,12 @@ def scale_shift_frozen_kernel(
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[1]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-
-    rDy = access.registers(mDy, (vec,))
-    rScale = access.registers(mScale, (vec,), 0.0)
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            if cutlass.const_expr(mScale is not None):
-                cute.autovec_copy(cute.local_tile(mScale, (vec,), (iN // vec,)), rScale)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                if cutlass.const_expr(mScale is not None):
-                    device.load_anywhere(mScale, cute.crd2idx((iN,), mScale.layout), rScale)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mScale is not None):
-                            rScale[i] = mScale[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
+    if at.valid > 0:
+        rDy, rScale = at.load(mDy, flat.read(mScale, (iN,), default=0.0))
         dx = scale_shift_frozen_chain(device.floats(rDy), device.floats(rScale))
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -181,11 +98,7 @@ def scale_shift_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mScale: cute.Tensor | None, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    scale_shift_frozen_kernel(mDy, mScale, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    scale_shift_frozen_kernel(mDy, mScale, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def scale_shift_frozen_xla(dy, scale):

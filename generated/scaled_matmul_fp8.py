@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access, gemm, vectors
+from codegen.device import access, flat, gemm, vectors
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -159,59 +159,16 @@ def scaled_matmul_fp8_epilogue_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
-
-    rAcc = access.registers(mAcc, (vec,))
-    rScaleA = access.registers(mScaleA, (vec,))
-    rScaleB = access.registers(mScaleB, (vec,))
-    rBias = access.registers(mBias, (vec,), 0.0)
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-            rScaleA.fill(mScaleA[row])
-            cute.autovec_copy(cute.local_tile(mScaleB, (vec,), (iN // vec,)), rScaleB)
-            if cutlass.const_expr(mBias is not None):
-                cute.autovec_copy(cute.local_tile(mBias, (vec,), (iN // vec,)), rBias)
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rScaleA.fill(mScaleA[row])
-                device.load_anywhere(mScaleB, cute.crd2idx((iN,), mScaleB.layout), rScaleB)
-                if cutlass.const_expr(mBias is not None):
-                    device.load_anywhere(mBias, cute.crd2idx((iN,), mBias.layout), rBias)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rScaleA[i] = mScaleA[row_i]
-                        rScaleB[i] = mScaleB[iN_i]
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
+    if at.valid > 0:
+        rAcc, rScaleA, rScaleB, rBias = at.load(
+            mAcc, flat.read(mScaleA, (row,)), flat.read(mScaleB, (iN,)), flat.read(mBias, (iN,), default=0.0),
+        )
         y = scaled_matmul_fp8_epilogue_chain(
             device.floats(rAcc), device.floats(rScaleA), device.floats(rScaleB), device.floats(rBias),
         )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -219,11 +176,7 @@ def scaled_matmul_fp8_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mScaleA: cute.Tensor, mScaleB: cute.Tensor, mBias: cute.Tensor | None,
     mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    scaled_matmul_fp8_epilogue_kernel(mAcc, mScaleA, mScaleB, mBias, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    scaled_matmul_fp8_epilogue_kernel(mAcc, mScaleA, mScaleB, mBias, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def scaled_matmul_fp8_epilogue_xla(acc, scale_a, scale_b, bias):

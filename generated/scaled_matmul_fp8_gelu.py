@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access, gemm, vectors
+from codegen.device import access, flat, gemm, vectors
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -135,44 +135,15 @@ def scaled_matmul_fp8_gelu_epilogue_kernel(
     mY: cute.Tensor,  # (rows, cols) float8_e4m3fn
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rAcc = access.registers(mAcc, (vec,))
-    rScaleA = access.registers(mScaleA, (vec,))
-    rScaleB = access.registers(mScaleB, (vec,))
-    rScaleY = access.registers(mScaleY, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gAcc = cute.make_tensor(mAcc.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gAcc, rAcc)
-            rScaleA.fill(mScaleA[0])
-            rScaleB.fill(mScaleB[0])
-            rScaleY.fill(mScaleY[0])
-        else:
-            device.copy_whole_or_part(gAcc, rAcc, valid)
-            rScaleA.fill(mScaleA[0])
-            rScaleB.fill(mScaleB[0])
-            rScaleY.fill(mScaleY[0])
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rAcc, rScaleA, rScaleB, rScaleY = at.load(
+            mAcc, flat.read(mScaleA, (0,)), flat.read(mScaleB, (0,)), flat.read(mScaleY, (0,)),
+        )
         y = scaled_matmul_fp8_gelu_epilogue_chain(
             device.floats(rAcc), device.floats(rScaleA), device.floats(rScaleB), device.floats(rScaleY),
         )
-        rY.store(device.cast(y, mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(device.cast(y, mY.element_type), mY)
 
 
 @cute.jit
@@ -180,11 +151,9 @@ def scaled_matmul_fp8_gelu_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mScaleA: cute.Tensor, mScaleB: cute.Tensor, mScaleY: cute.Tensor,
     mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    scaled_matmul_fp8_gelu_epilogue_kernel(mAcc, mScaleA, mScaleB, mScaleY, mY, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    scaled_matmul_fp8_gelu_epilogue_kernel(
+        mAcc, mScaleA, mScaleB, mScaleY, mY, how,
+    ).launch(**flat.grid(how, mY.shape, stream))
 
 
 def scaled_matmul_fp8_gelu_epilogue_xla(acc, scale_a, scale_b, scale_y):

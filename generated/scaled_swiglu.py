@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, reduce, rowwise
+from codegen.device import access, flat, reduce, rowwise
 from codegen.shared import Launch, RowLaunch
 
 SPEC = {
@@ -51,60 +51,20 @@ def scaled_swiglu_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
     approx = device.narrow(mY)
-
-    rX0 = access.registers(mX, (vec,))
-    rX1 = access.registers(mX, (vec,))
-    rScale = access.registers(mScale, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mX[row, 0, None], (vec,), (iN // vec,)), rX0)
-            cute.autovec_copy(cute.local_tile(mX[row, 1, None], (vec,), (iN // vec,)), rX1)
-            rScale.fill(mScale[row])
-        else:
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
-                device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
-                rScale.fill(mScale[row])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rX0[i] = mX[row_i, 0, iN_i]
-                        rX1[i] = mX[row_i, 1, iN_i]
-                        rScale[i] = mScale[row_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rX0, rX1, rScale = at.load(flat.read(mX, (row, 0, iN)), flat.read(mX, (row, 1, iN)), flat.read(mScale, (row,)))
         y = scaled_swiglu_chain(device.floats(rX0), device.floats(rX1), device.floats(rScale), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def scaled_swiglu_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mScale: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    scaled_swiglu_kernel(mX, mScale, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    scaled_swiglu_kernel(mX, mScale, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def scaled_swiglu_xla(x0, x1, scale):
@@ -122,9 +82,9 @@ def scaled_swiglu_reference(x, scale):
     return y
 
 
-def scaled_swiglu_backward_keep_t1(x0, approx):
+def scaled_swiglu_backward_keep_t1(x0):
     """t1, on one vector of each operand: several passes need it."""
-    t1 = x0 * device.sigmoid(x0, approx)
+    t1 = x0 * device.sigmoid(x0, False)
     return t1
 
 
@@ -136,7 +96,7 @@ def scaled_swiglu_backward_row_sum(dy, x1, t1):
 def scaled_swiglu_backward_chain(dy, x0, x1, scale, t1, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = scale * dy
-    dx0 = t0 * x1 * device.sigmoid(x0, approx) * (1.0 + x0 * device.sigmoid(-x0, approx))
+    dx0 = t0 * x1 * device.sigmoid(x0, False) * (1.0 + x0 * device.sigmoid(-x0, approx))
     dx1 = t0 * t1
     return dx0, dx1
 
@@ -190,7 +150,7 @@ def scaled_swiglu_backward_kernel(
                 part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]), approx)
+                t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]))
                 if cutlass.const_expr(how.carried):
                     rT1Kept[None, v].store(t1)
                 values = scaled_swiglu_backward_row_sum(
@@ -211,7 +171,7 @@ def scaled_swiglu_backward_kernel(
                 if cutlass.const_expr(how.carried):
                     t1 = rT1Kept[None, v].load()
                 else:
-                    t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]), approx)
+                    t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]))
                 dx0, dx1 = scaled_swiglu_backward_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)), t1, approx,

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -43,47 +43,19 @@ def silu_mul_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mY)
-
-    rGate = access.registers(mGate, (vec,))
-    rUp = access.registers(mUp, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gGate = cute.make_tensor(mGate.iterator + start, cute.make_layout((vec,)))
-        gUp = cute.make_tensor(mUp.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gGate, rGate)
-            cute.autovec_copy(gUp, rUp)
-        else:
-            device.copy_whole_or_part(gGate, rGate, valid)
-            device.copy_whole_or_part(gUp, rUp, valid)
-
+    if at.valid > 0:
+        rGate, rUp = at.load(mGate, mUp)
         y = silu_mul_chain(device.floats(rGate), device.floats(rUp), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def silu_mul_launch(
     stream: cuda.CUstream, mGate: cute.Tensor, mUp: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    silu_mul_kernel(mGate, mUp, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    silu_mul_kernel(mGate, mUp, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def silu_mul_xla(gate, up):
@@ -114,47 +86,13 @@ def silu_mul_backward_kernel(
     mDup: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDgate.shape[0]) * mDgate.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDgate.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDgate)
-
-    rDy = access.registers(mDy, (vec,))
-    rGate = access.registers(mGate, (vec,))
-    rUp = access.registers(mUp, (vec,))
-    rDgate = access.registers(mDgate, (vec,))
-    rDup = access.registers(mDup, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gGate = cute.make_tensor(mGate.iterator + start, cute.make_layout((vec,)))
-        gUp = cute.make_tensor(mUp.iterator + start, cute.make_layout((vec,)))
-        gDgate = cute.make_tensor(mDgate.iterator + start, cute.make_layout((vec,)))
-        gDup = cute.make_tensor(mDup.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gGate, rGate)
-            cute.autovec_copy(gUp, rUp)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gGate, rGate, valid)
-            device.copy_whole_or_part(gUp, rUp, valid)
-
+    if at.valid > 0:
+        rDy, rGate, rUp = at.load(mDy, mGate, mUp)
         dgate, dup = silu_mul_backward_chain(device.floats(rDy), device.floats(rGate), device.floats(rUp), approx)
-        rDgate.store(dgate.to(mDgate.element_type))
-        rDup.store(dup.to(mDup.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDgate, gDgate)
-            cute.autovec_copy(rDup, gDup)
-        else:
-            device.copy_whole_or_part(rDgate, gDgate, valid)
-            device.copy_whole_or_part(rDup, gDup, valid)
+        at.store(dgate.to(mDgate.element_type), mDgate)
+        at.store(dup.to(mDup.element_type), mDup)
 
 
 @cute.jit
@@ -162,11 +100,7 @@ def silu_mul_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mGate: cute.Tensor, mUp: cute.Tensor, mDgate: cute.Tensor,
     mDup: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDgate.shape[0]) * mDgate.shape[1] // (how.vec * how.threads) + 1
-    silu_mul_backward_kernel(mDy, mGate, mUp, mDgate, mDup, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    silu_mul_backward_kernel(mDy, mGate, mUp, mDgate, mDup, how).launch(**flat.grid(how, mDgate.shape, stream))
 
 
 def silu_mul_backward_xla(dy, gate, up):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -43,7 +43,7 @@ def silu_mul_fp8_chain(x0, x1, scale):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    q = device.divide_by_shared(g * device.sigmoid(g, True) * u, scale, True)
+    q = device.divide(g * device.sigmoid(g, True) * u, scale, True)
     return q
 
 
@@ -54,59 +54,19 @@ def silu_mul_fp8_kernel(
     mQ: cute.Tensor,  # (rows, N) float8_e4m3fn
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mQ.shape[1]
-    size = cutlass.Int64(mQ.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
-
-    rX0 = access.registers(mX, (vec,))
-    rX1 = access.registers(mX, (vec,))
-    rScale = access.registers(mScale, (vec,))
-    rQ = access.registers(mQ, (vec,))
-
-    if valid > 0:
-        gQ = cute.make_tensor(mQ.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mX[row, 0, None], (vec,), (iN // vec,)), rX0)
-            cute.autovec_copy(cute.local_tile(mX[row, 1, None], (vec,), (iN // vec,)), rX1)
-            rScale.fill(mScale[0])
-        else:
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
-                device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
-                rScale.fill(mScale[0])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rX0[i] = mX[row_i, 0, iN_i]
-                        rX1[i] = mX[row_i, 1, iN_i]
-                        rScale[i] = mScale[0]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    at = flat.vector(how, mQ.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
+    if at.valid > 0:
+        rX0, rX1, rScale = at.load(flat.read(mX, (row, 0, iN)), flat.read(mX, (row, 1, iN)), flat.read(mScale, (0,)))
         q = silu_mul_fp8_chain(device.floats(rX0), device.floats(rX1), device.floats(rScale))
-        rQ.store(device.cast(q, mQ.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rQ, gQ)
-        else:
-            device.copy_whole_or_part(rQ, gQ, valid)
+        at.store(device.cast(q, mQ.element_type), mQ)
 
 
 @cute.jit
 def silu_mul_fp8_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mScale: cute.Tensor, mQ: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mQ.shape[0]) * mQ.shape[1] // (how.vec * how.threads) + 1
-    silu_mul_fp8_kernel(mX, mScale, mQ, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    silu_mul_fp8_kernel(mX, mScale, mQ, how).launch(**flat.grid(how, mQ.shape, stream))
 
 
 def silu_mul_fp8_xla(x0, x1, scale):

@@ -43,9 +43,9 @@ q = (blocks / scale[..., None]).reshape(up.shape)
 }
 
 
-def silu_mul_group_fp8_keep_y(gate, up, approx):
+def silu_mul_group_fp8_keep_y(gate, up):
     """y, on one vector of each operand: several passes need it."""
-    y = gate * device.sigmoid(gate, approx) * up
+    y = gate * device.sigmoid(gate, False) * up
     return y
 
 
@@ -77,7 +77,6 @@ def silu_mul_group_fp8_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, G = mGate.shape[0], mGate.shape[1]
-    approx = device.narrow(mGate)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rGate = access.registers(mGate, (vec, vectors, at_once))
     rUp = access.registers(mUp, (vec, vectors, at_once))
@@ -108,7 +107,7 @@ def silu_mul_group_fp8_kernel(
                 part.load(mUp, (index, 0), rUp[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                y = silu_mul_group_fp8_keep_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx)
+                y = silu_mul_group_fp8_keep_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]))
                 if cutlass.const_expr(how.carried):
                     rYKept[None, v].store(y)
                 values = silu_mul_group_fp8_row_max(y)
@@ -126,9 +125,7 @@ def silu_mul_group_fp8_kernel(
                 if cutlass.const_expr(how.carried):
                     y = rYKept[None, v].load()
                 else:
-                    y = silu_mul_group_fp8_keep_y(
-                        device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx,
-                    )
+                    y = silu_mul_group_fp8_keep_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]))
                 q = silu_mul_group_fp8_chain(device.full(vec, amax_min), y, device.full(vec, row_max))
                 rQ[None, v, u].store(device.cast(q, mQ.element_type))
                 at.store(rQ[None, v, u], mQ, (index, 0))

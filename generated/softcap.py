@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -35,7 +35,7 @@ y = cap * tanh(x / cap)
 
 def softcap_chain(x, cap, approx):
     """The chain, on one vector of each operand."""
-    y = cap * device.tanh(device.divide_by_shared(x, cap, approx), approx)
+    y = cap * device.tanh(device.divide(x, cap, approx), approx)
     return y
 
 
@@ -46,43 +46,19 @@ def softcap_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mY)
-
-    rX = access.registers(mX, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-
-        y = softcap_chain(device.floats(rX), device.full(vec, mCap[0]), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+    if at.valid > 0:
+        rX, = at.load(mX)
+        y = softcap_chain(device.floats(rX), device.full(how.vec, mCap[0]), approx)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def softcap_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mCap: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    softcap_kernel(mX, mCap, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    softcap_kernel(mX, mCap, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def softcap_xla(x, cap):
@@ -98,8 +74,8 @@ def softcap_reference(x, cap):
 
 def softcap_frozen_chain(dy, x, cap, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.tanh(device.divide_by_shared(x, cap, approx), approx)
-    dx = dy * (1.0 - t0 * t0)
+    t0 = device.tanh(device.divide(x, cap, approx), approx)
+    dx = device.divide(cap * dy * (1.0 - t0 * t0), cap, approx)
     return dx
 
 
@@ -111,38 +87,12 @@ def softcap_frozen_kernel(
     mDx: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rX = access.registers(mX, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-
-        dx = softcap_frozen_chain(device.floats(rDy), device.floats(rX), device.full(vec, mCap[0]), approx)
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+    if at.valid > 0:
+        rDy, rX = at.load(mDy, mX)
+        dx = softcap_frozen_chain(device.floats(rDy), device.floats(rX), device.full(how.vec, mCap[0]), approx)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -150,25 +100,23 @@ def softcap_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mCap: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    softcap_frozen_kernel(mDy, mX, mCap, mDx, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    softcap_frozen_kernel(mDy, mX, mCap, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def softcap_frozen_xla(dy, x, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.tanh(x / cap)
-    dx = dy * (1.0 - t0 * t0)
+    dx = cap * dy * (1.0 - t0 * t0) / cap
     return dx
 
 
 def softcap_backward_chain(dy, x, cap, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
-    t0 = device.divide_by_shared(x, cap, approx)
+    t0 = device.divide(x, cap, False)
     t1 = device.tanh(t0, False)
-    t2 = dy * (1.0 - t1 * t1)
-    dx = t2
-    return dx, dy * t1 - dx * t0
+    t2 = cap * dy * (1.0 - t1 * t1)
+    dx = device.divide(t2, cap, approx)
+    return dx, dy * t1 - device.divide(t2 * t0, cap, False)
 
 
 def softcap_backward_columns(total_sum):
@@ -272,9 +220,9 @@ def softcap_backward_xla(dy, x, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x / cap
     t1 = jnp.tanh(t0)
-    t2 = dy * (1.0 - t1 * t1)
-    dx = t2
-    dcap = jnp.sum(dy * t1 - dx * t0, axis=None, keepdims=True)
+    t2 = cap * dy * (1.0 - t1 * t1)
+    dx = t2 / cap
+    dcap = jnp.sum(dy * t1 - t2 * t0 / cap, axis=None, keepdims=True)
     return dx, dcap
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import access, flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -52,54 +52,18 @@ def swiglu_kernel(
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, iN = at.axes
     approx = device.narrow(mY)
-
-    rX0 = access.registers(mX, (vec,))
-    rX1 = access.registers(mX, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(cute.local_tile(mX[row, 0, None], (vec,), (iN // vec,)), rX0)
-            cute.autovec_copy(cute.local_tile(mX[row, 1, None], (vec,), (iN // vec,)), rX1)
-        else:
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
-                device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rX0[i] = mX[row_i, 0, iN_i]
-                        rX1[i] = mX[row_i, 1, iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    if at.valid > 0:
+        rX0, rX1 = at.load(flat.read(mX, (row, 0, iN)), flat.read(mX, (row, 1, iN)))
         y = swiglu_chain(device.floats(rX0), device.floats(rX1), approx)
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def swiglu_launch(stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch]):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    swiglu_kernel(mX, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    swiglu_kernel(mX, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def swiglu_xla(x0, x1):
@@ -132,72 +96,27 @@ def swiglu_backward_kernel(
     mDx: cute.Tensor,  # (rows, 2, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDx.shape[2]
-    size = cutlass.Int64(mDx.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mDx.shape[0], mDx.shape[2]))
+    row, iN = at.axes
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rX0 = access.registers(mX, (vec,))
-    rX1 = access.registers(mX, (vec,))
-    rDx0 = access.registers(mDx, (vec,))
-    rDx1 = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(cute.local_tile(mX[row, 0, None], (vec,), (iN // vec,)), rX0)
-            cute.autovec_copy(cute.local_tile(mX[row, 1, None], (vec,), (iN // vec,)), rX1)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mX, cute.crd2idx((row, 0, iN), mX.layout), rX0)
-                device.load_anywhere(mX, cute.crd2idx((row, 1, iN), mX.layout), rX1)
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rX0[i] = mX[row_i, 0, iN_i]
-                        rX1[i] = mX[row_i, 1, iN_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    rDx0 = access.registers(mDx, (how.vec,))
+    rDx1 = access.registers(mDx, (how.vec,))
+    if at.valid > 0:
+        rDy, rX0, rX1 = at.load(mDy, flat.read(mX, (row, 0, iN)), flat.read(mX, (row, 1, iN)))
         dx0, dx1 = swiglu_backward_chain(device.floats(rDy), device.floats(rX0), device.floats(rX1), approx)
         rDx0.store(dx0.to(mDx.element_type))
+        at.store_at(rDx0, mDx, (row, 0, iN))
         rDx1.store(dx1.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx0, cute.local_tile(mDx[row, 0, None], (vec,), (iN // vec,)))
-            cute.autovec_copy(rDx1, cute.local_tile(mDx[row, 1, None], (vec,), (iN // vec,)))
-
-    if cutlass.const_expr(ragged):  # all lanes together: an aligned vector may begin with the end of the lane before
-        restDx0 = device.store_anywhere(rDx0, mDx, cute.crd2idx((row, 0, iN), mDx.layout), iN, N - iN, valid)
-        restDx1 = device.store_anywhere(rDx1, mDx, cute.crd2idx((row, 1, iN), mDx.layout), iN, N - iN, valid)
-        if (restDx0 | restDx1) != 0:
-            row_i, iN_i = row, iN
-            for i in cutlass.range_constexpr(vec):
-                if device.bit(restDx0, i):
-                    mDx[row_i, 0, iN_i] = rDx0[i]
-                if device.bit(restDx1, i):
-                    mDx[row_i, 1, iN_i] = rDx1[i]
-                row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
+        at.store_at(rDx1, mDx, (row, 1, iN))
+    at.store_ragged((rDx0, mDx, (row, 0, iN)), (rDx1, mDx, (row, 1, iN)))
 
 
 @cute.jit
 def swiglu_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[2] // (how.vec * how.threads) + 1
-    swiglu_backward_kernel(mDy, mX, mDx, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    swiglu_backward_kernel(mDy, mX, mDx, how).launch(**flat.grid(how, (mDx.shape[0], mDx.shape[2]), stream))
 
 
 def swiglu_backward_xla(dy, x0, x1):

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -42,7 +42,7 @@ def swiglu_fp8_pairs_chain(x0, x1, scale):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    q = device.divide_by_shared(g * device.sigmoid(g, True) * u, scale, True)
+    q = device.divide(g * device.sigmoid(g, True) * u, scale, True)
     return q
 
 
@@ -53,45 +53,18 @@ def swiglu_fp8_pairs_kernel(
     mQ: cute.Tensor,  # (rows, cols) float8_e4m3fn
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mQ.shape[0]) * mQ.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rX = access.registers(mX, (2, vec))
-    rScale = access.registers(mScale, (vec,))
-    rQ = access.registers(mQ, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + 2 * start, cute.make_layout((2, vec)))
-        gQ = cute.make_tensor(mQ.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            rScale.fill(mScale[0])
-        else:
-            device.copy_whole_or_part(gX, rX, 2 * valid)
-            rScale.fill(mScale[0])
-
+    at = flat.vector(how, mQ.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rX, rScale = at.load(flat.read(mX, parts=2), flat.read(mScale, (0,)))
         q = swiglu_fp8_pairs_chain(device.floats(rX[0, None]), device.floats(rX[1, None]), device.floats(rScale))
-        rQ.store(device.cast(q, mQ.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rQ, gQ)
-        else:
-            device.copy_whole_or_part(rQ, gQ, valid)
+        at.store(device.cast(q, mQ.element_type), mQ)
 
 
 @cute.jit
 def swiglu_fp8_pairs_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mScale: cute.Tensor, mQ: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mQ.shape[0]) * mQ.shape[1] // (how.vec * how.threads) + 1
-    swiglu_fp8_pairs_kernel(mX, mScale, mQ, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    swiglu_fp8_pairs_kernel(mX, mScale, mQ, how).launch(**flat.grid(how, mQ.shape, stream))
 
 
 def swiglu_fp8_pairs_xla(x0, x1, scale):

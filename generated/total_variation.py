@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, reduce, rowwise
+from codegen.device import access, flat, reduce, rowwise
 from codegen.shared import Launch, RowLaunch
 
 SPEC = {
@@ -126,55 +126,13 @@ def total_variation_backward_kernel(
     mDq: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mDp.shape[1]
-    size = cutlass.Int64(mDp.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (row, iN).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-    row = cutlass.Int32(start // N)
-
-    rDloss = access.registers(mDloss, (vec,))
-    rP = access.registers(mP, (vec,))
-    rQ = access.registers(mQ, (vec,))
-    rDp = access.registers(mDp, (vec,))
-    rDq = access.registers(mDq, (vec,))
-
-    if valid > 0:
-        gP = cute.make_tensor(mP.iterator + start, cute.make_layout((vec,)))
-        gQ = cute.make_tensor(mQ.iterator + start, cute.make_layout((vec,)))
-        gDp = cute.make_tensor(mDp.iterator + start, cute.make_layout((vec,)))
-        gDq = cute.make_tensor(mDq.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            rDloss.fill(mDloss[row])
-            cute.autovec_copy(gP, rP)
-            cute.autovec_copy(gQ, rQ)
-        else:
-            device.copy_whole_or_part(gP, rP, valid)
-            device.copy_whole_or_part(gQ, rQ, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                rDloss.fill(mDloss[row])
-            else:
-                row_i, iN_i = row, iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rDloss[i] = mDloss[row_i]
-                    row_i, iN_i = device.next_coordinates((row_i, iN_i), (N,))
-
+    at = flat.vector(how, mDp.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, _ = at.axes
+    if at.valid > 0:
+        rDloss, rP, rQ = at.load(flat.read(mDloss, (row,)), mP, mQ)
         dp, dq = total_variation_backward_chain(device.floats(rDloss), device.floats(rP), device.floats(rQ))
-        rDp.store(dp.to(mDp.element_type))
-        rDq.store(dq.to(mDq.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDp, gDp)
-            cute.autovec_copy(rDq, gDq)
-        else:
-            device.copy_whole_or_part(rDp, gDp, valid)
-            device.copy_whole_or_part(rDq, gDq, valid)
+        at.store(dp.to(mDp.element_type), mDp)
+        at.store(dq.to(mDq.element_type), mDq)
 
 
 @cute.jit
@@ -182,11 +140,7 @@ def total_variation_backward_launch(
     stream: cuda.CUstream, mDloss: cute.Tensor, mP: cute.Tensor, mQ: cute.Tensor, mDp: cute.Tensor, mDq: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDp.shape[0]) * mDp.shape[1] // (how.vec * how.threads) + 1
-    total_variation_backward_kernel(mDloss, mP, mQ, mDp, mDq, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    total_variation_backward_kernel(mDloss, mP, mQ, mDp, mDq, how).launch(**flat.grid(how, mDp.shape, stream))
 
 
 def total_variation_backward_xla(dloss, p, q):

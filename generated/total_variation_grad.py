@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -62,42 +62,12 @@ def total_variation_grad_kernel(
     mDp: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mLoss.shape[0]) * mLoss.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rP = access.registers(mP, (vec,))
-    rQ = access.registers(mQ, (vec,))
-    rLoss = access.registers(mLoss, (vec,))
-    rDp = access.registers(mDp, (vec,))
-
-    if valid > 0:
-        gP = cute.make_tensor(mP.iterator + start, cute.make_layout((vec,)))
-        gQ = cute.make_tensor(mQ.iterator + start, cute.make_layout((vec,)))
-        gLoss = cute.make_tensor(mLoss.iterator + start, cute.make_layout((vec,)))
-        gDp = cute.make_tensor(mDp.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gP, rP)
-            cute.autovec_copy(gQ, rQ)
-        else:
-            device.copy_whole_or_part(gP, rP, valid)
-            device.copy_whole_or_part(gQ, rQ, valid)
-
-        loss, dp = total_variation_grad_chain(device.floats(rP), device.floats(rQ), device.full(vec, mWeight[0]))
-        rLoss.store(loss.to(mLoss.element_type))
-        rDp.store(dp.to(mDp.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rLoss, gLoss)
-            cute.autovec_copy(rDp, gDp)
-        else:
-            device.copy_whole_or_part(rLoss, gLoss, valid)
-            device.copy_whole_or_part(rDp, gDp, valid)
+    at = flat.vector(how, mLoss.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rP, rQ = at.load(mP, mQ)
+        loss, dp = total_variation_grad_chain(device.floats(rP), device.floats(rQ), device.full(how.vec, mWeight[0]))
+        at.store(loss.to(mLoss.element_type), mLoss)
+        at.store(dp.to(mDp.element_type), mDp)
 
 
 @cute.jit
@@ -105,11 +75,7 @@ def total_variation_grad_launch(
     stream: cuda.CUstream, mP: cute.Tensor, mQ: cute.Tensor, mWeight: cute.Tensor, mLoss: cute.Tensor, mDp: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mLoss.shape[0]) * mLoss.shape[1] // (how.vec * how.threads) + 1
-    total_variation_grad_kernel(mP, mQ, mWeight, mLoss, mDp, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    total_variation_grad_kernel(mP, mQ, mWeight, mLoss, mDp, how).launch(**flat.grid(how, mLoss.shape, stream))
 
 
 class TotalVariationGradOutputs(NamedTuple):

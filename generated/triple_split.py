@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -48,42 +48,17 @@ def triple_split_kernel(
     mY: cute.Tensor,  # (rows, cols, 3) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rX = access.registers(mX, (vec,))
-    rY = access.registers(mY, (3, vec))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + 3 * start, cute.make_layout((3, vec)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-
+    # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, (mY.shape[0], mY.shape[1]))
+    if at.valid > 0:
+        rX, = at.load(mX)
         y0, y1, y2 = triple_split_chain(device.floats(rX))
-        rY[0, None].store(y0.to(mY.element_type))
-        rY[1, None].store(y1.to(mY.element_type))
-        rY[2, None].store(y2.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, 3 * valid)
+        at.store((y0.to(mY.element_type), y1.to(mY.element_type), y2.to(mY.element_type)), mY)
 
 
 @cute.jit
 def triple_split_launch(stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch]):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    triple_split_kernel(mX, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    triple_split_kernel(mX, mY, how).launch(**flat.grid(how, (mY.shape[0], mY.shape[1]), stream))
 
 
 def triple_split_xla(x):
@@ -115,50 +90,20 @@ def triple_split_backward_kernel(
     mDx: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDx.shape[0]) * mDx.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDy = access.registers(mDy, (3, vec))
-    rX = access.registers(mX, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + 3 * start, cute.make_layout((3, vec)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gX, rX)
-        else:
-            device.copy_whole_or_part(gDy, rDy, 3 * valid)
-            device.copy_whole_or_part(gX, rX, valid)
-
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDy, rX = at.load(flat.read(mDy, parts=3), mX)
         dx = triple_split_backward_chain(
             device.floats(rDy[0, None]), device.floats(rDy[1, None]), device.floats(rDy[2, None]), device.floats(rX),
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def triple_split_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] // (how.vec * how.threads) + 1
-    triple_split_backward_kernel(mDy, mX, mDx, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    triple_split_backward_kernel(mDy, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def triple_split_backward_xla(dy0, dy1, dy2, x):

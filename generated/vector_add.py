@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -44,46 +44,18 @@ def vector_add_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rA = access.registers(mA, (vec,))
-    rB = access.registers(mB, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gA = cute.make_tensor(mA.iterator + start, cute.make_layout((vec,)))
-        gB = cute.make_tensor(mB.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gA, rA)
-            cute.autovec_copy(gB, rB)
-        else:
-            device.copy_whole_or_part(gA, rA, valid)
-            device.copy_whole_or_part(gB, rB, valid)
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rA, rB = at.load(mA, mB)
         y = vector_add_chain(device.floats(rA), device.floats(rB))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def vector_add_launch(
     stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    vector_add_kernel(mA, mB, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    vector_add_kernel(mA, mB, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def vector_add_xla(a, b):
@@ -111,47 +83,19 @@ def vector_add_backward_kernel(
     mDb: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDy = access.registers(mDy, (vec,))
-    rDa = access.registers(mDa, (vec,))
-    rDb = access.registers(mDb, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gDa = cute.make_tensor(mDa.iterator + start, cute.make_layout((vec,)))
-        gDb = cute.make_tensor(mDb.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-
+    at = flat.vector(how, mDa.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDy, = at.load(mDy)
         da, db = vector_add_backward_chain(device.floats(rDy))
-        rDa.store(da.to(mDa.element_type))
-        rDb.store(db.to(mDb.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDa, gDa)
-            cute.autovec_copy(rDb, gDb)
-        else:
-            device.copy_whole_or_part(rDa, gDa, valid)
-            device.copy_whole_or_part(rDb, gDb, valid)
+        at.store(da.to(mDa.element_type), mDa)
+        at.store(db.to(mDb.element_type), mDb)
 
 
 @cute.jit
 def vector_add_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDa: cute.Tensor, mDb: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDa.shape[0]) * mDa.shape[1] // (how.vec * how.threads) + 1
-    vector_add_backward_kernel(mDy, mDa, mDb, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    vector_add_backward_kernel(mDy, mDa, mDb, how).launch(**flat.grid(how, mDa.shape, stream))
 
 
 def vector_add_backward_xla(dy):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access
+from codegen.device import flat
 from codegen.shared import Launch
 
 SPEC = {
@@ -45,41 +45,11 @@ def where_select_kernel(
     mY: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mY.shape[0]) * mY.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rMask = access.registers(mMask, (vec,))
-    rA = access.registers(mA, (vec,))
-    rB = access.registers(mB, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gMask = cute.make_tensor(mMask.iterator + start, cute.make_layout((vec,)))
-        gA = cute.make_tensor(mA.iterator + start, cute.make_layout((vec,)))
-        gB = cute.make_tensor(mB.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gMask, rMask)
-            cute.autovec_copy(gA, rA)
-            cute.autovec_copy(gB, rB)
-        else:
-            device.copy_whole_or_part(gMask, rMask, valid)
-            device.copy_whole_or_part(gA, rA, valid)
-            device.copy_whole_or_part(gB, rB, valid)
-
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rMask, rA, rB = at.load(mMask, mA, mB)
         y = where_select_chain(rMask.load() != 0, device.floats(rA), device.floats(rB))
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -88,9 +58,7 @@ def where_select_launch(
     how: cutlass.Constexpr[Launch],
 ):
     mMask = device.as_bytes(mMask)
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    where_select_kernel(mMask, mA, mB, mY, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    where_select_kernel(mMask, mA, mB, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def where_select_xla(mask, a, b):
@@ -119,42 +87,12 @@ def where_select_backward_kernel(
     mDb: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    size = cutlass.Int64(mDa.shape[0]) * mDa.shape[1]
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-
-    rDy = access.registers(mDy, (vec,))
-    rMask = access.registers(mMask, (vec,))
-    rDa = access.registers(mDa, (vec,))
-    rDb = access.registers(mDb, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gMask = cute.make_tensor(mMask.iterator + start, cute.make_layout((vec,)))
-        gDa = cute.make_tensor(mDa.iterator + start, cute.make_layout((vec,)))
-        gDb = cute.make_tensor(mDb.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(gMask, rMask)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gMask, rMask, valid)
-
+    at = flat.vector(how, mDa.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDy, rMask = at.load(mDy, mMask)
         da, db = where_select_backward_chain(device.floats(rDy), rMask.load() != 0)
-        rDa.store(da.to(mDa.element_type))
-        rDb.store(db.to(mDb.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDa, gDa)
-            cute.autovec_copy(rDb, gDb)
-        else:
-            device.copy_whole_or_part(rDa, gDa, valid)
-            device.copy_whole_or_part(rDb, gDb, valid)
+        at.store(da.to(mDa.element_type), mDa)
+        at.store(db.to(mDb.element_type), mDb)
 
 
 @cute.jit
@@ -163,11 +101,7 @@ def where_select_backward_launch(
     how: cutlass.Constexpr[Launch],
 ):
     mMask = device.as_bytes(mMask)
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDa.shape[0]) * mDa.shape[1] // (how.vec * how.threads) + 1
-    where_select_backward_kernel(mDy, mMask, mDa, mDb, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    where_select_backward_kernel(mDy, mMask, mDa, mDb, how).launch(**flat.grid(how, mDa.shape, stream))
 
 
 def where_select_backward_xla(dy, mask):

@@ -3,20 +3,23 @@
 Usage: `python tests/compare_ptx.py BEFORE AFTER [--ops NAMES] [--every N] [--archs sm_90a,sm_80] [--variants N] [--jobs N]`
 
 A change of how generated kernels are written must not change what they do. This compiles some variants of each op in both
-checkouts and compares the texts, after the names of kernels, of their parameters and of shared memory are replaced. It says
-which kernels are the same, and prints the first different lines of the others. It exits with 1 if there are any.
+checkouts and compares what they do: their accesses, branches and other effects in order, and the expressions of the values that
+these take. It says which kernels are the same, and prints the first different lines of the others. It exits with 1 if there are
+any.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import get_context
@@ -68,38 +71,64 @@ def chosen(op, arch: str, count: int) -> Iterator[tuple[str, object]]:
 
 
 def comparable(ptx: str) -> list[str]:
-    """The lines of PTX without comments, and with names that do not depend on what the source calls things."""
+    """What PTX does, in order: its accesses, branches and whatever else has an effect. The values that these take are digests of
+    expressions, so neither names count nor the order of instructions that compute a value alone."""
     names: dict[str, str] = {}
     for match in re.finditer(r"\.entry\s+(\w+)|\.(?:shared|global|const)\b[^;={]*?(\w+)\[", ptx):
         name = match[1] or match[2]
         names.setdefault(name, f"name{len(names)}")
     for name in sorted(names, key=len, reverse=True):
         ptx = re.sub(rf"\b{re.escape(name)}(?=\b|_param)", names[name], ptx)
-    lines = (re.sub(r"\s*//.*", "", line).rstrip() for line in ptx.splitlines())
-    return _numbered([line for line in lines if line])
-
-
-def _numbered(lines: list[str]) -> list[str]:
-    """The lines with registers and labels numbered as they come in each function, without the declarations that count them."""
-    seen: dict[str, str] = {}
-
-    def rename(match: re.Match[str]) -> str:
-        return seen.setdefault(match[0], f"{match[1]}{len(seen)}")
-
-    found = []
-    for line in lines:
-        if ".entry" in line or ".func" in line:
-            seen.clear()
-        if ".reg " not in line:
-            found.append(_COMMUTES.sub(_sorted, re.sub(r"(%[a-z]+|\$L__\w*?)\d+(?:_\d+)?\b", rename, line)))
+    lines = [line for line in (re.sub(r"//.*", "", line).strip() for line in ptx.splitlines()) if line]
+    starts = [i for i, line in enumerate(lines) if ".entry" in line or ".func" in line]
+    found = lines[: starts[0]] if starts else lines
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        found += _effects([line for line in lines[start:end] if not line.startswith(".reg ")])
     return found
 
 
-_COMMUTES = re.compile(r"((?:(?:and|or)\.pred|(?:fma|mul)\.rn[.\w]*)\s+%\w+, )(%\w+|0[fd]\w+), (%\w+|0[fd]\w+)")
+# Operations that compute their results alone, and those of them whose first two operands commute
+_PURE = re.compile(
+    r"(abs|add|and|bfe|bfi|bfind|brev|clz|cnot|copysign|cos|cvt|cvta|div|ex2|fma|ld\.param|lg2|lop3|mad|max|min|mov|mul|neg|"
+    r"not|or|popc|prmt|rcp|rem|rsqrt|selp|setp|shf|shl|shr|sin|slct|sqrt|sub|tanh|testp|xor)\."
+)
+_COMMUTES = re.compile(r"(add|and|fma|mad|max|min|mul|or|xor)\.")
+_NO_RESULT = re.compile(r"(bar|barrier|bra|brx|call|cp|ret|setmaxnreg|st)\b")
+_REGISTER, _LABEL = re.compile(r"%[a-z]+\d+\b"), re.compile(r"\$L__\w+")
+_INSTRUCTION = re.compile(r"(@!?%p\d+\s+)?([a-z][\w.:]*)\s+(\{[^}]*\}|[^,;]+)?(?:,\s*)?(.*?);?$")
 
 
-def _sorted(match: re.Match[str]) -> str:
-    return match[1] + ", ".join(sorted((match[2], match[3])))
+def _effects(lines: list[str]) -> list[str]:
+    """A function's instructions that have an effect, or write a register that others write too."""
+    parsed = [_INSTRUCTION.match(line) for line in lines]
+    results = [
+        _REGISTER.findall(m[3] or "") if m and not _NO_RESULT.match(m[2]) and "[" not in (m[3] or "") else []
+        for m in parsed
+    ]
+    counts = Counter(register for own in results for register in own)
+    values: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    unset: dict[str, str] = {}  # read before they are written, in a loop or where they may be missing
+
+    def valued(text: str) -> str:
+        text = _REGISTER.sub(lambda m: values.get(m[0]) or unset.setdefault(m[0], f"unset{len(unset)}"), text)
+        return _LABEL.sub(lambda m: labels.setdefault(m[0], f"label{len(labels)}"), text)
+
+    found = []
+    for line, match, own in zip(lines, parsed, results, strict=True):
+        if not own or match is None:
+            found.append(valued(line))
+            continue
+        operation, operands = match[2], [valued(text) for text in (match[4] or "").split(", ")]
+        if _COMMUTES.match(operation):
+            operands[:2] = sorted(operands[:2])
+        text = f"{valued(match[1] or '')}{operation} {', '.join(operands)}"
+        alone = _PURE.match(operation) and not match[1] and all(counts[register] == 1 for register in own)
+        if not alone:
+            found.append(text)
+        digest = hashlib.md5((text if alone else f"{len(found)} {text}").encode()).hexdigest()[:12]
+        values |= {register: f"{digest}.{k}" for k, register in enumerate(own)}
+    return found
 
 
 def run(checkout: Path, options: argparse.Namespace) -> dict[str, str]:

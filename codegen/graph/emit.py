@@ -48,7 +48,6 @@ class Dialect:
     like: str = ""  # a vector of the compute type, for constants that need one
     order: tuple[str, ...] = ()  # jnp: the axes of every operand that is not a scalar
     columns: tuple[str, ...] = ()  # the axes along a vector, where other axes make a row
-    innermost: str = ""  # cute: the last axis of all
     approx_of: Mapping[int, str] = field(default_factory=dict)  # the flag of single nodes, by identity
     written: Mapping[int, str] = field(default_factory=dict)  # the text of single nodes, by identity
     given: Mapping[int, str] = field(default_factory=dict)  # the names of nodes that are computed already, by identity
@@ -223,11 +222,8 @@ class _Emitter:
         else:
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)
-            if node.op == "div" and self.is_shared(node):
-                text = f"device.divide_by_{'row' if self.by_one(node) else 'shared'}({{0}}, {{1}}, {{approx}})"
-            elif node.op == "eq" and node.args[0].op == "index":
-                text, binding = "device.equal_index({0}, {1})", ATOM
-                args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
+            if node.op == "div" and self.by_row(node):
+                text = "device.divide_by_row({0}, {1}, {approx})"
             if text == "{0}":
                 return self.text[id(node.args[0])], self.binding[id(node.args[0])]
             alone = all(a.is_const for a in node.args) and not (op.infix and node.kind != "bool")
@@ -250,11 +246,10 @@ class _Emitter:
         dtype = f", dtype={self.dialect.integer}" if widened else ""
         return f"{REDUCTIONS[node.op][2]}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"
 
-    def is_shared(self, node: Node) -> bool:
-        """Whether neighbouring elements of a vector are divided by one value, in whatever kernel."""
-        dividend, divisor = node.args
-        last = self.dialect.innermost
-        return last in dividend.dims and last not in divisor.dims and not divisor.is_const
+    def by_row(self, node: Node) -> bool:
+        """Whether a vector is divided by one value of its row."""
+        along = [any(axis in self.dialect.columns for axis in a.dims) for a in node.args]
+        return along == [True, False] and not node.args[1].is_const
 
     def by_one(self, node: Node) -> bool:
         """Whether a vector is divided by one value, of its row or of its group of columns."""

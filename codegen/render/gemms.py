@@ -49,6 +49,7 @@ class TileContext(ElementwiseContext):
     `chain` is the name of a chain that is written already; without one, the op's own is."""
 
     template = "gemm.py.jinja"
+    width = "vec"
 
     def __init__(self, op: Op, chain: str = ""):
         assert isinstance(op.plan, Gemm) and isinstance(op.plan.tile, Tile)
@@ -239,6 +240,9 @@ class TileContext(ElementwiseContext):
         """Where the kernel reads a group's extent; nowhere, if nothing but registers has it."""
         held = self.in_registers()
         return self.extent_in((a for a in (*self.spec.outputs, *self.spec.inputs) if a.name not in held), group)
+
+    def size_text(self, group: int) -> str:
+        return self.groups[group].name
 
     def indices(self) -> list[Access]:
         return [a for a in self.plan.loads if a.mode == "index"]

@@ -1,0 +1,321 @@
+"""Device functions of element-wise kernels: a thread's vector of consecutive elements, with what it reads and writes.
+
+`Flat` is what a thread knows of its vector. An array with every element of the outputs, in their order, is read and written
+from where the vector starts. Any other array is read at a place: one entry for each of its modes, which is an axis of the
+elements (`Flat.axes`), a number, or what an index says (`pick`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Numeric
+
+from codegen.device import access
+from codegen.device import functions as device
+from codegen.device.functions import Vector
+from codegen.shared import Launch
+
+
+def grid(how: Launch, extents: Sequence[Int32], stream: Any) -> dict[str, Any]:
+    """How a kernel is launched for arrays of these extents: in one block more than full ones, for the rest, or where the arrays
+    are empty."""
+    blocks = _size(extents) // (how.vec * how.threads) + 1
+    return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
+
+
+def _size(extents: Sequence[Int32]) -> Int64:
+    size = Int64(1) if not extents else Int64(extents[0])
+    for extent in extents[1:]:
+        size = size * extent
+    return size
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The position of an element along one of the axes."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The element of an integer array at a place, which is brought inside the mode that it stands for."""
+
+    index: cute.Tensor
+    place: Place
+
+
+Place: TypeAlias = tuple[Axis | Pick | int, ...]
+
+
+def pick(index: cute.Tensor, place: Place) -> Pick:
+    """What an index says, for the place of another array."""
+    return Pick(index, place)
+
+
+@dataclass(frozen=True)
+class Read:
+    """An array that a vector reads."""
+
+    tensor: Any  # a cute.Tensor, or None where it is left out
+    place: Place | None  # None: every element, in the outputs' order
+    parts: int  # of each element, which lie next to each other; 0 for one that has none
+    default: float | None  # where the array is left out
+    dtype: type[Numeric]  # of the default
+
+
+def read(
+    tensor: cute.Tensor | None,
+    place: Place | None = None,
+    parts: int = 0,
+    default: float | None = None,
+    dtype: type[Numeric] = Float32,
+) -> Read:
+    """An array for `Flat.load`: at a place, with parts, or one that may be left out."""
+    return Read(tensor, place, parts, default, dtype)
+
+
+def _at_place(read: Read | Axis, number: int) -> bool:
+    """Whether a read's place depends on an axis."""
+    return isinstance(read, Read) and read.place is not None and _mentions(read.place, number)
+
+
+def _mentions(place: Place, number: int) -> bool:
+    return any(_mentions(p.place, number) if isinstance(p, Pick) else p == Axis(number) for p in place)
+
+
+Operand: TypeAlias = cute.Tensor | Read | Axis
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A thread's vector: `how.vec` consecutive elements of the outputs in memory order."""
+
+    how: Launch
+    extents: tuple[Int32, ...]  # along the axes
+    start: Int64  # the number of its first element
+    valid: Int64  # how many elements there are from there on
+    first: tuple[Int32, ...]  # the first element's position along each axis
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return tuple(Axis(i) for i in range(len(self.extents)))
+
+    @property
+    def inner(self) -> int:
+        """The number of the innermost axis."""
+        return len(self.extents) - 1
+
+    # From memory
+
+    def load(self, *operands: Operand) -> tuple[cute.Tensor, ...]:
+        """Registers with the vector of each operand: an array with every element, another `read`, or an axis, for the elements'
+        positions along it (int32)."""
+        reads = [o if isinstance(o, (Read, Axis)) else read(o) for o in operands]
+        found = tuple(self._registers(r) for r in reads)
+        given = [(r, x) for r, x in zip(reads, found, strict=True) if isinstance(r, Axis) or r.tensor is not None]
+        if not self.how.ragged:
+            for r, x in given:
+                self._load_whole(r, x)
+            return found
+        rest = []
+        for r, x in given:
+            if isinstance(r, Read) and r.place is None:
+                device.copy_whole_or_part(self._own(r.tensor, r.parts), x, _times(r.parts, self.valid))
+            else:
+                rest.append((r, x))
+        mentioned = [i for i in range(len(self.extents)) if any(r == Axis(i) or _at_place(r, i) for r, _ in rest)]
+        if mentioned:
+            _load_ragged(self, rest, mentioned[0])
+        else:
+            self._load_in_row(rest)
+        return found
+
+    def _registers(self, read: Read | Axis) -> cute.Tensor:
+        vec = self.how.vec
+        if isinstance(read, Axis):
+            return cute.make_rmem_tensor((vec,), Int32)
+        shape = (read.parts, vec) if read.parts else (vec,)
+        return access.registers(read.tensor, shape, read.default, read.dtype)
+
+    def _own(self, tensor: cute.Tensor, parts: int) -> cute.Tensor:
+        """The vector in memory of an array with every element."""
+        shape = (parts, self.how.vec) if parts else (self.how.vec,)
+        return cute.make_tensor(tensor.iterator + _times(parts, self.start), cute.make_layout(shape))
+
+    def _row(self, tensor: cute.Tensor, place: Place) -> cute.Tensor:
+        """The vector in memory of an array whose last mode is the innermost axis, where rows hold whole vectors."""
+        where = (*_where(tensor, place, self.first)[:-1], None)
+        row = tensor if len(where) == 1 else tensor[where]
+        return cute.local_tile(row, (self.how.vec,), (self.first[-1] // self.how.vec,))
+
+    def _at(self, i: int) -> tuple[Int32, ...]:
+        """The positions of the vector's element `i`, where all elements lie in one row."""
+        return (*self.first[:-1], self.first[-1] + i) if self.first else ()
+
+    def _is_wide(self, place: Place) -> bool:
+        """Whether the vector's elements lie next to each other at a place."""
+        return place[-1] == Axis(self.inner) and not _mentions(place[:-1], self.inner)
+
+    def _load_whole(self, read: Read | Axis, dst: cute.Tensor) -> None:
+        """A vector whose elements lie in one row, where rows hold whole vectors."""
+        if isinstance(read, Axis):
+            if read.number == self.inner:
+                device.count_up(dst, self.first[-1])
+            else:
+                dst.fill(self.first[read.number])
+        elif read.place is None:
+            cute.autovec_copy(self._own(read.tensor, read.parts), dst)
+        elif self._is_wide(read.place):
+            cute.autovec_copy(self._row(read.tensor, read.place), dst)
+        elif not _mentions(read.place, self.inner):
+            dst.fill(read.tensor[_where(read.tensor, read.place, self.first)])
+        else:
+            for i in range(self.how.vec):
+                dst[i] = read.tensor[_where(read.tensor, read.place, self._at(i))]
+
+    def _load_in_row(self, rest: list[tuple[Read | Axis, cute.Tensor]]) -> None:
+        """Vectors whose elements lie in one row, wherever that starts."""
+        for r, x in rest:
+            if isinstance(r, Read) and r.place is not None and self._is_wide(r.place):
+                offset = cute.crd2idx(_where(r.tensor, r.place, self.first), r.tensor.layout)
+                device.load_anywhere(r.tensor, offset, x)
+            else:
+                self._load_whole(r, x)
+
+    # To memory
+
+    def store(self, values: Vector | tuple[Vector, ...], dst: cute.Tensor) -> None:
+        """The vector to an array with every element; one value for each part of an array whose parts lie next to each other."""
+        parts = len(values) if isinstance(values, tuple) else 0
+        registers = access.registers(dst, (parts, self.how.vec) if parts else (self.how.vec,))
+        if isinstance(values, tuple):
+            for part, value in enumerate(values):
+                registers[part, None].store(value)
+        else:
+            registers.store(values)
+        if self.how.ragged:
+            device.copy_whole_or_part(registers, self._own(dst, parts), _times(parts, self.valid))
+        else:
+            cute.autovec_copy(registers, self._own(dst, parts))
+
+    def store_at(self, src: cute.Tensor, dst: cute.Tensor, place: Place) -> None:
+        """The vector to another array, where rows hold whole vectors; else `store_ragged` does it."""
+        if self.how.ragged:
+            return
+        if self._is_wide(place):
+            cute.autovec_copy(src, self._row(dst, place))
+        else:
+            for i in range(self.how.vec):
+                dst[_where(dst, place, self._at(i))] = src[i]
+
+    def store_ragged(self, *written: tuple[cute.Tensor, cute.Tensor, Place]) -> None:
+        """Vectors to other arrays, as (registers, array, place), by all lanes together: an aligned vector may begin with the end
+        of the lane before. Where rows hold whole vectors `store_at` has done it."""
+        if self.how.ragged:
+            mentioned = [i for i in range(len(self.extents)) if any(_mentions(place, i) for *_, place in written)]
+            _store_ragged(self, written, mentioned[0])
+
+
+def vector(how: Launch, extents: Sequence[Int32]) -> Flat:
+    """This thread's vector of outputs with these extents."""
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    size = _size(extents)
+    start = cute.assume((Int64(bidx) * how.threads + tidx) * how.vec, divby=how.vec)
+    valid = size - start
+    first: list[Int32] = []
+    rest = start
+    for i in reversed(range(len(extents))):
+        first.insert(0, Int32(rest % extents[i] if i else rest))
+        rest = rest // extents[i]
+    return Flat(how, tuple(extents), start, valid, tuple(first))
+
+
+def _times(parts: int, count: Int64) -> Int64:
+    return parts * count if parts else count
+
+
+def _where(tensor: cute.Tensor, place: Place, at: tuple[Int32, ...]) -> tuple:
+    """A place in a tensor as coordinates, for the element at these positions."""
+
+    def coordinate(mode: int, entry: Axis | Pick | int) -> Int32 | int:
+        if isinstance(entry, Axis):
+            return at[entry.number]
+        if isinstance(entry, Pick):
+            return device.clip_index(entry.index[_where(entry.index, entry.place, at)], tensor.shape[mode])
+        return entry
+
+    return tuple(coordinate(mode, entry) for mode, entry in enumerate(place))
+
+
+def _next(at: tuple[Int32, ...], own: Flat, outermost: int) -> tuple[Int32, ...]:
+    """The next element's position along the axes from the `outermost` on."""
+    return (*at[:outermost], *device.next_coordinates(at[outermost:], own.extents[max(outermost, 1) :]))
+
+
+def _load_elements(rest: list[tuple[Read | Axis, cute.Tensor]], i: int, at: tuple[Int32, ...]) -> None:
+    for r, x in rest:
+        if isinstance(r, Axis):
+            x[i] = at[r.number]
+        else:
+            assert r.place is not None
+            x[i] = r.tensor[_where(r.tensor, r.place, at)]
+
+
+@cute.jit
+def _load_ragged(own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], outermost: cutlass.Constexpr[int]):
+    """Vectors that may cross the end of a row: where they do not, wide loads, wherever they start; else every element at its own
+    place, which depends on the axes from the `outermost` on."""
+    whole = own.valid >= own.how.vec if len(own.extents) <= 1 else own.first[-1] + own.how.vec <= own.extents[-1]
+    if whole:
+        own._load_in_row(rest)
+    else:
+        at = own.first
+        for i in cutlass.range_constexpr(own.how.vec):
+            if i < own.valid:
+                _load_elements(rest, i, at)
+            at = _next(at, own, outermost)
+
+
+def _stored_wide(own: Flat, written: tuple[tuple[cute.Tensor, cute.Tensor, Place], ...]) -> list[cutlass.Uint32]:
+    """Store what fills aligned vectors; the bits of the elements that are left over."""
+    found = []
+    for src, dst, place in written:
+        if own._is_wide(place):
+            before = own.first[-1]
+            after = own.valid if len(own.extents) <= 1 else own.extents[-1] - before
+            offset = cute.crd2idx(_where(dst, place, own.first), dst.layout)
+            found.append(device.store_anywhere(src, dst, offset, before, after, own.valid))
+        else:
+            found.append(device.first_bits(own.valid, own.how.vec))
+    return found
+
+
+@cute.jit
+def _store_element(rest: cutlass.Uint32, i: cutlass.Constexpr[int], src: cute.Tensor, dst: cute.Tensor, where: tuple):
+    if device.bit(rest, i):
+        dst[where] = src[i]
+
+
+def _store_elements(rests: list[cutlass.Uint32], written: tuple, i: int, at: tuple[Int32, ...]) -> None:
+    for rest, (src, dst, place) in zip(rests, written, strict=True):
+        _store_element(rest, i, src, dst, _where(dst, place, at))
+
+
+@cute.jit
+def _store_ragged(own: cutlass.Constexpr[Flat], written: cutlass.Constexpr[tuple], outermost: cutlass.Constexpr[int]):
+    rests = _stored_wide(own, written)
+    every = rests[0]
+    for k in cutlass.range_constexpr(1, len(rests)):
+        every = every | rests[k]
+    if every != 0:
+        at = own.first
+        for i in cutlass.range_constexpr(own.how.vec):
+            _store_elements(rests, written, i, at)
+            at = _next(at, own, outermost)

@@ -1,9 +1,9 @@
-"""What tests need decides where they stand.
+"""Tests are sorted by what they need.
 
 tests/pure       nothing: neither jax nor cutlass is imported
-tests/cpu        JAX on the CPU; kernels are cross-compiled, never run
+tests/cpu        JAX on the CPU; kernels are cross-compiled and interpreted
 tests/generated  the property tests of every op: on the CPU, and on a GPU where there is one
-tests/gpu        an NVIDIA GPU; skipped, here and nowhere else, where there is none
+tests/gpu        an NVIDIA GPU; only these are skipped where there is none
 """
 
 import contextlib
@@ -20,10 +20,10 @@ import pytest
 from tests import versions, xla_flags
 from tests.turns import EVERY, SPARSER
 
-# Kernels are kept between runs, but beside the checkout; also by the processes that tests start
+# Kernels are cached between runs, in a folder of the checkout; the processes that tests start use the same cache
 os.environ.setdefault("CODEGEN_CACHE_DIR", str(Path(__file__).parent.parent / ".codegen-cache"))
 
-# Processes full of traced programs: looking through them for garbage as often as Python does takes up to a tenth of the time
+# Processes hold many traced programs: with Python's defaults, garbage collection takes up to a tenth of the time
 gc.set_threshold(100_000, 20, 100)
 
 GPU_TESTS = Path(__file__).parent / "gpu"
@@ -40,13 +40,13 @@ else:
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 given = os.environ.get("XLA_FLAGS", "")
-if "device_count" not in given:  # as it is in the processes of pytest-xdist
-    # Sharded arrays are tested on eight devices that the CPU stands for: decided here, before JAX starts
+if "device_count" not in given:  # pytest-xdist's processes inherit it
+    # Sharded arrays are tested on eight virtual devices of the CPU: this must be set before JAX starts
     quick = "" if GPU else xla_flags.quick()
     os.environ["XLA_FLAGS"] = " ".join([quick, given, "--xla_force_host_platform_device_count=8"])
 
 
-@pytest.hookimpl(trylast=True)  # of what the command line selects
+@pytest.hookimpl(trylast=True)  # after the selection of the command line
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept = set(of_tried_versions([item.name for item in items]))
     config.hook.pytest_deselected(items=[item for item in items if item.name not in kept])
@@ -60,15 +60,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def of_tried_versions(names: list[str]) -> list[str]:
-    """The tests that run. With a version of JAX or CuTe DSL that was never tried, it is the one that says so, unless
-    CODEGEN_UNTRIED is set: one test fails, not all that meet what is new."""
+    """The tests that run. With an untried version of JAX or CuTe DSL only the test that reports it runs, so that one test
+    fails and not all that the new version breaks. With CODEGEN_UNTRIED all tests run."""
     if os.environ.get("CODEGEN_UNTRIED") or not versions.untried():
         return names
     return [name for name in names if name == "test_the_versions_installed_are_tried"]
 
 
 def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test with `@pytest.mark.turns(n)` one set of parameters in n * SPARSER, where not all are asked for."""
+    """Deselects tests: of a test with `@pytest.mark.turns(n)`, one set of parameters in n * SPARSER runs, unless all
+    are requested."""
     found: Counter[str] = Counter()
     kept, left = [], []
     for item in items:
@@ -80,16 +81,16 @@ def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: no collection of garbage need look through it again."""
+    """Exempts everything that is imported from garbage collection, since it stays until the end."""
     gc.collect()
     gc.freeze()
 
 
-MOST_RESIDENT = 3 * 2**30  # bytes of a process that keeps what it compiled
+MOST_RESIDENT = 3 * 2**30  # bytes of memory above which a process clears its caches
 
 
 def resident() -> int:
-    """The bytes of memory that this process has."""
+    """The bytes of memory that this process uses."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
@@ -97,7 +98,7 @@ def resident() -> int:
 
 @pytest.fixture(scope="module", autouse=True)
 def forgetful() -> Iterator[None]:
-    """What a module compiled is of little use to the next, and several processes share the memory of a small machine."""
+    """Clears the caches after a module of tests if the process uses much memory. The next module needs little of them."""
     yield
     if "codegen.runtime.ops.op" in sys.modules and resident() > MOST_RESIDENT:
         import jax
@@ -111,7 +112,7 @@ def forgetful() -> Iterator[None]:
 
 @pytest.fixture
 def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of compiled kernels with nothing in it, here or on disk."""
+    """A cache of compiled kernels that is empty, in memory and on disk."""
     from codegen.runtime.compiled import interpreted, kernels
 
     folder = tmp_path / "cache"
@@ -123,7 +124,7 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def strict_jax() -> Iterator[None]:
-    """JAX that refuses implicit type promotion and broadcasting between ranks: hidden upcasts die here."""
+    """JAX that refuses implicit type promotion and broadcasting between ranks, so that hidden upcasts are errors."""
     import jax
 
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):

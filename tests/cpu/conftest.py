@@ -1,3 +1,3 @@
-"""What tests of this folder share."""
+"""Fixtures of the tests of this folder."""
 
 from tests.meshes import kernels as kernels

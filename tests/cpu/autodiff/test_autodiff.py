@@ -1,5 +1,5 @@
-"""Generated backwards: each operation's, against finite differences; the composites', where they could overflow; what a
-spec says itself; second derivatives. The kernels are held to jax.vjp op by op in tests/generated."""
+"""Generated backwards: of each operation against finite differences, of composite functions where they could overflow,
+of formulas in specs, and second derivatives. tests/generated compares the kernels with jax.vjp, op by op."""
 
 import functools
 import os
@@ -30,7 +30,7 @@ OTHERS = [1.3, 0.8, 2.1, 0.6], [0.3, -1.2, 0.9, 2.2]
 
 
 def op_of(folder, chain: str, more: str = "", inputs: str = "a b c", dims: str = "..., N", out: str = "..., N"):
-    """A float64 op of a chain that assigns y."""
+    """A float64 op with a chain that assigns y."""
     used = [name for name in inputs.split() if re.search(rf"\b{name}\b", chain)]
     rows = "\n".join(f"  {name}: float64[{dims}]" for name in used)
     return make_op(
@@ -97,7 +97,7 @@ def test_the_derivative_of_a_power_at_zero(tmp_path):
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(("kind", "exponents"), [("float", [2.5, 2, 1, 0.5, 0]), ("int", [0, 1, 2, -1])])
 def test_the_derivatives_of_a_power_whose_base_is_zero(kind, exponents, implementation, tmp_path):
-    """By a dynamic exponent, where one element is 0; by the base, also where the exponent is 0."""
+    """With respect to a dynamic exponent, where one element is 0; and to the base, also where the exponent is 0."""
     more = f"params:\n  e: {{type: {kind}, default: 2, static: false}}"
     op = make_op(tmp_path, spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x ** e", more=more))
     x = jnp.asarray([[0, 1, 2]], jnp.float32)
@@ -106,7 +106,7 @@ def test_the_derivatives_of_a_power_whose_base_is_zero(kind, exponents, implemen
         by = (0, 1) if kind == "float" else 0
         got = jax.grad(lambda x, p: op(x, e=p, implementation=implementation).sum(), by)(x, p)
         expected = jax.grad(lambda x, p: (x**p).sum(), by)(x, p)
-        # by jnp's own account 0 ** 0.0 has no slope; that of a constant is 0
+        # in jnp the derivative of 0 ** 0.0 does not exist; that of a constant is 0
         for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(g, jnp.where(jnp.isnan(e), 0, e), rtol=1e-6)
 
@@ -139,7 +139,7 @@ def test_the_derivative_of_every_reduction(name, axis, tmp_path):
     check_differences(op, np.random.default_rng(0).standard_normal((3, 5)))
 
 
-COUNTED = {  # what is summed lacks the axis that it is summed along: each element counts
+COUNTED = {  # the summed value lacks the axis of the sum: it counts once for each element
     "in_a_logarithm": (
         "x: float32[..., N]; r: float32[...]", "y: float32[...]", "y = log(sum(exp(x) + r, axis=N))",
         lambda x, r: jnp.log(jnp.sum(jnp.exp(x) + r[:, None], 1)),
@@ -194,7 +194,8 @@ EXTREMES = {
     ("name", "implementation"), [*((name, "interpret") for name in EXTREMES), ("of_an_output", "xla")]
 )
 def test_an_extreme_of_what_is_computed_is_found_again(name, implementation, tmp_path):
-    """By the kernel that computes the elements once more: what another one made of them may differ in the last bit."""
+    """A kernel that recomputes the elements finds the maximum of another kernel, although recomputed values may differ
+    in the last bit."""
     outputs, chain = EXTREMES[name]
     op = make_op(tmp_path, spec_text("x: float32[..., N]; w: float32[N]", outputs, chain))
     assert isinstance(op.backward, Derived) and "m" not in op.backward.how.saved
@@ -217,7 +218,7 @@ def test_an_extreme_of_what_functions_give_cannot_be_saved(tmp_path):
     assert "elements that are recomputed are compared with 'm', and may differ in the last bit" in found.message
 
 
-UNUSED = {  # x, with zeros; the chain, whose l nothing depends on; the gradient of y
+UNUSED = {  # x, with zeros; the chain, in which nothing depends on l; the gradient of y
     "a norm": ("float32[..., N]", "float32[...]", "y = x * 2; l = norm(x, axis=N)", lambda x: 2 * x),
     "a root": ("float32[..., N]", "float32[..., N]", "y = x * 2; l = sqrt(x) + 1", lambda x: 2 * x),
     "a scaled logarithm": (
@@ -234,7 +235,7 @@ UNUSED = {  # x, with zeros; the chain, whose l nothing depends on; the gradient
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("name", UNUSED)
 def test_outputs_that_nothing_depends_on_add_nothing(name, implementation, tmp_path):
-    """Also where their slope is infinite: JAX would not differentiate them."""
+    """Also where their derivative is infinite: JAX would not differentiate them."""
     x_type, l_type, chain, expected = UNUSED[name]
     op = make_op(tmp_path, spec_text(f"x: {x_type}", f"y: {x_type}; l: {l_type}", chain))
     assert isinstance(op.backward, Derived)
@@ -257,7 +258,8 @@ def test_a_product_beyond_the_range_that_nothing_depends_on(implementation, tmp_
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_gradients_of_what_is_repeated_are_summed_in_float32(implementation, tmp_path):
-    """By the jnp form too, where the backward has no kernel: a bfloat16 sum of a few thousand stops growing."""
+    """Also in the jnp form, where the backward has no kernel: a sum of a few thousand elements stops growing in
+    bfloat16."""
     op = make_op(tmp_path, spec_text(
         "x: bfloat16[B, M, N]; table: bfloat16[B, P]; i: int32[B]", "y: bfloat16[B, M, N]",
         "y = mean(x, axis=(M, N)) + take(table, i, axis=P)",
@@ -292,16 +294,16 @@ FACTORS = {
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("x", FACTORS.values(), ids=FACTORS)
 def test_the_derivatives_of_a_product_are_those_of_jnp(x, implementation):
-    """First and second ones, also where the product divided by an element would lose them."""
+    """First and second derivatives, also where the product divided by an element would be 0 / 0."""
     x = jnp.asarray(x, jnp.float32)
     for of in (jax.grad, lambda f: jax.jacrev(jax.grad(f))):
         got = of(lambda v: generated.row_prod(v[None], implementation=implementation)[0])(x)
-        np.testing.assert_allclose(got, of(jnp.prod)(x), rtol=5e-7, atol=1e-38)  # jnp flushes what is denormal
+        np.testing.assert_allclose(got, of(jnp.prod)(x), rtol=5e-7, atol=1e-38)  # jnp flushes denormals
 
 
 @pytest.mark.parametrize("axes", ["N", "...", "(..., N)"])
 def test_the_derivative_of_a_product_along_any_axes(axes, tmp_path):
-    """Over rows, elements wait for what all rows come to. Zeros in places, and one row of them."""
+    """Over rows, elements wait for reductions over all rows. Some elements are zero, and one whole row."""
     shape = {"N": "...", "...": "N", "(..., N)": ""}[axes]
     op = make_op(
         tmp_path,
@@ -343,7 +345,7 @@ def test_no_derivative_overflows_where_the_true_value_is_finite(name, implementa
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_the_derivative_of_picking_one_element_a_row(implementation, tmp_path):
-    """Also where the index lies outside, and is clamped."""
+    """Also where the index is out of range, and is clamped."""
     op = make_op(
         tmp_path,
         "op: made\nsummary: Made here.\ninputs:\n  x: float32[..., N]\n  i: int32[...]\noutputs:\n  y: float32[...]\n"
@@ -355,7 +357,7 @@ def test_the_derivative_of_picking_one_element_a_row(implementation, tmp_path):
     assert slope.tolist() == [[0, 2, 0], [6, 0, 0], [12, 0, 0], [0, 0, 22]]
 
 
-# What a spec says itself
+# Formulas of a spec
 
 SPEC = """
 op: made
@@ -380,8 +382,8 @@ def test_a_formula_overrides_one_gradient(implementation, tmp_path):
     x, s = jnp.asarray([[1.0, -2.0, 3.0]]), jnp.asarray([[2.0, 5.0, -1.0]])
     _, pull = jax.vjp(lambda *a: op(*a, implementation=implementation), x, s)
     dx, ds = pull(jnp.ones((1, 3)))
-    assert dx.tolist() == [[14.0, 0.0, 0.0]]  # seven times the true one
-    assert ds.tolist() == [[1.0, 0.0, 0.0]]  # as ever
+    assert dx.tolist() == [[14.0, 0.0, 0.0]]  # seven times the exact one
+    assert ds.tolist() == [[1.0, 0.0, 0.0]]  # computed as without `grad`
 
 
 def test_an_output_is_saved_where_the_spec_says_so(tmp_path):
@@ -427,9 +429,9 @@ def test_an_output_that_is_stored_coarsely_is_computed_again(
 
 
 def test_what_an_output_in_few_bits_stands_for():
-    """A factor; not an exponent, which magnifies what rounding it loses."""
+    """It may replace a factor, but not an exponent, which would magnify its rounding error."""
     assert generated.softmax.backward.how.saved == ("y",)
-    assert generated.log_softmax.backward.how.saved == ("row_max", "row_log")  # not y
+    assert generated.log_softmax.backward.how.saved == ("row_max", "row_log")  # y is not among them
     assert generated.add_rmsnorm.backward.how.saved == ("residual_out",)  # for two arrays
 
 
@@ -459,7 +461,7 @@ def test_statistics_are_saved_by_a_forward_of_their_own(implementation, tmp_path
     assert [a.name for a in frozen.spec.inputs] == ["dy", "m", "r", "x", "w"]
     assert [str(a) for a in forward.spec.outputs] == ["float32[..., N]", "float32[...]", "float32[...]"]
     assert "var" not in backward.spec.chain.value
-    assert len(backward.plan.stages) == 1  # nothing has to wait for the mean
+    assert len(backward.plan.stages) == 1  # nothing waits for the mean
     testing.check_gradient(op, implementation)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
     y, _ = jax.vjp(lambda v: op(v, jnp.ones(8), implementation=implementation), x)
@@ -471,7 +473,7 @@ def test_statistics_are_saved_by_a_forward_of_their_own(implementation, tmp_path
     np.testing.assert_allclose(second(x), theirs(x), rtol=2e-4, atol=2e-5)
 
 
-KEPT = {  # the statistics that the forward writes, and the folds along a row that are left
+KEPT = {  # the statistics that the forward saves, and the remaining reductions along the row
     "layernorm": (("rstd", "row_mean"), 1), "group_norm": (("rstd", "row_mean"), 1), "causal_softmax": (("row_max", "row_sum"), 1),
     "cross_entropy_smoothed": (("lse",), 0), "cosine_similarity": (("row_norm", "row_norm2"), 0),
     "rmsnorm": ((), 1), "softmax": ((), 1), "top1_gate": ((), 2), "bias_gelu": ((), 0),
@@ -489,7 +491,7 @@ def test_rows_are_not_folded_again_for_what_others_wait_for(name):
 
 
 def test_names_of_what_rows_come_to_are_new(tmp_path):
-    """And the lines that compute it use none of the spec's."""
+    """Names of saved statistics are new, and so are the names in the lines that compute them."""
     inputs = "t0: float32[..., N]; row_max: float32[N]; row_sum: float32[...]"
     chain = "y = softmax(t0 * row_max, axis=N) + row_sum"
     op = make_op(tmp_path, spec_text(inputs, "y: float32[..., N]", chain))
@@ -511,7 +513,7 @@ def test_names_of_what_rows_come_to_are_new(tmp_path):
 
 
 def test_what_must_be_folded_again_all_the_same_is_not_kept(tmp_path):
-    """The largest element of a row is looked for again: what is computed of it follows."""
+    """The backward searches the largest element of a row again, and what is computed from it follows."""
     chain = "m = mean(x, axis=G); n = max(abs(x - m), axis=(B, G)); z = x - m; y = softmax(z * w, axis=G) / (1 + n)"
     inputs = "x: float32[..., (B G=32)]; w: float32[..., (B G=32)]"
     op = make_op(tmp_path, spec_text(inputs, "y: float32[..., (B G=32)]", chain))
@@ -519,7 +521,7 @@ def test_what_must_be_folded_again_all_the_same_is_not_kept(tmp_path):
 
 
 def test_the_gradient_of_a_rounded_maximum(tmp_path):
-    """No element equals what the output holds: its maximum is computed again."""
+    """No element equals the rounded output, so the maximum is recomputed."""
     op = make_op(
         tmp_path,
         "op: made\nsummary: Made here.\ntypes: {T: [float32, bfloat16]}\ninputs: {x: 'T[..., N]', w: 'T[N]'}\n"
@@ -570,7 +572,7 @@ def test_gradients_at_kinks_and_at_nan_are_those_of_the_reference(name, implemen
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-38)
 
 
-# At 0 and far out, of any order
+# At 0 and far from it, of every order
 
 AT_ZERO = {  # the second and third derivative at 0
     "sigmoid": (0, -1 / 8), "silu": (1 / 2, 0), "log_sigmoid": (-1 / 4, 0), "softplus": (1 / 4, 0), "mish": (0.64, None),
@@ -591,8 +593,8 @@ def test_higher_derivatives_at_zero(name):
 
 
 def test_opposite_sigmoids_at_zero(tmp_path):
-    """Those that share a column's maximum would be counted once that is known, which all rows wait for: jnp differentiates the
-    chain."""
+    """Ties for a column's maximum would be counted after it is known, and all rows would wait for the count: jnp
+    differentiates the chain."""
     op = make_op(
         tmp_path,
         spec_text(
@@ -611,14 +613,14 @@ def test_second_derivatives_are_finite_far_out(name):
     np.testing.assert_array_equal(jax.vmap(jax.grad(jax.grad(lambda v: f(v[None])[0])))(x), jnp.zeros(6))
 
 
-# How XLA compiles for a CPU where tests/conftest.py asks for nothing else
+# How XLA compiles for a CPU without the flags of tests/conftest.py
 QUICK = "xla_cpu_use_fusion_emitters=false" in os.environ["XLA_FLAGS"]
 USUAL = {"xla_backend_optimization_level": "3", "xla_cpu_use_fusion_emitters": True} if QUICK else {}
 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_slopes_that_only_a_detour_overflows(tmp_path, implementation):
-    """Squares of what is large or small do, the slopes do not."""
+    """Squares of large or small values overflow or underflow, the derivatives do not."""
     op = make_op(tmp_path, spec_text("x: float32[N]; w: float32[N]", "y: float32[N]", "y = atan2(x, w)"))
     x, w = np.float32([1e-25, 1e25, 3.0]), np.float32([2e-25, -3e25, 4.0])
     wide = [v.astype("float64") for v in (x, w)]
@@ -633,7 +635,7 @@ def test_slopes_that_only_a_detour_overflows(tmp_path, implementation):
     def pull(x: jax.Array) -> tuple[jax.Array]:
         return jax.vjp(functools.partial(op, implementation=implementation), x)[1](jnp.ones(5))
 
-    (got,) = jax.jit(pull, compiler_options=USUAL)(x)  # XLA's cube root without fusion emitters is off by 2e-6
+    (got,) = jax.jit(pull, compiler_options=USUAL)(x)  # XLA's cube root without fusion emitters has an error of 2e-6
     np.testing.assert_allclose(got, [*(1 / (3 * np.cbrt(x[:3].astype("float64")) ** 2)), np.inf, 0], rtol=1e-6)
 
     op = make_op(
@@ -642,7 +644,7 @@ def test_slopes_that_only_a_detour_overflows(tmp_path, implementation):
     x, z = np.float32([1e-4, 1e4]), np.float32([1e30, 1e30])
     dx, dz = jax.vjp(functools.partial(op, implementation=implementation), x, z)[1](jnp.ones(2))
     np.testing.assert_allclose(dx[0], -8 * 1e-4**-9, rtol=1e-5)
-    if implementation == "interpret":  # XLA makes one constant of two, under jit in jnp as well
+    if implementation == "interpret":  # XLA merges two constants, under jit in jnp as well
         op = make_op(tmp_path, spec_text("x: float32[N]; z: float32[N]", "y: float32[N]", "y = x * 1e-30 * z * 1e-30"))
         dx, dz = jax.vjp(functools.partial(op, implementation=implementation), 1e30 * jnp.ones(2), z)[1](jnp.ones(2))
         np.testing.assert_allclose([dx, dz], np.full((2, 2), 1e-30), rtol=1e-6)
@@ -686,7 +688,7 @@ WIDE_TYPES = {  # of types that may be float64: inputs, output, chain, reference
 
 @pytest.mark.parametrize("name", WIDE_TYPES)
 def test_backwards_of_types_that_may_be_float64(name, tmp_path):
-    """What is kept, added up by index or waited for has the bits that it is computed in."""
+    """Values that are saved, added up by index or waited for have the compute type's bits."""
     inputs, output, chain, reference, more = WIDE_TYPES[name]
     types = "{T: [float32, bfloat16, float64]}"
     op = make_op(tmp_path, spec_text(inputs, f"y: {output}", chain, reference, more=more, types=types))
@@ -697,7 +699,8 @@ def test_backwards_of_types_that_may_be_float64(name, tmp_path):
     assert bool(kept) == (name != "rows_of_a_table")
 
 
-# A backward that no one kernel is: inputs, output, chain, reference, more, and how many kernels stand beside it and before it
+# Backwards of several kernels: inputs, output, chain, reference, more, and the numbers of kernels for columns and of
+# first kernels
 BESIDE = {
     "of_columns": ("x: T[..., N]; w: T[N]", "T[N]", "y = mean(square(x), axis=...) + square(w)",
         f"y = jnp.mean(jnp.square(x), {OVER_ROWS}) + jnp.square(w)", "", 0),
@@ -745,7 +748,8 @@ def test_an_input_that_is_left_out_decides_no_type(more, tmp_path):
 
 
 def test_what_all_rows_come_to_has_the_bits_of_the_rest(tmp_path):
-    """In float32 the product of the other rows would be infinite: the op that gives it would not read what is float64."""
+    """In float32 the product of the other rows would be infinite, since the op that computes it would not read a
+    float64 array."""
     types = "{T: [float32, float64], U: [float32, float64]}"
     op = make_op(tmp_path, spec_text("x: T[..., N]; v: U[N]", "z: U[N]", "z = prod(x, axis=...) * v", types=types))
     with jax.enable_x64(True):
@@ -756,7 +760,7 @@ def test_what_all_rows_come_to_has_the_bits_of_the_rest(tmp_path):
 
 
 def test_what_is_kept_of_float64_has_its_bits(tmp_path):
-    """A mean of values that float32 holds no difference of."""
+    """A mean of values that differ only in bits that float32 lacks."""
     inputs, output, chain, reference, _ = WIDE_TYPES["what_rows_come_to_is_kept"]
     op = make_op(tmp_path, spec_text(inputs, f"y: {output}", chain, reference, types="{T: [float32, float64]}"))
     with jax.enable_x64(True):
@@ -770,7 +774,7 @@ def test_what_is_kept_of_float64_has_its_bits(tmp_path):
         np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
 
 
-# What random specs found: compiled, run, and held to jax.vjp of the same in jnp
+# Found by random specs: compiled, run, and compared with jax.vjp of the same function in jnp
 
 
 def log_softmax(x):

@@ -1,4 +1,5 @@
-"""Each derivative of the op table against jax.vjp of the row's own jnp form, at smooth points, ties and kinks."""
+"""Each derivative of the table of operations against jax.vjp of the same row's jnp form, at smooth points, ties and
+kinks."""
 
 import re
 
@@ -25,13 +26,15 @@ def function(name):
 
 
 def table_gradient(folder, name, formula, values):
-    """A derivative formula's value, through the generator."""
-    if "**" in formula:  # exponents are numbers: a spec for each
+    """The value of a derivative's formula, computed by the generator."""
+    if "**" in formula:  # exponents are numbers, so each has its own spec
         apart = [{n: v[i : i + 1] for n, v in values.items()} for i in range(len(values["b"]))]
         formulas = [re.sub(r"\bb\b", str(float(v["b"][0])), formula) for v in apart]
         made = [table_gradient(folder, name, f.replace("**", "POWER"), v) for f, v in zip(formulas, apart, strict=True)]
         return jnp.concatenate(made)
-    formula = formula.replace("POWER", "**").replace("_hypot(a, b)", "sqrt(a * a + b * b)")  # which specs do not know
+    formula = formula.replace("POWER", "**").replace(
+        "_hypot(a, b)", "sqrt(a * a + b * b)"
+    )  # operations that specs cannot call
     used = [n for n in ("a", "b", "c", "y", "g") if re.search(rf"\b{n}\b", formula)]
     if not used:
         return jnp.full_like(values["g"], float(formula))

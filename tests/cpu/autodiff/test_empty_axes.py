@@ -1,4 +1,4 @@
-"""Gradients through reductions over axes of no extent: those of the reference, by JAX."""
+"""Gradients through reductions over axes of size 0 are those of the reference, computed by JAX."""
 
 import jax
 import jax.numpy as jnp

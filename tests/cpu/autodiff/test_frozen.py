@@ -1,5 +1,5 @@
-"""Gradients that nobody asks for are not computed: those of weights that are not trained, of inputs that a call leaves out, of
-parameters that are constants."""
+"""Gradients that are not requested are not computed: those of weights that are not trained, of inputs that a call
+leaves out, of parameters that are constants."""
 
 import re
 
@@ -20,7 +20,7 @@ COS = normal(6, 4)
 
 
 def program(f, *args, wanted) -> str:
-    """The gradient of a sum over `f` by the `wanted` arguments."""
+    """The gradient of a sum over `f` with respect to the `wanted` arguments."""
 
     def loss(*xs):
         return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(*xs)))
@@ -29,11 +29,11 @@ def program(f, *args, wanted) -> str:
 
 
 def launched(text: str) -> set[str]:
-    """The ops in it that are kernels on a GPU."""
+    """The ops of the program that are kernels on a GPU."""
     return set(re.findall(r"<codegen op (\w+)>>", text))
 
 
-# What is called, its arguments, those whose gradient is asked for, the op that gives it
+# The call, its arguments, those with a requested gradient, the op that computes it
 CALLS = [
     ("all of them", generated.rmsnorm, (X, W), (0, 1), "rmsnorm_backward"),
     ("the weight alone", generated.rmsnorm, (X, W), (1,), "rmsnorm_backward"),
@@ -120,7 +120,7 @@ def test_shards_of_rows_exchange_nothing_for_what_is_frozen():
 
 
 def test_rows_without_a_name(tmp_path):
-    """Of named axes the first one's are the rows."""
+    """If all axes are named, the first one is the rows."""
     text = spec_text(
         "x: float32[B, S, D]; t: float32[S, D]",
         "y: float32[B, S, D]",
@@ -137,7 +137,7 @@ def test_rows_without_a_name(tmp_path):
 
 
 def test_a_parameter_beside_a_float64_array_that_is_frozen(tmp_path):
-    """What is left is computed in float32, and so is the parameter."""
+    """The remaining values are computed in float32, and so is the parameter."""
     text = spec_text(
         "x: float32[..., N]; w: float64[N]", "y: float32[..., N]", "y = x * s + CHAIN", reference="y = x * s + CHAIN",
         more="params:\n  s: {type: float, static: false, default: 1.0, doc: A factor.}\n",
@@ -152,7 +152,7 @@ def test_a_parameter_beside_a_float64_array_that_is_frozen(tmp_path):
 
 
 def test_kernels_that_fold_over_rows_before_are_not_left_to_xla(tmp_path):
-    """Ties for a column's maximum are counted first: there is no backward of rows alone."""
+    """Ties for a column's maximum are counted first, so there is no backward of the rows alone."""
     text = spec_text(
         "x: float32[..., N]; w: float32[N]",
         "y: float32[N]; z: float32[..., N]",
@@ -162,7 +162,7 @@ def test_kernels_that_fold_over_rows_before_are_not_left_to_xla(tmp_path):
     assert {"made_first", "made_backward"} <= launched(program(op, X, W, wanted=(0,)))
 
 
-# JAX keeps what it traced of a call, by which operands were differentiated
+# JAX caches the trace of a call by the operands that were differentiated
 
 PROGRAMS = {
     "checkpoint": lambda loss: jax.checkpoint(loss),
@@ -174,7 +174,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", ["rmsnorm", "column_scale", "scaled_softmax", "dense_relu"])
 def test_the_order_of_what_is_differentiated_does_not_matter(name, program):
-    """All operands, then those that rows do not share, then each again in a program that finds both traced."""
+    """With respect to all operands, then to those that rows do not share, then each again in a program that finds both
+    traced."""
     op, wrap = getattr(generated, name), PROGRAMS[program]
     extents = {"...": 3, "N": 8, "K": 8}
     keys = iter(jax.random.split(jax.random.key(0), 4))

@@ -1,4 +1,4 @@
-"""What tests of an op decide, count and say: comparisons of a value with its own extremes, and the worst errors."""
+"""What property tests decide, count and report: comparisons of a value with its own extreme, and the worst errors."""
 
 import re
 
@@ -13,7 +13,7 @@ from codegen.graph.nodes import Leaf
 from codegen.pipeline import read_op
 from tests.making import make_jnp_op, make_op, spec_text
 
-RIVALS = {  # a row of x: where its largest element is certain, to a float32 of x * 3 + 1
+RIVALS = {  # a row of x: where its largest element is certain, within the float32 rounding of x * 3 + 1
     (1.0, 2.0, 3.0): "certain",
     (1.0, 3.0, 3.0): "open",
     (1.0, 3.0 - 2**-21, 3.0): "open",
@@ -28,7 +28,8 @@ RIVALS = {  # a row of x: where its largest element is certain, to a float32 of 
 @pytest.mark.parametrize("extreme", ["max", "min"])
 @pytest.mark.parametrize("row", RIVALS, ids=str)
 def test_a_value_is_its_own_extreme_where_no_other_may_be(row, extreme, op):
-    """However far both are off: they are off together. Elements that come close to it are another matter."""
+    """However large their errors are, the value and the extreme have the same error. This does not hold for elements
+    that are close to it."""
     relation = op if extreme == "max" else op.replace(">", "~").replace("<", ">").replace("~", "<")
     chain = f"z = x * 3 + 1; y = z {relation} {extreme}(z, axis=N); t = {extreme}(z, axis=N) == z"
     made = read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: bool[..., N]; t: bool[..., N]", chain))
@@ -37,7 +38,7 @@ def test_a_value_is_its_own_extreme_where_no_other_may_be(row, extreme, op):
     bounds = analysis.statements(made.statements, {("input", Leaf("x")): x})
     for bound in (bounds["y", None], bounds["t", None]):
         assert bound.error.any() == (RIVALS[row] == "open")
-        assert not bound.error[0, 0] or row[0] != 1.0  # which is far from being the largest
+        assert not bound.error[0, 0] or row[0] != 1.0  # it is far from the largest
     expected = (
         {"==": x == x.max(), "!=": x != x.max(), ">=": x >= x.max(), "<": x < x.max()}[op] if extreme == "max" else None
     )
@@ -69,7 +70,7 @@ def test_an_argmax_that_finds_nothing_or_another_element_is_found(fault, tmp_pat
 
 
 def test_elements_that_nothing_decides_are_counted_and_agree_with_nothing():
-    """All of a row tie: the first may be the largest, or the last, as rounding has it."""
+    """All elements of a row tie: rounding decides whether the first or the last is the largest."""
     chain = "z = x * 0.1; m = max(z, axis=N); y = where(x * 0.1 + 1 == m + 1, 1.0, 0.0)"
     reference = "z = x * 0.1; y = jnp.where(z == z.max(-1, keepdims=True), 1.0, 0.0)"
     op = make_jnp_op(spec_text("x: float32[..., N]", "y: float32[..., N]", chain, reference, "domain: {x: [1, 1]}\ngrad: none"))  # fmt: skip
@@ -96,7 +97,7 @@ def test_an_op_of_which_nothing_is_decided_does_not_agree():
 
 
 def test_the_worst_error_says_of_how_many_elements_and_the_worst_of_all_is_beside_it():
-    """x + b - b loses what b is larger: hundreds of ulps, of thousands that are allowed."""
+    """x + b - b loses bits if b is larger: hundreds of ulps, of thousands that are allowed."""
     text = spec_text("x: float32[..., N]; b: float32[N]", "y: float32[..., N]; z: float32[..., N]",
                      "y = (x + b * 1e4) - b * 1e4; z = x * b", "y = x + 0 * b; z = x * b", "grad: none")  # fmt: skip
     report = Report()

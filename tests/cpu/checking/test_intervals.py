@@ -1,5 +1,5 @@
-"""How far functions move within intervals, against themselves at many places of the intervals; and what the bound of an
-op's error makes of it."""
+"""How far functions move within intervals, compared with their values at many places of the intervals; and the bound of
+an op's error that follows."""
 
 import jax
 import numpy as np
@@ -41,7 +41,7 @@ def places(op: str, count: int, inside: int):
 
 @pytest.mark.parametrize("op", ONE)
 def test_functions_of_one_argument(op):
-    """They stay within the reach, and come close to it, unless they may be anything."""
+    """The values stay within the reach, and come close to it, unless the reach is infinite."""
     center, radius, inside = places(op, 500, 2001)
     with np.errstate(all="ignore"):
         value, error = reach(op, _FUNCTIONS[op], [center], [radius])
@@ -72,7 +72,7 @@ def test_functions_of_two_arguments(op):
 
 
 def test_what_is_exact_stays_where_it_is():
-    """Also where a float64 is too coarse to hold the interval."""
+    """Also where a float64 is too coarse for the interval."""
     x = np.array([1e20, 1e30, 3.0, 0.5])
     for op in ("sin", "cos", "tan"):
         assert not reach(op, _FUNCTIONS[op], [x], [np.full(4, 1e-38)])[1].any()
@@ -91,7 +91,7 @@ CHAINS = [
 
 
 def test_no_false_alarm_of_what_turns_and_jumps(tmp_path):
-    """Where the argument is off by periods, or may lie on either side of a pole or of a multiple."""
+    """Where the argument's error spans periods, or spans a pole or a multiple."""
     names = [f"y{i}" for i in range(len(CHAINS))]
     chain = [f"{name} = {c} + b" for name, c in zip(names, CHAINS, strict=True)]
     written = {"sin": "jnp.sin", "cos": "jnp.cos", "tan": "jnp.tan", "rem": "jax.lax.rem", "0.5)": "x * 0 + 0.5)", "b * 1e-3": "x * 0 + b * 1e-3"}  # fmt: skip
@@ -106,7 +106,7 @@ def test_no_false_alarm_of_what_turns_and_jumps(tmp_path):
 
 
 def test_a_default_is_rounded():
-    """0.001 is no float32: what the op multiplies with is not what the reference, in float64, has."""
+    """0.001 is not a float32: the op multiplies with another number than the reference in float64."""
     spec = spec_text("x: float32[N]; a: float32[] = 0.001", "y: float32[N]", "y = x * a")
     op = make_jnp_op(spec)
     x = np.asarray([1e4], "float32")

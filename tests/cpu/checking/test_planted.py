@@ -1,4 +1,5 @@
-"""Faults planted in generated kernels are found by what tests an op. All of them, by hand: `python -m tests.planted`."""
+"""The tests of an op find faults that are planted in generated kernels. `python -m tests.planted` runs all of them by
+hand."""
 
 import pytest
 
@@ -11,7 +12,7 @@ def test_a_planted_fault_is_found(fault, tmp_path):
 
 
 def test_every_fault_can_be_planted():
-    """Its line is in the module that is generated today, and what is put there is Python."""
+    """The faulty line is in the module that is generated today, and its replacement is valid Python."""
     assert len({(f.op, f.what) for f in FAULTS}) == len(FAULTS) >= 25
     for fault in FAULTS:
         compile(module_of(fault.op, fault), fault.what, "exec")

@@ -1,4 +1,4 @@
-"""How far rounding may take a reference's gradient, by which tests of gradients judge where terms cancel."""
+"""How far rounding may move a reference's gradient, which is the tolerance of gradient tests where terms cancel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = np.linspace(0.5, 3, 40)
 
 
 def off(function, *args):
-    """By how many units the results are off, at most."""
+    """The largest difference of the results, in units."""
     with jax.enable_x64(True):
         args = tuple(jnp.asarray(x) for x in args)
         exact = np.asarray(function(*args))
@@ -34,7 +34,7 @@ def off(function, *args):
         (lambda x: jax.jit(lambda x: x / 7)(x), 0.5, 1),
         (lambda x: jnp.sum(x), 0.3, 1),
         (lambda x: (3 * x - 2 * x) / x, 2, 8),  # of 1: 3 + 2 of the products, and two more
-        (lambda x: jax.nn.relu(x), 0, 0),  # whose maximum is exact, behind a rule for derivatives of its own
+        (lambda x: jax.nn.relu(x), 0, 0),  # its maximum is exact, but it has its own rule for derivatives
         (lambda x: jnp.where(x > 1, x, -x), 0, 0),
         (lambda x: jax.lax.scan(lambda c, x: (c, x), 0.0, x)[1], 0, 0),
         (lambda x: (x * 1000).astype(int) % 7 + 1, 0, 10 / UNIT),
@@ -47,7 +47,8 @@ def test_each_operation_is_off_by_a_unit(function, least, most):
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("name", ["layernorm", "modulated_layernorm"])
 def test_a_norm_of_one_column(name, implementation):
-    """Its gradient is 0, the difference of terms a thousand times as large as a cotangent, which a compiler may fuse."""
+    """Its gradient is 0, the difference of two terms a thousand times as large as a cotangent, which a compiler may
+    fuse."""
     op = getattr(generated, name)
     rows, extents = ((3,), ()) if name == "layernorm" else ((), (("B", 3), ("S", 3)))
     for seed in range(2):
@@ -65,7 +66,7 @@ def test_a_wrong_gradient_of_one_column_is_found(tmp_path):
 
 
 def test_gradients_where_the_forward_keeps_what_another_kernel_of_the_backward_takes(tmp_path):
-    """A mean weighted by class: the forward keeps each row's maximum and sum, of which one of two kernels reads one."""
+    """A mean weighted by class: the forward saves each row's maximum and sum, and only one of two kernels reads them."""
     chain = """loss = logsumexp(x, axis=C) - sum(where(index(C) == label, x, 0), axis=C)
   w = take(weight, label, axis=C); y = sum(w * loss, axis=...) / sum(w, axis=...)"""
     reference = """loss = -jnp.take_along_axis(jax.nn.log_softmax(x), label[..., None], -1)[..., 0]
@@ -78,7 +79,7 @@ def test_gradients_where_the_forward_keeps_what_another_kernel_of_the_backward_t
     check_gradient_case(op, "xla", Case(Types(()), (5,), (("C", 7),), (), (), False, 1.0, 0))
 
 
-FAST = {  # what the hardware's functions and quotients are off by most, beside others
+FAST = {  # the largest errors of the hardware's functions and quotients, in addition to others
     "y0": ("x / (1 + w * w)", "x / (1 + w * w)"),
     "y1": ("log(1 + x * 0.01) + log2(1 + w * 0.01)", "jnp.log(1 + x * 0.01) + jnp.log2(1 + w * 0.01)"),
     "y2": ("sin(x) - cos(3 * w)", "jnp.sin(x) - jnp.cos(3 * w)"),
@@ -88,7 +89,7 @@ FAST = {  # what the hardware's functions and quotients are off by most, beside 
 
 
 def test_bounds_allow_what_fast_functions_may_be_off_by(tmp_path):
-    """Values and gradients, each approximation anywhere within its own bound."""
+    """Values and gradients, with the error of each approximation anywhere within its bound."""
     chain, reference = ("; ".join(f"{name} = {pair[i]}" for name, pair in FAST.items()) for i in (0, 1))
     outputs = "; ".join(f"{name}: float32[..., N]" for name in FAST)
     op = make_op(tmp_path, spec_text("x: float32[..., N]; w: float32[N]", outputs, chain, reference, "math: fast"))
@@ -99,7 +100,7 @@ def test_bounds_allow_what_fast_functions_may_be_off_by(tmp_path):
 
 
 def test_products_kept_in_fewer_bits_may_turn_a_slope(tmp_path):
-    """The slope of a sine of sums of about 30, which bfloat16 holds to an eighth."""
+    """The derivative of a sine of sums of about 30, which bfloat16 resolves to an eighth."""
     inputs = "x: bfloat16[..., K]; w: bfloat16[K, N]"
     op = make_op(tmp_path, spec_text(inputs, "y: bfloat16[..., N]", "y = sin(x @ w)", "y = jnp.sin(x @ w)"))
     check_gradient_case(op, "xla", Case(Types(()), (3,), (("K", 130), ("N", 128)), (), (), False, 1.0, 0))
@@ -107,7 +108,7 @@ def test_products_kept_in_fewer_bits_may_turn_a_slope(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float16"])
 def test_a_gradient_that_its_type_does_not_hold(tmp_path, dtype):
-    """It is stored as any value: of float8 the largest, of float16 infinity."""
+    """It is stored like any value: as the largest float8, as infinity in float16."""
     text = spec_text(
         f"x: {dtype}[...]; w: float32[..., N]", "y: float32[..., N]", "y = 1e6 * x * w", "y = 1e6 * x[..., None] * w"
     )

@@ -1,4 +1,4 @@
-"""Commands that load JAX: what is wrong with a package, the environment or a reference is one message."""
+"""Commands that load JAX: an error in a package, the environment or a reference is one message."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.places import ROOT
 
 
 def run(monkeypatch, capsys, *words) -> tuple[int, str, str]:
-    """The exit status, and what is printed."""
+    """The exit status and the output of a command."""
     monkeypatch.setattr(sys, "argv", ["codegen", *map(str, words)])
     try:
         command_line.main()
@@ -31,7 +31,7 @@ def run(monkeypatch, capsys, *words) -> tuple[int, str, str]:
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch, capsys):
-    """A project of its own, in which `codegen build` made a package of the specs given."""
+    """A project in which `codegen build` made a package of the given specs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
@@ -113,7 +113,7 @@ def broken_module(folder, spec):
 
 
 def edited_spec_of_a_module(folder, spec):
-    """With no spec at hand, the one that the module holds counts."""
+    """Without the spec's file, the spec that the module contains counts."""
     spec.unlink()
     edited(folder, "y = x * 2", "y = x * 3")
 

@@ -1,4 +1,4 @@
-"""Conversions and remainders at the ends of their ranges, and kernels that once did not compile or import."""
+"""Conversions and remainders at the ends of their ranges, and kernels that did not compile or import in the past."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ INTEGERS = np.array([-(2**31), -70000, -449, -448, -3, 0, 1, 17, 300, 448, 465, 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_integers_become_float8(tmp_path, dtype, implementation):
-    """Rounded once to the nearest, saturating."""
+    """They are rounded once to the nearest, and saturate."""
     op = make_op(tmp_path, spec_text("x: int32[N]", f"y: {dtype}[N]", "y = x", "y = x", "grad: none"))
     top = float(ml_dtypes.finfo(dtype).max)
     expected = np.clip(INTEGERS.astype(np.float64), -top, top).astype(dtype)
@@ -51,7 +51,7 @@ def test_a_count_is_stored_as_float8(tmp_path, implementation):
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(("value", "kernel"), [("x", True), ("exp(x)", False)])
 def test_a_store_that_saturates_hands_its_cotangent_on(tmp_path, implementation, value, kernel):
-    """As a conversion does in JAX, whether the backward is a kernel or the jnp form differentiated."""
+    """As a conversion does in JAX, whether the backward is a kernel or the derivative of the jnp form."""
     op = make_op(tmp_path, spec_text("x: float32[..., N]", "y: float8_e4m3fn[N]", f"y = 400 * max({value}, axis=...)"))
     assert isinstance(op.backward, Derived) == kernel
     x = jnp.asarray([[-3.0, 0.5, 2.0]])
@@ -74,7 +74,7 @@ def test_the_remainder_of_the_least_integer(tmp_path, implementation):
         (-9, 4),
     ]
     x, y = (np.array(column, np.int32) for column in zip(*pairs, strict=True))
-    expected = [int(np.fmod(a, b)) for a, b in pairs]  # the sign is the dividend's
+    expected = [int(np.fmod(a, b)) for a, b in pairs]  # the sign of the dividend
     np.testing.assert_array_equal(np.asarray(op(x, y, implementation=implementation)), expected)
 
 
@@ -93,7 +93,7 @@ def test_parts_that_are_no_power_of_two_are_not_sent_for(tmp_path, dtype, parts,
 
 
 def test_a_second_result_over_other_rows_has_a_name(tmp_path):
-    """The gradients of an axis and of rows, in this order, each have a kernel that finishes."""
+    """The gradients of an axis and of rows, in this order, each have a finishing kernel."""
     text = spec_text(
         "x: float32[..., H, D]; w: float32[D]; s: float32[..., D]", "y: float32[..., H, D]", "y = x * w * s"
     )
@@ -119,8 +119,8 @@ WHOLE = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1),
 
 @pytest.mark.parametrize("dtype", WHOLE)
 def test_quotients_by_a_value_of_the_row_are_rounded(tmp_path, dtype):
-    """At ties and beside them, at either end of the range, and where a divisor, its reciprocal or what is divided is none of the
-    usual numbers."""
+    """At ties and close to them, at either end of the range, and where the dividend, the divisor or its reciprocal is
+    not a normal number."""
     low, high = WHOLE[dtype]
     chain = f"m = max(x, axis=N); q = cast(round(x / s), {dtype}); r = cast(round(x), {dtype})"
     text = spec_text("x: float32[..., N]; s: float32[...]", f"m: float32[...]; q: {dtype}[..., N]; r: {dtype}[..., N]", chain,

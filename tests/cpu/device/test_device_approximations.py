@@ -1,4 +1,4 @@
-"""The approximations of device functions, run by the interpreter in float32 (`math: fast` asks for them), against float64."""
+"""The approximations of device functions, interpreted in float32 (`math: fast` requests them), against float64."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +32,7 @@ def evaluate(folder, chain: str, x: np.ndarray, reference: str = "x") -> np.ndar
 
 
 def check(got: np.ndarray, exact: np.ndarray, relative: float) -> None:
-    """Within a relative error; what is no normal number within as much of the smallest that is."""
+    """The relative error is within a bound. For denormal results the error is relative to the smallest normal number."""
     assert (np.abs(got - exact) <= relative * np.maximum(np.abs(exact), SMALLEST)).all()
 
 
@@ -41,8 +41,8 @@ def test_exponentials_of_what_is_below_zero(tmp_path):
     exact = np.exp(NEGATIVE.astype(np.float64))
     check(got, exact, 2.0**-17)
     near = NEGATIVE > -1
-    check(got[near], exact[near], 2.0**-22)  # what is left of one is right, too
-    assert (got[exact > 2 * LEAST] > 0).all() and (exact < SMALLEST).sum() > 30  # denormal results are kept
+    check(got[near], exact[near], 2.0**-22)  # the remainder of one is right, too
+    assert (got[exact > 2 * LEAST] > 0).all() and (exact < SMALLEST).sum() > 30  # denormal results are not flushed
 
 
 def test_divisions_by_normal_numbers(tmp_path):
@@ -57,7 +57,7 @@ def test_a_division_by_a_constant(tmp_path):
 
 @pytest.mark.parametrize("chain", ["sqrt(x)", "rsqrt(x)"])
 def test_roots_of_every_magnitude(tmp_path, chain):
-    """Denormal numbers as well: sums of squares of ordinary ones are."""
+    """Also of denormals, which sums of squares of ordinary numbers may be."""
     x = np.geomspace(2.0**-140, 3e38, 4000).astype(np.float32)
     exact = np.sqrt(x.astype(np.float64))
     check(evaluate(tmp_path, chain, x), exact if chain == "sqrt(x)" else 1 / exact, 2.0**-22)
@@ -80,7 +80,7 @@ def test_the_sigmoid(tmp_path):
 
 
 def test_gelu(tmp_path):
-    """Its tail as well."""
+    """Also in its tail."""
     x = np.concatenate([np.linspace(-8, 6, 20000), np.geomspace(1e-30, 1e30, 200)]).astype(np.float32)
     wide = x.astype(np.float64)
     exact = wide * special.ndtr(wide)
@@ -94,7 +94,7 @@ def test_gelu(tmp_path):
 
 
 def test_the_slope_of_gelu(tmp_path):
-    """Relative to its two terms, which cancel at -0.75."""
+    """The error is relative to its two terms, which cancel at -0.75."""
     x = np.concatenate([np.linspace(-200, 200, 40000), np.linspace(-13, 6, 20000), [-1e30, 0.0, 1e30]]).astype(
         np.float32
     )
@@ -119,7 +119,7 @@ def test_what_is_not_finite(tmp_path):
 
 
 def elementary(folder, function: str, approx: bool, x: np.ndarray) -> np.ndarray:
-    """An operation in its precise or in its approximate form, whatever `math: fast` takes instead."""
+    """An operation in its precise or in its approximate form, whatever `math: fast` uses instead."""
     module = render_op(read_op("specs/approximated.yaml", SPEC.format(f"{function}(x)", "x").replace("fast", "auto")))
     assert f"device.{function}(x, False" in module
     op = import_op(
@@ -157,7 +157,7 @@ def test_functions_that_may_be_approximate(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["sin", "cos"])
 def test_the_sine_and_the_cosine_of_any_angle(tmp_path, name):
-    """Within 2 ulp, near their zeros too; large angles leave their neighbours as they are."""
+    """Within 2 ulp, also near their zeros; large angles do not change the results of their neighbours."""
     turns = np.concatenate([np.arange(-3000, 3000), np.geomspace(3000, 2e38, 3000)])
     x = (turns * np.pi / 2).astype(np.float32)
     x = np.concatenate(
@@ -182,7 +182,7 @@ def test_the_reciprocal_root_is_within_one_ulp(tmp_path):
 
 
 def test_the_slope_of_an_approximate_tanh_does_not_cancel(tmp_path):
-    """1 - tanh(x)**2 is its derivative, in chains and in backwards: where tanh is nearly 1, an error of tanh counts in full."""
+    """1 - tanh(x)**2 is its derivative, in chains and in backwards: where tanh is nearly 1, its whole error remains."""
     text = "op: slope\nsummary: The slope of tanh.\ninputs:\n  x: float32[N]\noutputs:\n  y: bfloat16[N]\n"
     op = make_op(tmp_path, text + "chain: |\n  t = tanh(x)\n  y = 1 - t * t\nreference: 1 / jnp.cosh(x) ** 2\n")
     x = np.linspace(-6, 6, 4001, dtype=np.float32)

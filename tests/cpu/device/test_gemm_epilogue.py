@@ -1,5 +1,5 @@
-"""Where the driver of epilogues keeps a piece of accumulators in shared memory: each word has a place of its own, a lane reads
-what it is to have, and neither writes nor reads meet in a bank."""
+"""Where the epilogue keeps a piece of the accumulators in shared memory: each word has its own place, a lane reads the
+words that it needs, and neither writes nor reads have bank conflicts."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -27,12 +27,13 @@ def walk_of(width: int, rows: int, vec: int, paired: str) -> Pieces:
 
 
 def column_of(block: int, column: int, width: int, paired: str) -> int:
-    """Of a warp's piece, as its lanes hold it: of the block-th in shared memory, where those of halves alternate."""
+    """The column of a warp's piece that a lane holds: that of the block-th in shared memory, where the columns of two
+    halves alternate."""
     return (block % 2 * (width // 2) + block // 2 * 8 if paired == "halves" else block * 8) + column
 
 
 def words(walk: Pieces, paired: str) -> dict[tuple[int, int], int]:
-    """Where each row's columns lie, in words, as the description says."""
+    """The place of each row's columns, in words, as the description says."""
     gap = GAP * 8 // walk.width
     return {
         (row, column_of(block, c, walk.width, paired)): (
@@ -54,13 +55,14 @@ def test_every_word_has_its_place(form):
 
 
 def most(words: list[list[int]]) -> int:
-    """Of 32 banks, how many different words of one come at once. `words`: of each lane that comes."""
+    """The largest number of different words of one of 32 banks that are accessed at once. `words` has those of each
+    active lane."""
     return max(Counter(word % 32 for word in {w for lane in words for w in lane}).values())
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_matrices_are_written_in_place(form):
-    """Lanes 8i .. 8i + 7 give rows of the i-th: even columns and odd ones, of rows 0 to 7, then of rows 8 to 15."""
+    """Lanes 8i .. 8i + 7 give the rows of the i-th matrix: even and odd columns of rows 0 to 7, then of rows 8 to 15."""
     width, rows, _, paired = form
     walk = walk_of(*form)
     where = words(walk, paired)
@@ -77,7 +79,7 @@ def test_matrices_are_written_in_place(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_words_are_written_in_place(form):
-    """A word a lane, as Ampere does: row lane // 4, columns 2 * (lane % 4) + {0, 1}."""
+    """One word a lane, as on Ampere: row lane // 4, columns 2 * (lane % 4) + {0, 1}."""
     walk, paired = walk_of(*form), form[3]
     where = words(walk, paired)
     plain = SimpleNamespace(matrices=False, fours=False)
@@ -90,7 +92,7 @@ def test_words_are_written_in_place(form):
 
 @pytest.mark.parametrize("form", [f for f in FORMS if f[0] >= (32 if f[3] == "halves" else 16)])
 def test_fours_are_written_in_place(form):
-    """Lanes with four neighbouring columns of each sixteen: the pair j of them."""
+    """Lanes with four neighbouring columns of each sixteen: pair j of them."""
     width, _, _, paired = form
     walk = walk_of(*form)
     where, halves = words(walk, paired), 2 if paired == "halves" else 1
@@ -106,7 +108,7 @@ def test_fours_are_written_in_place(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_vectors_are_read_without_conflicts(form):
-    """16 bytes a lane: a quarter of a warp at once; of vectors of 4, 8 bytes: half of it."""
+    """With 16 bytes a lane, a quarter of a warp accesses memory at once; with 8 bytes (vectors of 4), half a warp."""
     width, _, vec, paired = form
     walk = walk_of(*form)
     where, halves = words(walk, paired), 2 if paired == "halves" else 1

@@ -1,4 +1,4 @@
-"""The main loop for Ampere and later with hand-written epilogues: the kernel's PTX, run by the interpreter."""
+"""The main loop for Ampere and later with hand-written epilogues: the interpreter runs the kernels' PTX."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def run(case: Case, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     return interpreted.run(case.call(case.arch), [*inputs, *outputs], list(inputs.values()), list(outputs.values()))
 
 
-# Whole extents and odd ones in turns: a GPU runs them all
+# Sizes that tiles divide and others, in turns: a GPU runs them all
 @pytest.mark.turns(4)
 @pytest.mark.parametrize("case", gemm_cases.CASES, ids=str)
 def test_products(case):
@@ -50,8 +50,8 @@ def test_any_extent(case, nk, m, n, k, batch, shared, seed):
 @pytest.mark.parametrize("b_is_nk", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "precise", "float16", "bfloat16"])
 def test_rounding(dtype, b_is_nk):
-    """Each product and each sum is off by so much of its size at most: tf32 by its rounding, `precise` by hardly more than
-    float32. On a GPU sums may be cut off instead of rounded, by twice as much."""
+    """Each product and each sum has a bounded relative error: tf32 that of its rounding, `precise` hardly more than
+    float32. A GPU may truncate sums instead of rounding them, which doubles the error."""
     of_product = {"float32": 0.7 * 2.0**-9, "precise": 2.0**-20, "float16": 0, "bfloat16": 0}[dtype]
     sums = 3 if dtype == "precise" else 1
     tiles = DEFAULT if "16" in dtype else PRECISE if dtype == "precise" else TF32
@@ -63,12 +63,12 @@ def test_rounding(dtype, b_is_nk):
     error, size = np.abs(y - case.product(a, b)), case.product(np.abs(a), np.abs(b))
     assert np.all(error <= (of_product + sums * case.K * 2.0**-24) * size)
     if dtype == "float32":
-        assert np.any(error > (2.0**-20 + 3 * case.K * 2.0**-24) * size)  # what `precise` is there for
+        assert np.any(error > (2.0**-20 + 3 * case.K * 2.0**-24) * size)  # the purpose of `precise`
         assert abs(np.mean((y - case.product(a, b)) * np.sign(y))) < 2.0**-14 * np.mean(size)  # no bias
 
 
 def test_what_is_not_finite_stays_so():
-    """Infinities are infinite; as two of tf32, something."""
+    """An infinity stays infinite; split into two tf32 numbers, its product is infinite or NaN."""
     case = Case("plain", "float32", 16, 16, 8, tiles=TF32)
     operands = case.operands(np.random.default_rng(0))
     operands["a"][0, 3, 2], operands["a"][0, 4, 1], operands["a"][0, 5, 0] = np.inf, -np.inf, np.nan
@@ -97,7 +97,7 @@ def test_tiles_that_there_is_no_kernel_for(sizes, message):
 
 
 def compiled(case: Case, arch: str) -> tuple[int, int, int]:
-    """Registers, stack and shared memory."""
+    """Registers, stack and shared memory of a kernel."""
 
     def tensor(described):
         if described is None:
@@ -134,8 +134,8 @@ KERNELS = [
 @pytest.mark.turns(3)
 @pytest.mark.parametrize("case", KERNELS, ids=str)
 def test_nothing_is_spilled(case):
-    """What is spilled lies on the stack, and so does what is indexed by a value that only the GPU knows; on one architecture
-    each, in turns."""
+    """Spilled values are on the stack, and so are arrays with an index that is known at run time only. Each kernel is
+    compiled for one of the architectures, in turns."""
     arch = ("sm_80", "sm_90a", "sm_100a", "sm_120a")[KERNELS.index(case) % 4]
     registers, stack, _ = compiled(case, arch)
     assert registers <= 255 and stack == 0

@@ -17,11 +17,11 @@ from codegen.plan.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 
-SPILLS = 32  # bytes of stack: a value or two, of those that are needed between tiles
+SPILLS = 32  # bytes of stack for a value or two that are needed between tiles
 
 
 def compiled(product: Product, options: str = "") -> tuple[str, int, str]:
-    """PTX, stack in bytes, and what the assembler had to say, where `options` ask it."""
+    """PTX, stack in bytes, and the assembler's report if `options` ask for it."""
 
     def tensor(described):
         dtype, divisors, alignment = described
@@ -42,13 +42,13 @@ GELU = Product("gelu", 512, 512, 768, tiles=WIDE)
 WHOLE = Tiles(128, 256, 128, 4, 2)
 SHAPES = [
     GELU,
-    dataclasses.replace(GELU, b_is_nk=True, N=777),  # rows of y of no whole vectors
+    dataclasses.replace(GELU, b_is_nk=True, N=777),  # rows of y that are not whole vectors
     dataclasses.replace(GELU, name="dgelu", tiles=SQUARE),
     dataclasses.replace(GELU, tiles=dataclasses.replace(WIDE, rolled=True)),
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, stages=5, piece=32, ahead=2)),
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(SQUARE, rolled=True)),  # read in the loop
     dataclasses.replace(GELU, name="residual", tiles=dataclasses.replace(WIDE, ahead=2, rolled=True, staged=2048)),
-    # of fewer pieces than are read ahead
+    # with fewer pieces than are prefetched
     dataclasses.replace(GELU, name="dgelu", tiles=dataclasses.replace(TABLE[-1], rolled=True, staged=2048)),
     dataclasses.replace(GELU, tiles=Tiles(128, 256, 64, 4, 1, 2), dtype="float16", out="float16"),
     dataclasses.replace(GELU, name="swiglu", paired="halves", tiles=Tiles(128, 256, 64, 4, 2)),
@@ -71,7 +71,7 @@ def test_the_tensor_cores_are_fed_by_tma(product):
     assert not refusal(tiles, kind.name, kind.name, b_is_nk=product.b_is_nk, paired=product.paired)
     ptx, stack, remarks = compiled(product, "remarks{ptx}")
     slabs = tiles.tile_m // 64 // (1 if tiles.pingpong else 2)
-    # Of a stage, and of a tile's first one apart where accumulators are free before it
+    # WGMMA instructions of a stage; twice as many if the code of a tile's first stage is separate
     products = slabs * tiles.tile_k * kind.size // 32
     assert ptx.count("wgmma.mma_async.sync.aligned") == products * (2 if tiles.rolled else 1)
     assert ptx.count("cp.async.bulk.tensor") >= 1 + parts
@@ -79,7 +79,7 @@ def test_the_tensor_cores_are_fed_by_tma(product):
     assert ("cp.async.bulk.tensor.2d" in ptx) == (tiles.staged > 0)  # the epilogue's operands; the factors have a batch
     assert ("ld.shared::cluster.v4" in ptx) == (tiles.splits > 1)  # the other blocks' accumulators
     assert stack <= SPILLS
-    assert "bytes spill" in remarks  # the assembler spoke
+    assert "bytes spill" in remarks  # the assembler's report
     assert "serializ" not in remarks and "setmaxnreg" not in remarks
 
 
@@ -117,7 +117,7 @@ def test_tiles_whose_blocks_share_k_out_compile(tiles):
 
 
 def test_parts_of_pairs_come_together(tmp_path):
-    """An epilogue that reads one of two columns that lie side by side has both brought to shared memory."""
+    """An epilogue that reads one of two neighbouring columns has both copied to shared memory."""
     op = make_op(
         tmp_path,
         "op: made\nsummary: Made here.\ninputs: {x: 'bfloat16[..., K]', w: 'bfloat16[K, (N 2)]', r: 'bfloat16[..., (N 2)]'}\n"
@@ -129,7 +129,7 @@ def test_parts_of_pairs_come_together(tmp_path):
 
 
 def test_statistics_of_columns_pass_through_shared_memory():
-    """There is room for those of the columns of some tiles."""
+    """There is room for the statistics of some tiles' columns."""
     for count in range(1, 9):
         tiles = choose(4096, 4096, 4096, folds=True, keeps=True, over_rows=count)
         assert tiles is None or count * tiles.tile_n <= 16 * tiles.piece

@@ -1,4 +1,4 @@
-"""Blocks that walk down rows keep pace where memory serves some better: `codegen.device.partials`."""
+"""Blocks that walk down rows keep pace if memory serves some of them faster: `codegen.device.partials`."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ ROWS, COLUMNS = 700, 64
 
 @pytest.fixture
 def call(monkeypatch):
-    """A call of LayerNorm's backward on a small GPU, for which its rows are many."""
+    """A call of LayerNorm's backward on a small GPU, for which it has many rows."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     monkeypatch.setattr(walking, "LONG", 2)
     monkeypatch.setitem(walking.PROCESSORS, "sm_90", 2)
@@ -25,7 +25,7 @@ def call(monkeypatch):
 
 
 def ran(op, arrays):
-    """All that the kernels wrote, and their names."""
+    """Everything that the kernels wrote, and the kernels' names."""
     key, operands = op.bind((), arrays)
     found = op._run_interpret(key, *operands, parts=True)
     return [np.asarray(x) for x in found], [report.kernel for report in interpreted.last_reports()]
@@ -37,7 +37,7 @@ def test_blocks_count_their_rows(call):
     how = op._kernel_call(key, operands).how
     found, kernels = ran(op, arrays)
     assert "_begin_" in kernels[0]
-    rows = -(-ROWS // (how.threads // how.per_row))  # of blocks, which take at_once of them at a time
+    rows = -(-ROWS // (how.threads // how.per_row))  # the number of blocks, of which at_once run at a time
     taken = how.at_once * sum(len(range(part, rows, how.parts * how.at_once)) for part in range(how.parts))
     assert found[-1].tolist() == [taken, 0, 0, 0]
 
@@ -71,8 +71,8 @@ def test_few_rows_have_no_counter_and_the_same_kernel(monkeypatch):
 
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm_bias", "dlayernorm"])
 def test_registers_that_pacing_needs_are_left(name, monkeypatch):
-    """Two columns' results of a thread lie in shared memory, as beside what blocks keep pace with they crowd its registers;
-    one does not."""
+    """The results of a thread's two columns are in shared memory, since with pacing they would take too many registers;
+    those of one column are in registers."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
 
     def launch(op):

@@ -8,7 +8,8 @@ from codegen.interpret.decode import instructions
 
 
 def test_every_listed_instruction_is_known():
-    """tests/instruction_list.py compiles all kernels and lists them; test_compile holds the list to a part of them, in turns."""
+    """tests/instruction_list.py compiles all kernels and lists their instructions; test_compile compares the list with
+    some kernels, in turns."""
     assert len(listed()) > 250
     problems = [found for form in sorted(listed()) if (found := problem(form))]
     assert not problems, "\n".join(problems)

@@ -1,4 +1,5 @@
-"""The functions that PTX only bounds: ours against the bounds, and how two machines' outputs are compared by them."""
+"""Functions for which PTX gives only an error bound: ours are within the bounds, and outputs of two machines are
+compared with them."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ EXACT = {
 
 
 def sweep(name: str) -> np.ndarray:
-    """Float32 of every exponent and of both signs, where the function is finite."""
+    """Float32 numbers of every exponent and of both signs, where the function is finite."""
     count = 1 << 15
     bits = (np.arange(count, dtype=np.uint64) * (1 << 32) // count + np.arange(count) % 997).astype(np.uint32)
     x = bits.view(np.float32)
@@ -41,7 +42,7 @@ def run(op: str, *operands: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("op", [op for op in BOUNDS if not op.startswith("div")])
 def test_functions_keep_their_bounds(op):
-    """Exact values come from the C library's long doubles."""
+    """The exact values come from the C library's long doubles."""
     name = op.split(".")[0]
     x = sweep(name)
     with np.errstate(all="ignore"):
@@ -78,7 +79,7 @@ def test_bounds_by_range():
         assert approximations.bounds_of(op) is None
 
 
-# Two machines. The other one is ours with errors of its own, of other seeds
+# Two machines. The other one is ours with random errors of its own
 
 
 def approximate() -> bool:
@@ -86,7 +87,7 @@ def approximate() -> bool:
 
 
 def wrong(monkeypatch, times: float) -> None:
-    """Approximate results are off by so many bounds, each up or down."""
+    """Approximate results have errors of so many bounds, each up or down."""
 
     def off(noise, execute, instruction):
         if approximations.bounds_of(instruction.op) is None:

@@ -1,4 +1,4 @@
-"""Device functions and generic addresses, by hand and as the compiler makes them."""
+"""Device functions and generic addresses, in PTX written by hand and by the compiler."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -85,7 +85,7 @@ def steps(n: int) -> int:
 
 
 def test_device_functions():
-    """Each lane its own loop inside two calls; what a function writes is its call's own."""
+    """Each lane has its own loop within two calls; registers that a function writes belong to its call."""
     body = "  mov.u32 %r1, 1000;\n" + call("%r0", "%r1", "%r5", "%r6") + "  add.u32 %r5, %r5, %r6;\n"
     wanted = [1000 + 3 * steps(i) for i in range(24)]
     assert words(24, 24, body + OUT, outside=FUNCTIONS) == wanted
@@ -198,7 +198,7 @@ reference: jnp.tan(x)
 
 
 def test_a_precise_tangent(tmp_path):
-    """Which the compiler makes with a device function, for operands of any size."""
+    """The compiler makes it with a device function, for operands of any size."""
     op = make_op(tmp_path, TANGENT)
     x = np.concatenate([np.linspace(-20, 20, 301), 10.0 ** np.arange(-30, 38), -(3.0 ** np.arange(60)), [-0.0, 0.0]])
     x = x.astype(np.float32)
@@ -238,5 +238,5 @@ def test_comparisons_of_pairs(dtype, tmp_path, monkeypatch):
     dy = jnp.arange(36, dtype=dtype).reshape(3, 12) + 1
     op = make_op(tmp_path, RELU_BACKWARD)
     np.testing.assert_array_equal(op(dy, x, implementation="interpret"), jnp.where(x > 0, dy, 0))
-    # The compiler compares two halves at a time; of bfloat16 a kernel makes float32 itself
+    # The compiler compares two halves at a time; a kernel converts bfloat16 to float32 itself
     assert bool(seen) == (dtype is jnp.float16)

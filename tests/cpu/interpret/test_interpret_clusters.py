@@ -1,4 +1,4 @@
-"""Clusters of blocks: their barriers, each other's shared memory, and every way to get them wrong."""
+"""Clusters of blocks: their barriers, access to each other's shared memory, and every error in using them."""
 
 import itertools
 
@@ -80,7 +80,8 @@ def test_faults_of_clusters(fault, message, where, instruction):
     assert place.startswith(f"  {faulty_kernels.__file__}:")
 
 
-# By hand: two blocks of 32 threads; %r0 is the thread, %r1 the rank, %r2 the thread's word, %r3 the same in the other
+# By hand: two blocks of 32 threads; %r0 is the thread, %r1 the rank, %r2 the thread's word, %r3 the same word in the
+# other block
 
 
 BUFFER = "  .shared .align 16 .b8 buffer[128];"
@@ -175,7 +176,7 @@ def test_addresses_in_the_cluster():
 
 
 def test_a_block_waits_for_its_readers():
-    """What must come after a remote access is a barrier that the owner waits for, and it is enough that it is relaxed."""
+    """A remote access must be followed by a barrier that the owner waits for; a relaxed one is enough."""
     relaxed = SYNC.replace(".release", ".relaxed")
     assert pair(WRITE + SYNC + READ + relaxed + OUT) == SWAPPED
     assert "which may have exited" in caught(WRITE + SYNC + READ + OUT)
@@ -219,7 +220,7 @@ def test_divergent_cluster_barriers():
 
 
 def test_cluster_barriers_wait_for_no_thread_that_has_exited():
-    """But an exit releases nothing."""
+    """But the exit of a thread releases none of its writes."""
     own = "  mov.u32 %r9, %r8;\n"
     late = "  setp.eq.u32 %p1, %r1, 1;\n  @%p1 bra end;\n" + SYNC + "end:\n"
     assert pair(own + OUT + SYNC + late) == list(range(64))
@@ -230,7 +231,7 @@ def test_cluster_barriers_wait_for_no_thread_that_has_exited():
 
 
 def test_barriers_may_cross():
-    """One half of a block waits for the cluster first and for its block then, the other half the other way round."""
+    """One half of a block waits for the cluster and then for its block, the other half in the other order."""
     arrive, wait = SYNC.splitlines(keepends=True)
     body = arrive + "  setp.lt.u32 %p1, %r0, 32;\n  @%p1 bra low;\n  bar.sync 0;\n" + wait
     body += "  bra end;\nlow:\n" + wait + "  bar.sync 0;\nend:\n  st.global.u32 [%rd11], %r8;\n"
@@ -268,7 +269,7 @@ def test_places_in_a_grid_of_clusters():
 
 
 def test_clusters_are_never_torn(monkeypatch):
-    """A batch holds whole clusters, be it ever so small."""
+    """A batch of blocks holds whole clusters, however small it is."""
     monkeypatch.setattr(machine, "LANES", 32)
     y = result(64, np.uint32)
     run(HEAD + WRITE + SYNC + READ + SYNC + OUT, [y], 32, 2, declarations=BUFFER, cluster=(2, 1, 1))
@@ -302,7 +303,7 @@ def test_a_cluster_size_that_the_kernel_is_compiled_for():
 
 
 def test_names_in_inline_assembly_are_its_own():
-    """The same names, of other types, in scopes beside and within one another, labels too."""
+    """The same names, with other types, in neighbouring and nested scopes; labels too."""
     body = """
   mov.u32 %r1, 0;
   { .reg .b32 t; .reg .b32 %u<2>; mov.u32 t, 5; mov.u32 %u1, 6;

@@ -1,4 +1,4 @@
-"""Threads of a block together: warps, barriers of some of them, asynchronous copies into shared memory."""
+"""Threads of a block together: warps, barriers of some threads, asynchronous copies into shared memory."""
 
 import faulty_kernels
 import numpy as np
@@ -101,7 +101,7 @@ def test_masks_that_lie():
 
 # Lanes of a warp wait for each other at an instruction of several lanes
 
-# Lane 3 (and 40) goes by way of code that stands behind the instruction, as a branch for NaN may
+# Lane 3 (and 40) runs code behind the instruction, as a branch for NaN may do
 DETOUR = """
   mul.lo.u32 %r1, %r0, 3;
   and.b32 %r2, %r0, 31;
@@ -142,7 +142,7 @@ def test_lanes_wait_for_those_of_their_mask(instruction, expected):
 
 
 def test_a_warp_waits_at_matrices():
-    """Each lane stores its number, and gets back one of an 8 x 8 matrix of 16-bit elements: as it lies, its own."""
+    """Each lane stores its number, and loads an 8 x 8 matrix of 16-bit elements: its own number again."""
     shared = "  .shared .align 16 .b8 buffer[128];\n"
     store = "  mov.u32 %r3, buffer;\n  mad.lo.u32 %r4, %r0, 4, %r3;\n  st.shared.b32 [%r4], %r0;\n  bar.warp.sync -1;\n"
     load = "  mul.lo.u32 %r4, %r0, 16;\n  and.b32 %r4, %r4, 127;\n  add.u32 %r4, %r4, %r3;\n"
@@ -162,7 +162,7 @@ def test_a_warp_waits_at_matrices():
     ],
 )
 def test_lanes_that_wait_in_vain(detour, what):
-    """Also for a lane that comes to another instruction of the same kind."""
+    """Also for a lane that reaches another instruction of the same kind."""
     instruction = "  shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1;"
     body = DETOUR.format(lane=31, instruction=instruction).replace("  add.u32 %r1, %r1, 1000;\n  bra back;\n", detour)
     message = caught(body + OUT, 32)
@@ -215,7 +215,7 @@ def test_fences_order_what_is_ordered_anyway(line):
     assert words(32, 32, "  mov.u32 %r5, %r0;\n" + line + "\n" + OUT) == list(range(32))
 
 
-# Barriers. Each thread's word is at %r1, its neighbour's in its half of four warps at %r2, in the other half at %r3
+# Barriers. Each thread's word is at %r1, its neighbour's in its half of four warps at %r2, and in the other half at %r3
 
 
 HEAD = """
@@ -230,7 +230,7 @@ HEAD = """
 """
 BUFFER = "  .shared .align 16 .b8 buffer[512];"
 WRITE, NEAR, FAR = "  st.shared.u32 [%r1], %r0;\n", "  ld.shared.u32 %r5, [%r2];\n", "  ld.shared.u32 %r5, [%r3];\n"
-HALF = "  bar.sync %r7, 64;\n"  # barriers 1 and 2: each of two warps
+HALF = "  bar.sync %r7, 64;\n"  # barriers 1 and 2, each of two warps
 
 
 def halves(body: str) -> list[int]:
@@ -261,13 +261,13 @@ def test_a_barrier_of_some_warps_orders_no_others():
 
 
 def test_addresses_of_32_bits_wrap_around():
-    """The compiler may count down from 0, and add what makes the address."""
+    """The compiler may count down from 0, and add the address to that."""
     backwards = "  sub.u32 %r9, %r8, %r1;\n  add.u32 %r9, %r9, %r8;\n  ld.shared.u32 %r5, [%r9+508];\n"
     assert halves(WRITE + "  bar.sync 0;\n" + backwards + OUT) == [127 - i for i in range(128)]
 
 
 def test_many_readers_and_a_barrier_of_them_all():
-    """Both warps of a half read one word, then its owner writes it behind their barrier."""
+    """Both warps of a half read one word, then its owner writes it after their barrier."""
     word = "  shl.b32 %r9, %r6, 8;\n  add.u32 %r9, %r9, %r8;\n  ld.shared.u32 %r5, [%r9];\n"
     owner = "  and.b32 %r10, %r0, 63;\n  setp.eq.u32 %p1, %r10, 0;\n  @%p1 st.shared.u32 [%r1], 9;\n"
     first = [i // 64 * 64 for i in range(128)]
@@ -277,7 +277,8 @@ def test_many_readers_and_a_barrier_of_them_all():
 
 
 def test_readers_of_long_ago_are_forgotten():
-    """The lower half reads a word, all meet, the upper half reads it and meets by itself: one of it may write it."""
+    """The lower half reads a word, all threads meet, the upper half reads it and meets by itself: one of its threads
+    may write it."""
     read = "  setp.lt.u32 %p1, %r0, 64;\n  @{}%p1 ld.shared.u32 %r5, [buffer];\n"
     write = "  setp.eq.u32 %p2, %r0, 64;\n  @%p2 st.shared.u32 [buffer], 9;\n"
     start, all_meet = WRITE + "  bar.sync 0;\n  mov.u32 %r5, 5;\n", "  bar.sync 0;\n"
@@ -287,12 +288,12 @@ def test_readers_of_long_ago_are_forgotten():
 
 
 def test_knowledge_passes_on_from_barrier_to_barrier():
-    """Warp 0 meets warp 1, and warp 1 then warp 2, which may read what warp 0 wrote: it knows of it through warp 1."""
+    """Warp 0 meets warp 1, and warp 1 then meets warp 2, which may read what warp 0 wrote, by way of warp 1."""
     meet = "  setp.{}.u32 %p1, %r10, {};\n  @%p1 bar.sync {}, 64;\n"
     body = "  shr.u32 %r10, %r0, 5;\n" + WRITE + "{}  bar.sync 4, 128;\n" + OUT.replace("%r5", "%r11")
     chain = meet.format("lt", 2, 1) + "  sub.u32 %r10, %r10, 1;\n" + meet.format("lt", 2, 2)
     read = "  mov.u32 %r11, 0;\n  setp.eq.u32 %p2, %r10, 1;\n  @%p2 ld.shared.u32 %r11, [buffer];\n"
-    # warp 2 reads only behind the second barrier: its %r10 is 1 by then, and warp 3's is 2
+    # warp 2 reads only after the second barrier: its %r10 is 1 then, and warp 3's is 2
     assert halves(body.format(chain + read)) == [0] * 128
     unlinked = meet.format("ge", 2, 1) + read.replace("%r10, 1", "%r10, 2")
     assert "race: read of byte 0" in caught_in_halves(body.format(unlinked))
@@ -312,7 +313,7 @@ def test_barriers_that_cannot_complete():
 
 
 def test_one_barrier_in_two_places():
-    """Warps may meet at different instructions, if it is the same barrier."""
+    """Warps may meet at different instructions if they name the same barrier."""
     branch = "  setp.lt.u32 %p1, %r0, 64;\n  @%p1 bra low;\n  bar.sync {};\n  bra end;\nlow:\n  bar.sync 0;\nend:\n"
     assert halves(WRITE + branch.format(0) + FAR + OUT) == [i ^ 64 for i in range(128)]
     assert "divergent barrier: other threads wait at another barrier" in caught_in_halves(
@@ -325,8 +326,10 @@ def test_barriers_of_a_warp():
     body = near + WRITE + "  bar.warp.sync {};\n" + NEAR + OUT
     assert halves(body.format(-1)) == [i ^ 1 for i in range(128)]
     assert "race: read of byte" in caught_in_halves(near + WRITE + NEAR + OUT)
-    assert "race: read of byte" in caught_in_halves(body.replace("%r1, 4", "%r1, 128").format(-1))  # the next warp's
-    # lanes come one half after the other, and wait for each other
+    assert "race: read of byte" in caught_in_halves(
+        body.replace("%r1, 4", "%r1, 128").format(-1)
+    )  # the next warp's word
+    # one half of the lanes arrives after the other, and they wait for each other
     apart = "  and.b32 %r9, %r0, 16;\n  setp.eq.u32 %p1, %r9, 0;\n  @%p1 bra a;\n  bar.warp.sync -1;\n  bra b;\na:\n"
     apart += WRITE + "  bar.warp.sync -1;\nb:\n  mov.u32 %r5, 3;\n  @!%p1 ld.shared.u32 %r5, [%r2];\n" + OUT
     assert halves(near.replace("4", "64") + apart) == [i ^ 16 if i & 16 else 3 for i in range(128)]
@@ -366,7 +369,7 @@ COMMIT, WAIT_ALL = "  cp.async.commit_group;\n", "  cp.async.wait_all;\n"
 
 
 def copied(body: str) -> list[int]:
-    """32 threads; %rd6 is the thread's word of X, %rd7 of the output, %r1 of shared memory, %r2 the next lane's."""
+    """32 threads; %rd6 is the thread's word of X, %rd7 of the output, %r1 of shared memory, %r2 the next lane's word."""
     y = result(32, np.uint32)
     head = "  mul.wide.u32 %rd5, %r0, 4;\n  add.u64 %rd6, %rd0, %rd5;\n  add.u64 %rd7, %rd1, %rd5;\n  mov.u32 %r8, buffer;\n"
     head += "  mad.lo.u32 %r1, %r0, 4, %r8;\n  xor.b32 %r2, %r1, 4;\n"
@@ -391,7 +394,7 @@ def test_what_a_copy_brings_is_there_behind_its_wait():
     still = "shared memory, which an asynchronous copy that is not waited for may still write"
     assert f"read of byte 0 of {still}" in caught_copying(COPY + OWN)
     assert f"read of byte 0 of {still}" in caught_copying(COPY + COMMIT + "  cp.async.wait_group 1;\n" + OWN)
-    assert f"read of byte 0 of {still}" in caught_copying(COPY + "  cp.async.wait_group 0;\n" + OWN)  # in no group
+    assert f"read of byte 0 of {still}" in caught_copying(COPY + "  cp.async.wait_group 0;\n" + OWN)  # not in a group
     assert f"read of byte 4 of {still}" in caught_copying(COPY + COMMIT + "  bar.sync 0;\n" + NEXT)
     assert f"write of byte 0 of {still}" in caught_copying(COPY + "  st.shared.u32 [%r1], 1;\n" + WAIT_ALL + OWN)
     assert "race: read of byte 4" in caught_copying(COPY + WAIT_ALL + NEXT)

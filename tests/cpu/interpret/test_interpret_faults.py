@@ -1,6 +1,6 @@
-"""Broken kernels, each caught where it breaks: thread, instruction, source line or PTX text, and the operand by name.
+"""Broken kernels: each error is reported with its thread, instruction, source line or PTX text, and the operand's name.
 
-Each fault stands beside its sound twin, which runs.
+Each faulty kernel has a sound twin, which runs.
 """
 
 import re
@@ -28,7 +28,7 @@ def double(launch, fault: str, size: int, divisor: int = 1) -> tuple[np.ndarray,
 
 
 def line_of(text: str, launcher: str = "double_kernel") -> str:
-    """file:line of the one line that ends in a comment."""
+    """The file:line of the one line that ends in a comment."""
     lines = [i for i, line in enumerate(SOURCE.read_text().splitlines(), 1) if line.endswith(f"# {text}")]
     assert len(lines) == 1
     return f"{SOURCE}:{lines[0]}"
@@ -85,7 +85,7 @@ def test_a_vector_at_the_wrong_alignment():
     assert place == f"  {line_of('the vector')}"
 
 
-# Shared memory. Each thread has a word of its own at %r1, and its right neighbour's (around 64) at %r2
+# Shared memory. Each thread has its own word at %r1, and its right neighbour's (modulo 64) at %r2
 
 
 ROUND = """
@@ -116,7 +116,7 @@ def caught_on_two_warps(body: str) -> list[str]:
 
 
 def test_shared_memory_between_barriers():
-    """Neighbours' words, twice: written, read, and written over, each behind a barrier."""
+    """Neighbours' words are written, read and overwritten, twice, each step after a barrier."""
     assert on_two_warps(WRITE + BARRIER + READ + OUT) == [(i + 1) % 64 for i in range(64)]
     twice = WRITE + BARRIER + READ + BARRIER + OVERWRITE + BARRIER + READ + OUT
     assert on_two_warps(twice) == [(i + 2) % 64 for i in range(64)]
@@ -137,7 +137,7 @@ def test_a_write_after_a_read_with_no_barrier():
 
 
 def test_a_write_after_many_threads_read_at_once():
-    """All read word 63, and its owner, who read it too, writes it."""
+    """All threads read word 63, and its owner, who read it too, writes it."""
     body = WRITE + BARRIER + "  ld.shared.b32 %r5, [buffer+252];\n"
     last = "  setp.eq.u32 %p1, %r0, 63;\n  @%p1 st.shared.b32 [buffer+252], %r0;\n"
     assert on_two_warps(body + BARRIER + last + OUT) == [63] * 64
@@ -170,7 +170,7 @@ def test_shared_memory_that_nothing_wrote():
 
 
 def test_shared_memory_is_each_blocks_own():
-    """What block 0 wrote is not there for block 1."""
+    """Block 1 does not see what block 0 wrote."""
     body = ROUND + "  mov.u32 %r9, %ctaid.x;\n  setp.eq.u32 %p1, %r9, 0;\n  @%p1 st.shared.b32 [%r1], %r0;\n"
     with pytest.raises(InterpretError, match=r"(?s)nothing has written.*block \(1, 0, 0\) thread \(0, 0, 0\)"):
         run(body + BARRIER + READ, [result(1, np.uint32)], 64, 2, declarations=BUFFER)
@@ -260,7 +260,7 @@ def test_a_shuffle_from_a_lane_that_is_not_there():
         words(body=body.format(4, -1) + store)
 
 
-# What the interpreter does not know
+# Instructions that the interpreter does not support
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_what_is_not_known_is_named(line, message):
     ],
 )
 def test_a_part_of_a_float_is_not_stored(wrote, stored, converted):
-    """As ptxas makes of `converted` kernels others than PTX says, which its machine code shows (F2I, F2IP)."""
+    """For the `converted` kernels ptxas makes machine code (F2I, F2IP) that differs from PTX's definition."""
     if not converted:
         assert isinstance(kernel_of(f"  {wrote}\n  {stored}", 1), Kernel)
         return

@@ -1,4 +1,4 @@
-"""Hopper's kernels, interpreted: what TMA brings, what WGMMA multiplies, and every wait that they need."""
+"""Hopper's kernels, interpreted: the copies of TMA, the products of WGMMA, and every wait that they need."""
 
 import dataclasses
 import functools
@@ -24,14 +24,14 @@ from codegen.runtime.compiled import interpreted, kernels
 
 
 def step_of(product: Product) -> int:
-    """What rows in memory are multiples of: 16 bytes."""
+    """Rows in memory are multiples of this: 16 bytes."""
     return 16 // np.dtype(product.inputs[0].dtype).itemsize
 
 
 @pytest.mark.turns(4)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_any_extents(kind):
-    """Blocks are few, so that each has several tiles."""
+    """There are few blocks, so that each has several tiles."""
     rng = np.random.default_rng(len(str(kind)))
     step = step_of(kind)
     n = int(rng.integers(1, 300))
@@ -49,7 +49,7 @@ def test_nothing_and_next_to_nothing(extents):
     check(dataclasses.replace(BASE, M=m, K=k, N=n, L=2, shared_b=True, tiles=TABLE[3]), 0, Product.interpret)
 
 
-# A kernel with a fault. Six steps along K, by way of four stages; two tiles for each of two blocks, which share b
+# A kernel with a fault: six steps along K in four stages; two blocks with two tiles each, which share b
 
 CASE = dataclasses.replace(BASE, M=512, N=192, K=384, tiles=dataclasses.replace(BASE.tiles, blocks=2))
 
@@ -66,7 +66,7 @@ def run_edited(monkeypatch, edit, case: Product = CASE) -> None:
 
 
 def changed(pattern: str, which: int, by: str = ""):
-    """PTX in which the n-th match is replaced."""
+    """PTX with the n-th match replaced."""
 
     def edit(text: str) -> str:
         place = list(re.finditer(pattern, text, re.M))[which]
@@ -79,7 +79,7 @@ def line(pattern: str) -> str:
     return rf"^\s*{pattern}.*\n"
 
 
-NO_WAIT = r"mbarrier\.try_wait\S* P1, .*;"  # replaced: whoever waits goes on
+NO_WAIT = r"mbarrier\.try_wait\S* P1, .*;"  # replaced: no thread waits here
 SENT = line(r"@%p\d+ mbarrier\.arrive\.shared::cluster")
 
 
@@ -96,21 +96,21 @@ def many(number: int, by: int):
         (changed(line(r"wgmma\.wait_group\S*\s+1"), 0), "which a wgmma that is not waited for may still read"),
         (changed(line(r"wgmma\.wait_group\S*\s+0"), 0), "a wgmma that is not waited for may still"),
         (changed(r", 1,  1, 0, 1;", 0, ", 1,  1, 0, 0;"), "Not equal to tolerance"),
-        # The producer, for a stage to be free: it is two phases ahead of whoever waits for one
+        # the producer waits for a free stage: it is two phases ahead of the threads that wait for it
         (changed(NO_WAIT, 0, "setp.eq.u32 P1, 0, 0;"), "it takes 256 threads, and 128 are there"),
         (changed(NO_WAIT, 1, "setp.eq.u32 P1, 0, 0;"), "exits without a wait for the last phase of the mbarrier"),
-        (changed(NO_WAIT, 5, "setp.eq.u32 P1, 0, 0;"), "race: wgmma of byte"),  # a consumer, for a stage to be full
-        (many(40960, 40944), "it takes 256 threads, and 128 are there"),  # the first consumer waits for ever
+        (changed(NO_WAIT, 5, "setp.eq.u32 P1, 0, 0;"), "race: wgmma of byte"),  # a consumer waits for a full stage
+        (many(40960, 40944), "it takes 256 threads, and 128 are there"),  # the first consumer waits forever
         (many(40960, 40976), "it takes 256 threads, and 128 are there"),
-        (many(8, 7), "race: write of byte 0 of shared memory that another thread read"),  # of 8 warps that read a stage
+        (many(8, 7), "race: write of byte 0 of shared memory that another thread read"),  # of the 8 warps that read a stage
         (many(8, 9), "it takes 256 threads, and 128 are there"),
         (changed(SENT, 0), "it takes 256 threads, and 128 are there"),
         (changed(SENT, 1), "a wait for a phase of an mbarrier that nothing brings to its end"),
         (changed(line(r"fence\.mbarrier_init"), 0), "race: use of an mbarrier that another thread initialised"),
         (changed(line(r"barrier\.cluster\.wait"), 0), "race: use of an mbarrier that another thread initialised"),
-        (changed(line(r"bar\.arrive"), 0), "it takes 256 threads, and 128 are there"),  # that it is the other's turn
+        (changed(line(r"bar\.arrive"), 0), "it takes 256 threads, and 128 are there"),  # the other one's turn
         (changed(line(r"bar\.arrive"), 1), "it takes 256 threads, and 128 are there"),
-        (changed(line(r"bar\.warp\.sync"), 1), "race: read of byte"),  # of what the epilogue exchanges
+        (changed(line(r"bar\.warp\.sync"), 1), "race: read of byte"),  # of the words that the epilogue exchanges
         (changed(line(r"cp\.async\.bulk\.tensor"), 0), "it takes 256 threads, and 128 are there"),
         (changed(r"(mov\.b16\s+%rs\d+, )3;", 0, r"\g<1>1;"), "it takes 256 threads, and 128 are there"),
         (changed(r"(mov\.b16\s+%rs\d+, )3;", 0, r"\g<1>7;"), "a mask of blocks, 0x7, in a cluster of 2"),
@@ -123,8 +123,8 @@ def test_faults(monkeypatch, edit, message):
 
 
 def test_a_turn_is_only_for_speed(monkeypatch):
-    """What the consumers share is guarded by the stages' own barriers."""
-    many_tiles = dataclasses.replace(CASE, M=1024)  # two for each of a block's consumers
+    """The barriers of the stages guard everything that the consumers share."""
+    many_tiles = dataclasses.replace(CASE, M=1024)  # two for each consumer of a block
     run_edited(monkeypatch, changed(line(r"bar\.sync"), 0), many_tiles)
 
 
@@ -136,12 +136,12 @@ READ_AHEAD = dataclasses.replace(
 @pytest.mark.turns(6)
 @pytest.mark.parametrize("which", range(19))
 def test_every_wait_is_needed(monkeypatch, which):
-    """Of the producer, the consumers, and the epilogue, which reads tiles by way of shared memory too."""
+    """Each wait of the producer, of the consumers, and of the epilogue, which also reads tiles from shared memory."""
     with pytest.raises(InterpretError, match=r"race: |divergent barrier"):
         run_edited(monkeypatch, changed(NO_WAIT, which, "setp.eq.u32 P1, 0, 0;"), READ_AHEAD)
 
 
-# Written by hand: a product of 64 x 16 and 16 x 8, both of which threads put into shared memory themselves
+# Written by hand: a product of 64 x 16 and 16 x 8; the threads copy both factors into shared memory
 
 FILL = """
   shr.u32 %r1, %r0, 1;
@@ -163,7 +163,7 @@ FILL = """
   @%p1 st.shared.v4.b32 [%r3+8192], {%r10, %r11, %r12, %r13};
 """
 PROXY, SYNC, FENCE = "  fence.proxy.async;\n", "  bar.sync 0;\n", "  wgmma.fence.sync.aligned;\n"
-# Rows of 128 bytes, eight of them 1024 bytes from the next
+# Rows of 128 bytes; groups of eight rows, 1024 bytes, follow each other
 DESCRIBE = """
   shr.u32 %r6, %r5, 4;
   cvt.u64.u32 %rd7, %r6;
@@ -179,7 +179,7 @@ SOUND = [FILL, PROXY, SYNC, "  setp.eq.u32 %p2, %r0, %r0;\n", ADDS, DESCRIBE, FE
 
 
 def by_hand(steps: list[str], threads: int = 128) -> tuple[np.ndarray, np.ndarray]:
-    """The product that a kernel of these steps gives, and 1 more than that of its factors."""
+    """The result of a kernel with these steps, and the product of its factors plus 1."""
     a, b = (np.random.default_rng(i).integers(-8, 9, (n, 16)).astype("bfloat16") for i, n in enumerate((64, 8)))
     out = result(512, np.float32)
     tiles = "  .shared .align 1024 .b8 tiles[9216];"
@@ -198,7 +198,7 @@ def test_a_product_by_hand():
     made, expected = by_hand([one if step is PRODUCT else step for step in SOUND])
     np.testing.assert_array_equal(made, 2 - expected)
     moved = [*SOUND[:-2], "  mov.b32 %r24, %r20;\n", WAIT, "  mov.b32 %r20, %r24;\n", STORE]
-    np.testing.assert_array_equal(*by_hand(moved))  # the assembler makes them one
+    np.testing.assert_array_equal(*by_hand(moved))  # the assembler merges them
 
 
 def without_step(*steps: str) -> list[str]:
@@ -209,7 +209,7 @@ def without_step(*steps: str) -> list[str]:
     ("steps", "message"),
     [
         (without_step(PROXY), "wgmma of byte 0 of shared memory, which a thread wrote with no fence.proxy.async since"),
-        ([*SOUND[:1], SYNC, *SOUND[1:2], *SOUND[3:]], ""),  # a fence behind the barrier, by who wrote
+        ([*SOUND[:1], SYNC, *SOUND[1:2], *SOUND[3:]], ""),  # a fence after the barrier, in the thread that wrote
         (without_step(SYNC), "race: wgmma of byte"),
         (without_step(FENCE), "with no wgmma.fence since it was last used"),
         ([*SOUND[:-4], "  mov.b32 %r21, 0;\n", *SOUND[-4:]], "wgmma into %r21 with no wgmma.fence since it was last used"),
@@ -267,7 +267,7 @@ def test_a_tensor_map_is_read_or_refused():
     launcher = host.Launcher(made.module, ptx.parse(made.ptx))
     (launch,) = launcher.launches([(4096 * (i + 1), x.shape) for i, x in enumerate([*CASE.inputs, *CASE.outputs])])
     a, b = (data for data in launch.params if len(data) == 128)
-    # a is (1, 512, 384), b (1, 384, 192); each block of a pair brings half of the other's b
+    # a is (1, 512, 384), b (1, 384, 192); each block of a pair copies half of the other's b
     assert tensormaps.read(a) == TensorMap(4096, 2, (384, 512, 1), (768, 768 * 512), (64, 128, 1), 128)
     assert tensormaps.read(b) == TensorMap(8192, 2, (192, 384, 1), (384, 384 * 384), (64, 32, 1), 128)
     for byte, bit in (
@@ -277,7 +277,7 @@ def test_a_tensor_map_is_read_or_refused():
         (10, 0),
         (28, 0),
         (52, 0),
-    ):  # among others: interleaved, of 32 bits, strided
+    ):  # other kinds: interleaved, of 32 bits, strided
         changed = bytearray(a)
         changed[byte] ^= 1 << bit
         with pytest.raises(ValueError, match="an unknown tensor map"):
@@ -285,7 +285,7 @@ def test_a_tensor_map_is_read_or_refused():
 
 
 def test_boxes_reach_over_every_edge():
-    """Zeros where the tensor is not, which count among the bytes that come."""
+    """Elements outside the tensor are zeros, and their bytes count as copied."""
     x = np.arange(6 * 16, dtype=np.float16).reshape(6, 16)
     tensor = TensorMap(0, 2, (16, 6), (32,), (8, 4), 0)
     array = source(x)
@@ -300,7 +300,7 @@ def test_boxes_reach_over_every_edge():
         )
 
 
-# Written by hand: 1024 bytes that TMA brings
+# Written by hand: 1024 bytes that TMA copies
 
 INIT = """
   mov.u32 %r1, 0;
@@ -326,9 +326,9 @@ FIRST_WARP = "  setp.ge.u32 %p3, %r0, 32;\n  @%p3 bra PAST;\n{}PAST:\n"
 
 
 def brought(body: str) -> list[int]:
-    """What 256 threads take, a word each."""
+    """The words that 256 threads load, one each."""
     x, y = source(np.arange(256, dtype=np.uint32)), result(256, np.uint32)
-    # Eight rows of 128 elements of a byte, all of them in the box
+    # Eight rows of 128 one-byte elements, all of them in the box
     described = struct.pack("<QI5I5I", x.address, 0x40002 | 1 << 4, 8, 0, 0, 0, 0, 127, 7, 0, 0, 0) + bytes(
         [0, 0, 0, 127, 7]
     )

@@ -1,4 +1,5 @@
-"""Every instruction against PTX's definition, computed here in integers and rational numbers, not by the machine."""
+"""Every instruction against PTX's definition, computed here in integers and rational numbers, without the machine under
+test."""
 
 import itertools
 import math
@@ -22,7 +23,7 @@ class Format(NamedTuple):
     exponent: int  # bits
     fraction: int  # bits
     nan: int
-    infinite: bool = True  # else the top exponent holds numbers too, but for NaN
+    infinite: bool = True  # else the top exponent has numbers too, and one NaN
 
     @property
     def bias(self) -> int:
@@ -30,7 +31,7 @@ class Format(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """The largest finite number's bits."""
+        """The bits of the largest finite number."""
         return ((1 << self.exponent) - 1 << self.fraction) - 1 if self.infinite else self.nan - 1
 
     @property
@@ -63,7 +64,7 @@ def decode(f: Format, bits: int) -> Number:
 
 
 def encode(f: Format, x: Number, mode: str = "rn", saturate: bool = False) -> int:
-    """x rounded: to nearest even, toward zero, down or up."""
+    """x rounded to nearest even, toward zero, down or up."""
     if isinstance(x, float):
         if math.isnan(x):
             return f.nan
@@ -114,7 +115,7 @@ def divide(a: Number, b: Number) -> Number:
 
 
 def _unit(a: Number) -> float:
-    """A nonzero finite number as 1 or -1: enough beside a zero, an infinity or NaN."""
+    """A nonzero finite number as 1 or -1, which is enough for operations with a zero, an infinity or NaN."""
     return a if isinstance(a, float) else math.copysign(1, a)
 
 
@@ -123,12 +124,12 @@ def negate(a: Number) -> Number:
 
 
 def flush(f: Format, bits: int) -> int:
-    """Denormals as zeros of their sign."""
+    """The numbers with denormals replaced by zeros of their sign."""
     return bits if bits >> f.fraction & ((1 << f.exponent) - 1) or decode(f, bits) == 0 else bits & f.sign
 
 
 def specials(f: Format) -> list[int]:
-    """Zeros, denormals, ones, ties, the largest and their neighbours, infinities and NaN, of both signs."""
+    """Zeros, denormals, ones, ties, the largest numbers and their neighbours, infinities and NaN, of both signs."""
     one, smallest = f.bias << f.fraction, 1 << f.fraction
     positive = [
         0,
@@ -149,7 +150,7 @@ def specials(f: Format) -> list[int]:
 
 
 def drawn(f: Format):
-    """Bits: any, or special ones, or close to one another in magnitude, so that sums cancel and round."""
+    """Random bits: any bits, special numbers, or numbers of similar magnitude, so that sums cancel and round."""
     near = st.integers((f.bias - f.fraction - 2) << f.fraction, ((f.bias + 4) << f.fraction) - 1)
     signed = st.builds(operator.or_, near, st.sampled_from([0, f.sign]))
     return st.one_of(st.integers(0, (1 << f.bits) - 1), st.sampled_from(specials(f)), signed)
@@ -167,7 +168,7 @@ def columns(table) -> list[list[int]]:
 
 
 def check(text: str, f: Format, table, expected, out: Format | None = None) -> None:
-    """One instruction on rows of operands of one format."""
+    """Runs one instruction on rows of operands of one format."""
     got = apply(text, (out or f).bits, *((f.bits, column) for column in columns(table)))
     for row, bits in zip(table, got, strict=True):
         wanted = expected(*row)
@@ -214,7 +215,7 @@ def test_float32_arithmetic(name, mode, ftz):
 @pytest.mark.parametrize("mode", ["rn", "rz"])
 @pytest.mark.parametrize(("kind", "narrow"), [("f16", F16), ("bf16", BF16)])
 def test_float32_arithmetic_on_narrower_operands(name, mode, kind, narrow):
-    """All but the last one."""
+    """All operands but the last are narrower."""
     count, exact = ARITHMETIC[name]
     text = f"{name}.{mode}.f32.{kind} %d, {', '.join(['%a', '%b', '%c'][:count])};"
     table = list(itertools.product(*[specials(narrow)[1::2]] * (count - 1), specials(F32)[1::2]))
@@ -256,7 +257,7 @@ def test_a_packed_operand_that_all_threads_share():
 
 
 def test_narrow_fused_multiply_add_rounds_once():
-    """7 * 37 = 259 lies between two bfloat16 numbers; 2**-100 decides."""
+    """7 * 37 = 259 is between two bfloat16 numbers; 2**-100 decides."""
     seven, thirty_seven, tiny = (encode(BF16, Fraction(x)) for x in (7, 37, Fraction(1, 2**100)))
     got = apply(
         "fma.rn.bf16x2 %d, %a, %b, %c;", 32, (32, [seven]), (32, [thirty_seven]), (32, [tiny, tiny | 0x8000, 0])
@@ -275,7 +276,7 @@ def test_division_and_roots_to_nearest(kind, f):
             return encode(f, math.nan if x < 0 else x)
         if x < 0:
             return f.nan
-        scaled = x * 4**1100  # floor(sqrt) of a large multiple, with what is left as a last bit
+        scaled = x * 4**1100  # floor(sqrt) of a large multiple, with a last bit for the remainder
         whole = math.isqrt(math.floor(scaled))
         return encode(f, Fraction(2 * whole + (whole * whole != scaled), 2 * 2**1100))
 
@@ -293,7 +294,7 @@ def test_minimum_and_maximum(name, kind, nan):
     f = FORMATS[kind]
 
     def key(bits):
-        return bits ^ ((1 << f.bits) - 1) if bits & f.sign else bits | f.sign  # orders -0 below +0
+        return bits ^ ((1 << f.bits) - 1) if bits & f.sign else bits | f.sign  # -0 is below +0
 
     def expected(a, b):
         there = [x for x in (a, b) if decode(f, x) == decode(f, x)]
@@ -338,7 +339,7 @@ def test_float_comparisons(kind, name):
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("name", ["eq", "ne", "lt", "ge", "gtu", "neu", "num", "nan"])
 def test_packed_comparisons(kind, name):
-    """One predicate a half; as a value 1.0 in each half where it holds."""
+    """One predicate for each half; as a value it is 1.0 in each half where the comparison holds."""
     f = FORMATS[kind]
 
     def holds(a, b):
@@ -430,7 +431,7 @@ def test_setp_with_two_results_and_a_predicate():
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_carries(bits):
-    """Numbers of two limbs: sums, differences, and products with an addend, each limb with the carry of the one below."""
+    """Numbers of two limbs: sums, differences, and products with an addend, each limb with the carry of the lower one."""
     low = (1 << bits) - 1
     check_integers(
         f"add.cc.u{bits} %d, %a, %b; addc.u{bits} %d, %c, 5;", bits, 3, lambda a, b, c: c + 5 + (a + b > low)
@@ -470,7 +471,7 @@ def as_packed(f: Format):
 
 @pytest.mark.parametrize("narrow", ["bf16", "f16", "e4m3", "e5m2"])
 def test_packing_two_floats(narrow):
-    """The first operand comes to the upper half. Float8 saturates, and its NaN is 0x7f."""
+    """The first operand becomes the upper half. Float8 saturates, and its NaN is 0x7f."""
     f = FORMATS[narrow]
     text = f"cvt.rn{'.satfinite' * (f.bits == 8)}.{narrow}x2.f32 %d, %a, %b;"
     out = F32 if f.bits == 16 else F16
@@ -484,7 +485,7 @@ def every(f: Format) -> list[int]:
 
 
 def neighbourhood(f: Format, bits: int) -> list[int]:
-    """A number of a narrow format in float32, the tie above it, and what lies beside that tie."""
+    """A number of a narrow format in float32, the tie above it, and the neighbours of that tie."""
     x, y = decode(f, bits), decode(f, bits + 1 if bits + 1 < 1 << f.bits else bits)
     if x != x or y != y or abs(x) == math.inf or abs(y) == math.inf:
         return []
@@ -537,7 +538,7 @@ def test_float_to_integral_float(mode, kind):
 @pytest.mark.parametrize("to", ["s32", "u32", "s64", "u64", "s16", "u16", "s8", "u8"])
 @pytest.mark.parametrize("kind", ["f32", "f64"])
 def test_float_to_integer(mode, to, kind):
-    """Saturating. NaN is 0, but the top bit alone where either side has 64 bits."""
+    """The result saturates. NaN gives 0, or only the top bit if either side has 64 bits."""
     f, bits = FORMATS[kind], int(to[1:])
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
     out = Format(max(16, bits), 1, 1, 0)
@@ -567,7 +568,7 @@ def test_integer_to_float(kind, to):
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_an_integer_to_bfloat16_rounds_once(bits):
-    # Between two bfloat16 numbers; one more decides, and the next wider type, float32 or float64, does not hold it
+    # Between two bfloat16 numbers; a further one decides, which the next wider type, float32 or float64, cannot resolve
     tie = (1 << bits - 2) + (1 << bits - 10)
     got = apply(f"cvt.rn.bf16.s{bits} %d, %a;", 16, (bits, [tie, tie + 1]))
     assert got == [encode(BF16, Fraction(tie)), encode(BF16, Fraction(tie + 1))]
@@ -598,7 +599,7 @@ def test_saturation_to_one():
             return 0
         return encode(F32, min(value, Fraction(1)))
 
-    table = [row for row in grid(F32, 1) if row[0] != F32.sign]  # PTX leaves the sign of a zero open
+    table = [row for row in grid(F32, 1) if row[0] != F32.sign]  # PTX does not define the sign of a zero
     check("cvt.sat.f32.f32 %d, %a;", F32, table, expected)
 
 
@@ -625,7 +626,7 @@ def test_integer_arithmetic(kind):
     }.items():  # fmt: skip
         check_integers(f"{name}.{kind} %d, %a, %b;", bits, 2, lambda a, b, e=expected: e(see(a), see(b)))
     for name, expected in {"div": quotient, "rem": lambda a, b: a - quotient(a, b) * b}.items():
-        text = f"or.b{bits} %b, %b, 1; {name}.{kind} %d, %a, %b;"  # by zero, PTX leaves it open
+        text = f"or.b{bits} %b, %b, 1; {name}.{kind} %d, %a, %b;"  # PTX does not define division by zero
         check_integers(text, bits, 2, lambda a, b, e=expected: e(see(a), see(b | 1)))
     check_integers(f"mad.lo.{kind} %d, %a, %b, %c;", bits, 3, lambda a, b, c: a * b + c)
     check_integers(f"mad.hi.{kind} %d, %a, %b, %c;", bits, 3, lambda a, b, c: (see(a) * see(b) >> bits) + see(c))
@@ -709,7 +710,7 @@ def test_bit_fields(bits):
 
 
 def test_byte_permutation():
-    """Every nibble: a byte of {b, a}, or its sign over the whole byte."""
+    """Every nibble selects a byte of {b, a}, or fills the byte with its sign."""
 
     def expected(a, b, c):
         both, out = b << 32 | a, 0
@@ -748,7 +749,7 @@ def test_packed_signs():
         check_integers(f"abs.{kind} %d, %a;", 32, 1, lambda a: a & 0x7FFF7FFF)
 
 
-# Functions that PTX gives an error bound
+# Functions for which PTX gives an error bound
 
 TINY = 2.0**-126
 
@@ -799,7 +800,7 @@ def test_approximate_functions(name, ftz):
         bits = [f32(x) for x in xs]
         for b, got in zip(bits, apply(text, 32, (32, bits)), strict=True):
             x, y = float(decode(F32, b)), float(decode(F32, got))
-            exact = function(x)  # in float64, whose own error is far below what is allowed
+            exact = function(x)  # in float64, which is far more accurate than the bound
             if not ftz or abs(exact) > TINY:
                 assert abs(y - exact) <= allowed(x, exact), (text, x, y)
 
@@ -809,7 +810,7 @@ def test_approximate_functions(name, ftz):
 
 @pytest.mark.parametrize(("name", "exact"), [("rcp", lambda x: 1 / x), ("rsqrt", lambda x: 1 / x**0.5)])
 def test_gross_approximations_of_doubles(name, exact):
-    """Of the upper half of the operand, as the upper half of the result; denormals are zeros."""
+    """They read the upper half of the operand, and write the upper half of the result; denormals are zeros."""
     xs = [1.0, 3.0, 7e-300, 1.2345678901234567, 2.0**-1022, 1e300]
     bits = [encode(F64, Fraction(x)) for x in xs]
     got = apply(f"{name}.approx.ftz.f64 %d, %a;", 64, (64, bits))
@@ -892,7 +893,7 @@ def test_narrow_stores_keep_the_low_bits():
 )  # fmt: skip
 @pytest.mark.parametrize("space", ["shared", "global"])
 def test_atomics(op, kind, combine, space):
-    """All threads on one word: what is left is everyone's, and each thread got what another left."""
+    """All threads add to one word: the result includes all of them, and each thread got an intermediate result."""
     base = "cell" if space == "shared" else "%rd1"
     first = f"  setp.eq.u32 %p1, %r0, 0;\n  mov.u32 %r3, 12;\n  @%p1 st.{space}.b32 [{base}], %r3;\n  bar.sync 0;\n"
     body = first + f"  add.s32 %r4, %r0, 3;\n  atom.{space}.{op}.{kind} %r5, [{base}], %r4;\n  bar.sync 0;\n"
@@ -933,7 +934,7 @@ def test_atomics_on_memory_that_nothing_wrote():
 
 
 def shuffled(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
-    """The source lane and the predicate, as PTX's pseudocode has them."""
+    """The source lane and the predicate, from PTX's pseudocode."""
     clamp, segment = c & 31, c >> 8 & 31
     top, bottom = lane & segment | clamp & ~segment, lane & segment
     place = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": bottom | b & ~segment}[mode]
@@ -955,7 +956,7 @@ def test_shuffles(mode, b, width):
 @pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
 @pytest.mark.parametrize("clamp", [0, 5, 12, 30])
 def test_shuffles_that_are_clamped(mode, clamp):
-    """A lane beyond the clamp keeps its own value; the offset may differ from lane to lane."""
+    """A source lane beyond the clamp gives the lane's own value; the offset may differ from lane to lane."""
     body = "  add.s32 %r1, %r0, 100;\n  and.b32 %r4, %r0, 7;\n"
     body += f"  shfl.sync.{mode}.b32 %r2|%p1, %r1, %r4, {16 << 8 | clamp}, -1;\n"
     body += "  selp.b32 %r3, 1000, 0, %p1;\n  add.s32 %r2, %r2, %r3;\n  st.global.b32 [%rd16], %r2;\n"
@@ -974,7 +975,7 @@ def test_votes():
 
 
 def test_control_flow_reconverges():
-    """Each lane loops as often as its number, then all meet at a shuffle."""
+    """Each lane loops as often as its number, then all lanes meet at a shuffle."""
     body = """
   mov.u32 %r1, 0;
   mov.u32 %r2, 0;

@@ -1,5 +1,5 @@
-"""ldmatrix, stmatrix and mma.sync against the tables of fragments in the PTX ISA, written out here lane by lane; and kernels of a
-GEMM with one fault each."""
+"""ldmatrix, stmatrix and mma.sync against the tables of fragments in the PTX ISA, written out here lane by lane; and
+kernels of a GEMM with one fault each."""
 
 import functools
 import re
@@ -18,12 +18,12 @@ LANES = range(32)
 
 
 def fragment(items: int, row, column) -> list[list[tuple[int, int]]]:
-    """For each lane, the (row, column) of its items, from the ISA's formulas in groupID, threadID_in_group and i."""
+    """The (row, column) of each lane's elements, from the ISA's formulas in groupID, threadID_in_group and i."""
     return [[(row(lane >> 2, lane % 4, i), column(lane >> 2, lane % 4, i)) for i in range(items)] for lane in LANES]
 
 
 C = fragment(4, lambda g, t, i: g if i < 2 else g + 8, lambda g, t, i: t * 2 + (i & 1))
-# The instruction; its a (M x K) and b (K x N); how many bits an element has
+# The instruction; its a (M x K) and b (K x N); the bits of an element
 SHAPES = {
     "m16n8k16": (
         fragment(8, lambda g, t, i: g if i < 2 or 4 <= i < 6 else g + 8, lambda g, t, i: t * 2 + (i & 1) + (8 if i >= 4 else 0)),
@@ -55,7 +55,7 @@ FLOAT8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
 
 def bits_of(kind: str, matrix: np.ndarray) -> np.ndarray:
-    """Elements as the instruction's operands hold them."""
+    """The elements as bits of the instruction's operands."""
     if kind == "bf16":
         return (matrix.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     if kind == "f16":
@@ -76,7 +76,7 @@ def packed(table, bits: np.ndarray, width: int) -> np.ndarray:
 
 
 def multiplied(kind: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, kind_b: str = "") -> np.ndarray:
-    """d of a, b (of another kind, if one is named) and c, one each a warp: (warps, rows, columns)."""
+    """d of a, b (of another kind, if one is named) and c, one matrix each for a warp: (warps, rows, columns)."""
     shape, name = INSTRUCTIONS[kind]
     table_a, table_b, _, width = SHAPES[shape]
     kind_b = kind_b or kind
@@ -112,18 +112,18 @@ def drawn(kind: str, most: int, warps: int = 3) -> tuple[np.ndarray, np.ndarray,
 
 @pytest.mark.parametrize("kind", INSTRUCTIONS)
 def test_mma_of_integers_is_exact(kind):
-    a, b, c = drawn(kind, {"s8": 128, "e4m3": 16, "e5m2": 8}.get(kind, 64))  # all of which the type holds
+    a, b, c = drawn(kind, {"s8": 128, "e4m3": 16, "e5m2": 8}.get(kind, 64))  # the type holds all of them
     np.testing.assert_array_equal(multiplied(kind, a, b, c), (a @ b + c).astype(np.float64))
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16", "tf32"])
 def test_mma_sums_exact_products_in_order(kind):
-    """The order that is documented; on a GPU last bits may differ."""
+    """In the documented order; on a GPU the last bits may differ."""
     a, b, c = (x / 64 for x in drawn(kind, 200))
     bits = {"bf16": 16, "f16": 16, "tf32": 13}[kind]
     if kind == "f16":
         a, b = (x.astype(np.float16).astype(np.float32) for x in (a, b))
-    else:  # what the type can hold
+    else:  # the type can hold them
         a, b = ((x.astype(np.float32).view(np.uint32) >> bits << bits).view(np.float32) for x in (a, b))
     want = (c * 3e4).astype(np.float32)
     got = multiplied(kind, a, b, want)
@@ -140,7 +140,7 @@ def test_mma_of_two_kinds_of_float8():
 
 def test_tf32_operands_lack_their_last_bits():
     a, b, c = (x.astype(np.float32) for x in drawn("tf32", 8))
-    dirty = (a.view(np.uint32) | 0x1FFF).view(np.float32)  # the thirteen that tf32 lacks
+    dirty = (a.view(np.uint32) | 0x1FFF).view(np.float32)  # the thirteen bits that tf32 lacks
     np.testing.assert_array_equal(multiplied("tf32", dirty, b, c), a @ b + c)
 
 
@@ -149,7 +149,7 @@ def test_mma_of_infinities_and_integers_that_wrap():
     a[0, 3, 5], b[0, 5, 2], b[0, 5, 4] = np.inf, 0, 1
     found = multiplied("bf16", a, b, c)
     assert found[0, 3, 4] == np.inf
-    assert found.view(np.uint32)[0, 3, 2] == 0x7FFFFFFF  # infinity times zero, as NVIDIA writes it
+    assert found.view(np.uint32)[0, 3, 2] == 0x7FFFFFFF  # infinity times zero, with NVIDIA's bits
     a, b, c = drawn("s8", 128)
     c[:] = 2**31 - 1
     wrapped = (a @ b + c + 2**31) % 2**32 - 2**31
@@ -172,7 +172,8 @@ def test_forms_that_are_not_known(line):
         kernel_of("  " + line, 1)
 
 
-# ldmatrix: 64 rows of 16 bytes in shared memory (and room for one), the halves numbered; lanes give the addresses of shuffled rows
+# ldmatrix: 64 rows of 16 bytes in shared memory (and room for one more), with numbered halves; lanes give the addresses
+# of shuffled rows
 
 ROWS = 64
 BUFFER = f"  .shared .align 16 .b8 buffer[{16 * ROWS + 16}];"
@@ -183,7 +184,7 @@ FILL = """
   shl.b32 %r2, %r0, 19;
   mad.lo.u32 %r2, %r0, 8, %r2;
   add.u32 %r2, %r2, 65536;
-"""  # lane l: the halves 8l, 8l + 1, ... , two in a word
+"""  # lane l has the halves 8l, 8l + 1, ... , two in a word
 for _word in range(4):
     FILL += f"  add.u32 %r3, %r2, {2 * _word * 65537};\n  st.shared.b32 [%r1+{4 * _word}], %r3;\n"
 BARRIER = "  bar.sync 0;\n"
@@ -196,7 +197,7 @@ def row_of(thread: int) -> int:
 
 
 def loaded(count: int, trans: str = "", before: str = FILL + BARRIER + ADDRESS, threads: int = ROWS) -> np.ndarray:
-    """Each thread's words: (threads, count)."""
+    """The words of each thread: (threads, count)."""
     out = result(threads * count, np.uint32)
     body = before + LOAD.format(count, trans, ", ".join(f"%r{10 + i}" for i in range(count)))
     body += f"  mul.wide.u32 %rd10, %r0, {4 * count};\n  add.s64 %rd10, %rd0, %rd10;\n"
@@ -219,11 +220,11 @@ def test_matrices_from_shared_memory(count, trans):
 
 
 STORE = "  stmatrix.sync.aligned.m8n8.x{}{}.shared.b16 [%r4], {{{}}};\n"
-WORDS = "".join(f"  mad.lo.u32 %r{10 + i}, %r0, 4, {i};\n" for i in range(4))  # thread t: the words 4t, 4t + 1, ...
+WORDS = "".join(f"  mad.lo.u32 %r{10 + i}, %r0, 4, {i};\n" for i in range(4))  # thread t has the words 4t, 4t + 1, ...
 
 
 def stored(count: int, trans: str = "", store: str = STORE, threads: int = ROWS) -> np.ndarray:
-    """The buffer's words, row by row: those of rows that are not stored are zero."""
+    """The buffer's words, row by row; rows that are not stored are zero."""
     out = result(4 * ROWS, np.uint32)
     zero = FILL.replace("%r3;", "%r20;").replace("  mov.u32 %r8", "  mov.u32 %r20, 0;\n  mov.u32 %r8")
     body = zero + BARRIER + ADDRESS + WORDS + store.format(count, trans, ", ".join(f"%r{10 + i}" for i in range(count)))
@@ -243,7 +244,7 @@ def test_matrices_to_shared_memory(count, trans):
         warp, lane = divmod(thread, 32)
         for i in range(count):
             rows = [row_of(32 * warp + 8 * i + k) for k in range(8)]
-            for k, half in enumerate((4 * thread + i, 0)):  # its word's halves
+            for k, half in enumerate((4 * thread + i, 0)):  # the halves of its word
                 r, c = lane // 4, 2 * (lane % 4) + k
                 if trans:
                     r, c = c, r
@@ -285,7 +286,7 @@ def test_faults_of_ldmatrix():
 
 
 def test_rounding_to_tf32():
-    """Thirteen bits less, ties away from zero; infinity and NaN stay."""
+    """Thirteen bits less, ties away from zero; infinity and NaN do not change."""
     from ptx_running import apply
 
     given = [
@@ -306,7 +307,7 @@ def test_rounding_to_tf32():
 
 # A GEMM's kernel with a fault
 
-CASE = gemm_cases.Case("plain", "bfloat16", 70, 72, 136)  # whose last tile lies where the epilogue begins
+CASE = gemm_cases.Case("plain", "bfloat16", 70, 72, 136)  # its last tile is where the epilogue begins
 
 
 @functools.cache
@@ -315,7 +316,7 @@ def compiled():
 
 
 def broken(monkeypatch, edit) -> None:
-    """Run the product with its kernel's PTX edited."""
+    """Runs the product with its kernel's PTX edited."""
     made = edited(compiled(), edit)
     monkeypatch.setattr(interpreted, "compile_call", lambda call, lines=False: made)
     given = CASE.operands(np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""mbarriers and st.async: blocks of a cluster send each other values, and every way to get that wrong."""
+"""mbarriers and st.async: blocks of a cluster send each other values, and every error in doing so."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,9 @@ from ptx_running import result, run, values
 
 from codegen.interpret.machine import InterpretError
 
-# Two blocks of 64 threads send each other a word of each thread, round after round. %r1 is the rank, %r2 the thread's word,
-# %r3 the same in the other block, %r4 that one's mbarrier, %r8 what is sent; a round adds 100
+# Two blocks of 64 threads send each other a word of each thread, round after round. %r1 is the rank, %r2 the thread's
+# word, %r3 the same word in the other block, %r4 the other block's mbarrier, %r8 the value that is sent; each round
+# adds 100
 SHARED = "  .shared .align 16 .b8 buffer[512];\n  .shared .align 8 .b8 barrier[16];"
 HEAD = """
   mov.u32 %r1, %cluster_ctarank;
@@ -36,7 +37,7 @@ OUT = "  st.global.u32 [%rd11], %r8;\n"
 
 
 def rounds(count: int, slots: int) -> str:
-    """Rounds that take turns in this many slots."""
+    """Rounds that use this many slots in turn."""
     text = ""
     for i in range(count):
         slot = i % slots
@@ -65,12 +66,12 @@ def test_blocks_send_each_other_values():
 
 
 def test_rounds_in_turns():
-    """What a block read two rounds ago may be overwritten: it has sent since."""
+    """A block may overwrite the values of two rounds ago: their reader has sent since."""
     assert pair(START + rounds(5, 2) + OUT) == [i + 500 for i in SWAPPED]
 
 
 def test_rounds_without_turns_race():
-    """The other block may still read the last round's values, or not have them yet."""
+    """The other block may still read the last round's values, or may not have received them."""
     assert "race: second write of byte 0 of the shared memory of block 1 of its cluster that another" in caught(
         START + rounds(2, 1) + OUT
     )
@@ -88,12 +89,12 @@ def test_vectors_of_words():
 
 def test_values_not_waited_for():
     body = (START + EXPECT + SEND + READ + OUT).format(at=0, word=0)
-    assert "race: read of byte 0 of shared memory that another thread wrote" in caught(body)  # though all have come
+    assert "race: read of byte 0 of shared memory that another thread wrote" in caught(body)  # though all have arrived
     assert "which an asynchronous copy that is not waited for may still write" in caught(body.replace("256", "512"))
 
 
 def test_only_who_waits_knows_and_whom_it_meets():
-    """The second warp does not wait: that the first one's wait is over tells it nothing, until they meet."""
+    """The second warp does not wait. It may not read because the first warp has waited, until they meet at a barrier."""
     skip = "  setp.ge.u32 %p3, %r0, 32;\n  @%p3 bra PAST;\n"
 
     def body(meet: str) -> str:

@@ -1,4 +1,4 @@
-"""What kernels move, as the interpreter counts it, against what one works out by hand."""
+"""The interpreter's counts of what kernels move, against counts by hand."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ def report_of(op, *operands):
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
 def test_bias_relu_moves_each_byte_once(dtype, size):
-    """A warp takes 32 x 16 bytes with one instruction: 16 sectors of 32 bytes."""
+    """A warp accesses 32 x 16 bytes with one instruction: 16 sectors of 32 bytes."""
     rows, columns = 64, 1024
     report = report_of(generated.bias_relu, jnp.ones((rows, columns), dtype), jnp.ones(columns, dtype))
     x, y, bias = (report.operands[name] for name in ("x", "y", "bias"))
@@ -54,7 +54,7 @@ def test_gated_ops_read_both_halves_once(op):
 
 
 def test_ragged_rows_keep_wide_accesses():
-    """Rows of 1023: x and y still go 16 bytes a thread."""
+    """With rows of 1023 elements, a thread still accesses 16 bytes of x and y at a time."""
     rows, columns = 128, 1023
     report = report_of(generated.bias_relu, jnp.ones((rows, columns)), jnp.ones(columns))
     x, y, bias = (report.operands[name] for name in ("x", "y", "bias"))
@@ -75,7 +75,7 @@ def test_the_end_of_an_array_goes_element_by_element():
 
 @pytest.mark.parametrize(("stride", "sectors"), [(1, 4), (2, 8), (8, 32), (16, 32)])
 def test_sectors_of_strided_loads(stride, sectors):
-    """A warp of 4-byte loads at a stride: 4 sectors where they are neighbours, at most one a lane."""
+    """A warp's 4-byte loads at a stride: 4 sectors if they are neighbours, at most one for each lane."""
     x, y = source(np.arange(32 * stride, dtype=np.uint32)), result(32, np.uint32)
     body = f"""
   mul.wide.u32 %rd5, %r0, {4 * stride};

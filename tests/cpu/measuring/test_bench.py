@@ -1,4 +1,4 @@
-"""Measuring without a GPU: who is timed when, a tiny run in earnest, and what is written of measurements made up."""
+"""Measuring without a GPU: the order of timed calls, a small real run, and reports of made-up measurements."""
 
 import json
 import sys
@@ -35,13 +35,13 @@ def made_up(op: str = "bias_relu", ours: float = 2.0, **more) -> Measurement:
 
 
 def test_candidates_take_turns_and_the_first_group_of_each_does_not_count():
-    """The clock is the calls themselves: a call of `slow` lasts three ticks, one of `fast` one."""
+    """The calls are the clock: a call of `slow` lasts three ticks, one of `fast` one."""
     now, order = 0.0, []
 
     def candidate(name: str, ticks: float):
         def call(number: int):
             nonlocal now
-            now += ticks * 1e-6 * (100 if len(order) < 8 else 1)  # slow while it warms up
+            now += ticks * 1e-6 * (100 if len(order) < 8 else 1)  # slow in the first calls
             order.append((name, number))
             return jnp.zeros(())
 
@@ -49,7 +49,7 @@ def test_candidates_take_turns_and_the_first_group_of_each_does_not_count():
 
     times = measure({"fast": candidate("fast", 1), "slow": candidate("slow", 3)}, 2, 3, clock=lambda: now)
     assert times == {"fast": pytest.approx((1.0, 1.0)), "slow": pytest.approx((3.0, 3.0))}
-    # a call to begin with, then those that are timed; the other way round in every other group
+    # one call first, then the timed ones; in the opposite order in every other group
     group = [0, 0, 1, 2]
     turns = ["slow", "fast", "fast", "slow", "slow", "fast"]
     assert order == [(name, number) for name in turns for number in group]
@@ -77,7 +77,7 @@ KINDS = (
 
 @pytest.mark.parametrize("name", KINDS)
 def test_ops_of_every_kind_can_be_measured(name):
-    """On a CPU, with the jnp form for ours, at a tiny size."""
+    """On a CPU, with the jnp form in place of the kernel, at a small size."""
     op = getattr(generated, name)
     shape = {axis: op.spec.extents.get(axis, 4) for axis in default_shape(op.spec)}
     binding = typical(op.spec, {"T": "float64"}) or typical(op.spec, {})
@@ -89,7 +89,7 @@ def test_ops_of_every_kind_can_be_measured(name):
 
 @pytest.mark.parametrize("name", ["rmsnorm", "softmax", "bias_gelu", "swiglu", "leaky_relu_dynamic"])
 def test_backwards_can_be_measured(name):
-    """And both candidates compute the same gradients."""
+    """Both candidates compute the same gradients."""
     op = getattr(generated, name).kernels[-1]
     binding = bench.typical(op.spec, {"T": "float32"})
     shape = dict.fromkeys(op.origin.spec.axes, 16)
@@ -137,7 +137,7 @@ DOMAINS = {
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64"])
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_integers_are_in_their_domain_and_their_type(domain, dtype):
-    """Where benchmarks draw them, and where property tests do."""
+    """In the inputs of benchmarks and of property tests."""
     more = f"domain:\n  x: {domain}" if domain else ""
     op = make_jnp_op(spec_text(f"x: {dtype}[..., N]", f"y: {dtype}[..., N]", "y = x", "y = x", more))
     info = np.iinfo(dtype)
@@ -204,7 +204,7 @@ def test_results_are_written(tmp_path):
 def test_a_chart_groups_ops_by_kind_fastest_first_and_fits_a_screen(tmp_path):
     measured = [made_up("slow", 6.0, kind="row"), made_up("fast", 1.0, kind="row"), made_up("dense", 2.0, kind="gemm")]
     ((dense, fast, slow),) = plot.arranged(plot.bars([*measured, made_up("lost", error="no room")]))
-    assert (dense.label, dense.over_xla, dense.of_limit) == ("dense", 1.5, None)  # a copy is no limit of a product
+    assert (dense.label, dense.over_xla, dense.of_limit) == ("dense", 1.5, None)  # a copy is not a bound for a product
     assert (fast.group, fast.label, fast.over_xla, fast.of_limit) == ("row", "fast", 3.0, 1.5)
     assert (slow.label, slow.over_xla) == ("slow", 0.5)
     many = [plot.Bar(f"kind {min(i // 10, 3)}", f"op{i}", 1 + i / 60, 0.9) for i in range(60)]
@@ -233,7 +233,7 @@ def run(monkeypatch, *words) -> int:
 
 @pytest.fixture
 def pretended_gpu(monkeypatch):
-    """Measuring that takes no time; the tasks it was given."""
+    """Replaces measuring by a function that takes no time, and gives the tasks that it got."""
     tasks = []
 
     def timed(op, binding: Binding, shape, groups):
@@ -248,7 +248,7 @@ def pretended_gpu(monkeypatch):
     return tasks
 
 
-KINDS = "column-elementwise-gemm-row-row+column"  # of the library: what a run of all of them is called
+KINDS = "column-elementwise-gemm-row-row+column"  # ops of the library: the name of a run of all of them
 
 
 def test_the_command_measures_what_specs_ask_for(pretended_gpu, monkeypatch, capsys, tmp_path):

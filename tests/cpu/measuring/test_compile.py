@@ -1,4 +1,4 @@
-"""Generated kernels, some of every fourth op's in turns: they compile, and their memory accesses are as wide as planned."""
+"""Some of the generated kernels, in turns: they compile, and their memory accesses are as wide as planned."""
 
 import inspect
 import json
@@ -45,17 +45,17 @@ ARCHITECTURES = USUAL.split(",")
 # ptxas may park one value in memory to get below a register count at which one more block fits: rotary_pairs on sm_120a,
 # kernels that reduce
 SPILLS_WHERE_RAGGED = 16
-# Where a block of 1024 threads keeps its piece of a row that a cluster shares, a thread has 64 registers: a few values spill,
-# which costs less than reading the row again.
+# If a block of 1024 threads holds its piece of a row that a cluster shares, a thread has 64 registers: a few values
+# spill, which costs less than reading the row again.
 SPILLS_OF_LONG_ROWS = 256
-# What should be less: a ragged row whose columns' weights come one by one
+# Spills that should be removed: a ragged row with weights that are loaded one by one
 KNOWN_SPILLS = {"dgroup_norm": 528, "scaled_matmul_fp8": 24}
-# Too many, too: kernels that walk down rows hold the next ones, on their way, in registers
+# Also too many: kernels that walk down rows hold the next rows in registers while they are in flight
 SPILLS_OF_WALKS = 384
 COMPILED_WHOLE = ("bias_relu",)
 # Where accumulators leave an epilogue few registers, and elements are stored one by one
 SPILLS_OF_RAGGED_PRODUCTS = 256
-# Whose folds along rows hold registers as well, on Hopper
+# Kernels whose reductions along rows hold registers as well, on Hopper
 ROW_FOLDS = (
     "dense_amax", "dense_residual_squares", "logits_logsumexp", "linear_cross_entropy_forward", "linear_cross_entropy",
 )  # fmt: skip
@@ -66,7 +66,7 @@ PRODUCTS = {name: k for name, k in EVERYTHING.items() if isinstance(k, GemmOp)}
 KERNELS = {name: k for name, k in EVERYTHING.items() if name not in PRODUCTS}
 
 
-# Of the ops' own more than of those that save more, and what is known to spill
+# More of the ops' own kernels than of derived ones, and the known spills
 OWN = [name for name in PRODUCTS if name in generated.__all__]
 SAVING = [name for name in PRODUCTS if name not in generated.__all__]
 ON_HOPPER = list(dict.fromkeys([*some(OWN, 5), *some(SAVING, 12), *some(ROW_FOLDS, 2)]))
@@ -74,7 +74,7 @@ ON_HOPPER = list(dict.fromkeys([*some(OWN, 5), *some(SAVING, 12), *some(ROW_FOLD
 
 @pytest.mark.parametrize("name", ON_HOPPER)
 def test_products_compile_for_hoppers_tensor_cores(name):
-    """With one of the types and defaults that they take, in turns: fed by TMA, and nothing is spilled."""
+    """With one of their types and sets of defaults, in turns: TMA loads the factors, and nothing is spilled."""
     op, turn = PRODUCTS[name], ON_HOPPER.index(name)
     found = [v for v in variants(op) if not v.ragged and not lacks(op, v.types, "sm_90a")]
     hopper = [v for v in found if on_tensor_cores(op, v)] or found
@@ -87,7 +87,7 @@ def test_products_compile_for_hoppers_tensor_cores(name):
 
 
 def on_tensor_cores(op: GemmOp, variant: Variant) -> bool:
-    """Whether WGMMA takes these factors."""
+    """Whether WGMMA multiplies these factors."""
     factor = variant.types.dtype(op.plan.products[0].a)
     return factor in HALVES or (factor != "float32" and op.plan.tile.b_is_nk)
 
@@ -97,7 +97,7 @@ ELSEWHERE = some(PRODUCTS, 10)
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_products_compile_elsewhere(name):
-    """Ragged ones, one of the types for one architecture, in turns."""
+    """Ragged products, with one of the types for one architecture, in turns."""
     op, turn = PRODUCTS[name], ELSEWHERE.index(name)
     found = [(v, a) for v in variants(op) if v.ragged for a in ARCHITECTURES if not lacks(op, v.types, a)]
     variant, arch = found[turn % len(found)]
@@ -109,7 +109,7 @@ def test_products_compile_elsewhere(name):
 
 @pytest.mark.parametrize("name", ["matmul_dswiglu_pairs", "matmul_dgelu", "dense_swiglu"])
 def test_ragged_rows_of_products_for_hopper(name):
-    """Rows of the outputs that are no whole vectors; K is what TMA takes."""
+    """The outputs' rows are not whole vectors; TMA can load rows of K elements."""
     op = PRODUCTS[name]
     types = next(v for v in variants(op) if "bfloat16" in str(v)).types
     extents = dict.fromkeys(op.spec.axes, 4096) | {"N": 4100}
@@ -119,7 +119,7 @@ def test_ragged_rows_of_products_for_hopper(name):
     assert "wgmma.mma_async" in compiled.ptx and compiled.spills == 0
 
 
-# Of the ops' own more than of those that belong to one
+# More of the ops' own kernels than of derived ones
 DERIVED = [name for name in KERNELS if name not in generated.__all__]
 SOME_KERNELS = [*some([name for name in KERNELS if name in generated.__all__], 6), *some(DERIVED, 24)]
 
@@ -138,10 +138,10 @@ def test_kernels_compile_with_wide_accesses_and_without_spills(name):
 
 
 def dealt_out(op: Op) -> list[tuple[Variant, str]]:
-    """What is compiled here; `codegen compile` compiles everything. Of an element-wise op every other kernel for one of the
-    architectures, with one of the types, in turns. An op that reduces has a kernel for every length of a row, whole
-    and ragged: one of them, for one architecture, in turns. Shuffles, shared memory and clusters are of device functions that
-    all these ops share."""
+    """The kernels that are compiled here; `codegen compile` compiles all. An element-wise op has every other kernel
+    compiled for one of the architectures, with one of the types, in turns. An op that reduces has a kernel for every
+    length of a row, whole and ragged: one of them is compiled, for one architecture, in turns. Its shuffles, shared
+    memory and clusters are in device functions that all these ops share."""
     everything = [(v, a) for a in ARCHITECTURES for v in variants(op) if not lacks(op, v.types, a)]
     if op.spec.op in COMPILED_WHOLE:
         return everything
@@ -162,8 +162,8 @@ def dealt_out(op: Op) -> list[tuple[Variant, str]]:
 
 
 def unlisted(text: str) -> list[str]:
-    """What the list of all kernels' instructions lacks, which then is older than the kernels; test_instructions decodes those
-    that it has."""
+    """The instructions that the list of all kernels' instructions lacks, since it is older than the kernels;
+    test_instructions decodes the listed ones."""
     return [
         f"not in tests/instructions.txt: {form}; run `make instructions`" for form in sorted(forms(text) - listed())
     ]
@@ -179,15 +179,16 @@ def test_an_instruction_that_is_not_listed_is_found():
 
 
 def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[str]:
-    """What is not as planned. The widths expected follow from the sizes of the dtypes alone: of the arrays that a thread
-    takes whole vectors of, the widest fills 16 bytes, and the others come as many elements at a time."""
+    """The accesses that differ from the plan. The expected widths follow from the sizes of the dtypes: of the arrays
+    from which a thread loads whole vectors, the one with the widest type fills 16 bytes, and the others have as many
+    elements at a time."""
     together = {array.name: count for array, count in op.plan.full}
     sizes = {a.name: DTYPES[variant.types.dtype(a)].size for a in op.spec.arrays}
     widest = max((sizes[name] * count for name, count in together.items()), default=4)
     vec = max(1, overrides(op.spec, arch).get("vector_bytes", 16) // widest)
     if variant.ragged and op.plan.kind != "elementwise" and not op.plan.columns and widest >= 4:
-        vec = 1  # elements of 4 bytes and more, of which rows are whole: none is shifted
-    most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # what one instruction of the architecture moves
+        vec = 1  # elements of at least 4 bytes in whole rows: none is shifted
+    most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # the width of one instruction on the architecture
     found = {operand.name: operand for operand in compiled.operands}
     rows = op.plan.kind != "elementwise"
     columns = {id(s.node) for s in op.plan.columns}
@@ -195,24 +196,25 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     problems = []
     for access in (*op.plan.loads, *op.plan.stores):
         if access.array is None or access.array.name not in found:
-            continue  # a coordinate, or an array left out for its default
+            continue  # a coordinate, or an array that is left out for its default
         name, size = access.array.name, sizes[access.array.name]
         widths = found[name].stores if access in op.plan.stores else found[name].loads
         whole = min(most, size * together.get(name, 1) * vec)
         if name in folded:
-            good = widths == (size,)  # written by the kernel that finishes, a column a thread
+            good = widths == (size,)  # written by the finishing kernel, one column a thread
         elif rows and len({a.mode for a in op.plan.loads if a.array == access.array}) > 1 and access in op.plan.loads:
             good = widths == tuple(
                 dict.fromkeys((whole, size))
-            )  # along the row in vectors, one element at a place of its own
+            )  # along the row in vectors, or one element at its own place
         elif access.mode == "flat" and variant.ragged and rows and access.tokens[-1:] == ("parts",) and op.plan.columns:
-            good = widths[-1:] == (size,)  # interleaved parts, whose rows begin anywhere, element by element
+            good = widths[-1:] == (size,)  # interleaved parts with rows at any offset, element by element
         elif access.mode == "flat" and variant.ragged and rows:
             good = widths[:1] == ((whole if size * vec % 4 == 0 else size),)
         elif access.mode == "flat" and variant.ragged:
-            good = widths[:1] == (whole,)  # beside the whole vectors, the arrays' ends element by element
+            good = widths[:1] == (whole,)  # in addition to whole vectors, the ends of arrays element by element
         elif access.mode == "tile" and variant.ragged:
-            # aligned vectors shifted into place, element by element where rows (and warps that store) end; words are shifted
+            # aligned vectors are shifted into place; ends of rows (and of warps that store) element by element; words
+            # are shifted
             good = widths[:1] == ((whole if size * vec % 4 == 0 else size),)
         elif access.mode in ("flat", "tile"):
             good = widths == ((size if variant.ragged else whole),)
@@ -231,7 +233,7 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     return problems
 
 
-# What is read off a kernel
+# What is read from a kernel
 
 
 def variant_of(op: Op, words: str) -> Variant:
@@ -304,7 +306,7 @@ reference: |
 
 
 def test_a_kernel_is_told_from_one_whose_name_begins_alike(tmp_path):
-    """The types of a kernel's arguments follow its name: here None, whose first letter is the other's last."""
+    """The types of a kernel's arguments follow its name: here None, which begins with the last letter of the other name."""
     op = next(op for op in make_op(tmp_path, SUMS).kernels if op.spec.op == "totals_backward")
     tensors = list(inspect.signature(op._launch).parameters)[1:]
     everything, columns = (
@@ -317,12 +319,12 @@ def test_a_kernel_is_told_from_one_whose_name_begins_alike(tmp_path):
 
 
 def test_accesses_are_followed_to_their_operands():
-    """Through address arithmetic, around a loop, and told apart from tables and shared memory."""
+    """Through address arithmetic and around a loop; accesses of tables and of shared memory are told apart."""
     found = {(a.store, a.width, tuple(a.sources)) for _, text in entries(PTX) for a in memory_accesses(text)}
     assert found == {(False, 16, (0,)), (False, 2, (1,)), (False, 4, ("table",)), (True, 16, (0,))}
 
 
-# Many at once, and the command
+# Many kernels at once, and the command
 
 
 def run(monkeypatch, *words) -> int:
@@ -334,7 +336,7 @@ def run(monkeypatch, *words) -> int:
 
 
 def test_processes_agree_with_one(cold_cache, monkeypatch):
-    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", "0")  # each compiles them
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", "0")  # each process compiles them
     tasks = [Task("relu", variant, "sm_90a") for variant in variants(generated.relu)]
     one, two = ({o.task: o.compiled for o in compile_tasks(Path("generated"), tasks, jobs)} for jobs in (1, 2))
     assert one == two
@@ -368,7 +370,8 @@ def test_what_was_compiled_before_is_not_compiled_again(cold_cache, monkeypatch)
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """Compiling that takes no time and gives two outcomes, then ends as by Ctrl-C where there is more; its tasks."""
+    """Replaces compiling by a function that takes no time and gives two outcomes, and then raises KeyboardInterrupt if
+    there are more tasks; gives its tasks."""
     asked: list[Task] = []
     made = compiling.Compiled("", b"", 255, 64, 1024, 65536, (compiling.Operand("x", (16, 8, 4, 2, 1), (16, 8, 4, 2)),))
 
@@ -491,7 +494,7 @@ def test_mistakes_end_in_one_message(words, message, monkeypatch, capsys):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_the_last_kernel_waits_before_it_reads(arch):
-    """Where it is launched before the one that writes the parts has ended; the interpreter runs one after the other."""
+    """It is launched before the kernel that writes the parts has ended; the interpreter runs one after the other."""
     op = generated.bias_grad
     texts = dict(entries(compile_kernel(op, next(variants(op)), arch).ptx))
     (first,) = [t for name, t in texts.items() if "finish" not in name]

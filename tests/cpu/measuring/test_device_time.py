@@ -1,4 +1,4 @@
-"""What is read from a profiler's trace: here one made up, in the form in which JAX writes it."""
+"""Times read from a profiler's trace. The trace is made up, in the form in which JAX writes it."""
 
 import pytest
 
@@ -23,11 +23,11 @@ TRACE = {
         {"ph": "M", "name": "process_sort_index", "pid": 1, "args": {"sort_index": 1}},
         ran(f"{MARK}0 ours", 7, 5, 100, 200),
         ran(f"{MARK}0 xla", 7, 5, 300, 400),
-        ran("kernel", 1, 13, 90, 110),  # began before: its last part is in the group
+        ran("kernel", 1, 13, 90, 110),  # began before: only its last part is in the group
         ran("kernel", 1, 13, 120, 140),
-        ran("copy", 1, 14, 130, 150),  # in part at the same time
-        ran("fusion", 1, 2, 100, 200),  # the same work by other names
-        ran("kernel", 1, 13, 210, 250),  # in no group
+        ran("copy", 1, 14, 130, 150),  # overlaps another one
+        ran("fusion", 1, 2, 100, 200),  # the same work with other names
+        ran("kernel", 1, 13, 210, 250),  # not in a group
         ran("kernel", 1, 13, 310, 311),
         ran("python", 7, 5, 300, 400),
         {},

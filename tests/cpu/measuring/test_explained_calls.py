@@ -1,4 +1,4 @@
-"""What `codegen explain` says of a call is what the runtime does in it."""
+"""`codegen explain` says of a call what the runtime does in it."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_explained_launches_and_bytes_are_those_of_a_call(name):
 
 
 def blocks(plan, how, extents) -> int:
-    """Of a launch."""
+    """The number of blocks of a launch."""
     if isinstance(how, RowLaunch):
         return (math.prod(extents[: plan.kept]) // (how.threads // how.per_row * how.at_once) + 1) * how.cluster
     if isinstance(how, WalkLaunch):
@@ -48,7 +48,7 @@ def blocks(plan, how, extents) -> int:
 @pytest.mark.turns(2)
 @pytest.mark.parametrize("name", ["column_sum", "mean_pool", "drmsnorm", "bias_relu"])
 def test_calls_of_several_kernels_are_explained(name):
-    """By the one that does most."""
+    """By the kernel that does most."""
     op = getattr(generated, name)
     shape = {axis: op.spec.extents.get(axis, 3 + 2 * i) for i, axis in enumerate(op.spec.axes)}
     found = interpreted_calls(op, shape)

@@ -1,4 +1,4 @@
-"""Float8 where the architecture cannot convert it: one message, whoever asks for the kernel."""
+"""Float8 on an architecture that cannot convert it: one message, wherever the kernel is requested."""
 
 import cutlass.jax
 import jax

@@ -1,7 +1,7 @@
 """Kernels with one planted fault each, and their sound twins: y = 2 x, one float32 a thread (or four, as one vector),
-and a row's sum by a cluster of blocks.
+and the sum of a row by a cluster of blocks.
 
-CuTe DSL reads a kernel's source, so they stand in a file of their own. `fault` picks what is broken.
+They are in their own file because CuTe DSL reads a kernel's source. `fault` selects the fault.
 """
 
 import cuda.bindings.driver as cuda
@@ -39,7 +39,7 @@ def double_kernel(mX: cute.Tensor, mY: cute.Tensor, fault: cutlass.Constexpr[str
     if cutlass.const_expr(fault == "two writers"):
         if i < size:
             mY[i] = mX[i] * 2.0
-            mY[i // 2] = mX[i] * 3.0  # collides
+            mY[i // 2] = mX[i] * 3.0  # collides with another element
     if cutlass.const_expr(fault == "store into an input"):
         if i < size:
             mX[i] = mX[i] * 2.0  # in place
@@ -75,12 +75,12 @@ def double_vectors(stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, faul
     double_vectors_kernel(mX, mY, fault).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
 
 
-# A cluster of blocks sums a row: each block its share, then each block every block's partial sums
+# A cluster of blocks sums a row: each block sums its share, then every block's partial results
 
 
 @dsl_user_op
 def remote_load(pointer: cute.Pointer, rank, offset: int, space: str, *, loc=None, ip=None) -> cutlass.Float32:
-    """What stands `offset` bytes behind a shared-memory pointer in the block of a rank."""
+    """Loads the word `offset` bytes after a shared-memory pointer, in the block of a rank."""
     operands = [x.ir_value(loc=loc, ip=ip) for x in (pointer.toint(loc=loc, ip=ip), cutlass.Int32(rank))]
     load = f"ld.{space}.f32 $0, [there+{offset}];"
     text = "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, $1, $2;\n\t" + load + "\n}"
@@ -89,7 +89,7 @@ def remote_load(pointer: cute.Pointer, rank, offset: int, space: str, *, loc=Non
 
 @dsl_user_op
 def remote_store(pointer: cute.Pointer, rank, value: cutlass.Float32, *, loc=None, ip=None) -> None:
-    """Put a value where a shared-memory pointer points in the block of a rank."""
+    """Stores a value at a shared-memory pointer, in the block of a rank."""
     operands = [x.ir_value(loc=loc, ip=ip) for x in (pointer.toint(loc=loc, ip=ip), cutlass.Int32(rank), value)]
     text = "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, $0, $1;\n\tst.shared::cluster.f32 [there], $2;\n}"
     _assembly(None, operands, text, "r,r,f", loc, ip)
@@ -143,7 +143,7 @@ def cluster_sum_kernel(mX: cute.Tensor, mY: cute.Tensor, fault: cutlass.Constexp
         cute.arch.cluster_arrive()  # again
         cute.arch.cluster_wait()
     elif cutlass.const_expr(fault == "a wait with no arrival"):
-        cute.arch.cluster_wait()  # unannounced
+        cute.arch.cluster_wait()  # not announced
     else:
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
@@ -174,7 +174,7 @@ def cluster_sum(
     )
 
 
-# A block stages its vectors in shared memory, then each thread doubles another's
+# A block stages its vectors in shared memory, then each thread doubles those of another one
 
 
 @cute.kernel
@@ -196,7 +196,7 @@ def staged_kernel(mX: cute.Tensor, mY: cute.Tensor, fault: cutlass.Constexpr[str
         cute.arch.sync_threads()
     other = (THREADS - 1 - tidx) * 4
     for i in cutlass.range_constexpr(4):
-        mY[start + i] = sX[other + i] * 2.0  # another's
+        mY[start + i] = sX[other + i] * 2.0  # another thread's
 
 
 @cute.jit

@@ -1,6 +1,6 @@
-"""Products to run `gemm_kernels` on, and what they must come to, from numpy in float64.
+"""Products that `gemm_kernels` compute, and their expected results, from NumPy in float64.
 
-Operands hold small integers, so that every sum is exact and what comes out is known to the bit, whatever the order.
+Operands hold small integers, so that every sum is exact and the result is known to the bit, whatever the order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Case:
     paired: str = ""  # "halves", "interleaved", and "two" for two tensors
     vec: int = 8
     tiles: AmpereTiles = DEFAULT
-    known: bool = True  # whether the compiler is told what divides extents
+    known: bool = True  # whether the compiler gets the divisors of sizes
 
     def __str__(self) -> str:
         words = [self.launcher, self.dtype, f"{self.L}x{self.M}x{self.N}x{self.K}", "nk" if self.b_is_nk else "kn"]
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the operands, then of the outputs."""
+        """The shapes of the operands, then of the outputs."""
         wide = self.N * (2 if self.paired in ("halves", "interleaved") else 1)
         b = (1 if self.shared_b else self.L, *((wide, self.K) if self.b_is_nk else (self.K, wide)))
         whole = (self.L, self.M, self.N)
@@ -75,11 +75,11 @@ class Case:
 
     @property
     def arch(self) -> str:
-        """The oldest that can."""
+        """The oldest architecture that has the instructions."""
         return "sm_89" if self.dtype.startswith("float8") else "sm_80"
 
     def call(self, arch: str) -> CompiledCall:
-        """The launcher on tensors of which only divisors are known."""
+        """The launcher's call with tensors of which only divisors are known."""
 
         def tensor(name: str) -> tuple[str, tuple[int, ...], int]:
             shape, dtype = self.shapes[name], self.dtype_of(name)
@@ -100,17 +100,17 @@ class Case:
         return CompiledCall(launcher, tuple(inputs), tuple(map(tensor, self.outputs)), tuple(constants.items()), arch)
 
     def operands(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Integers: all sums are exact."""
+        """Random operands. They are integers, so that all sums are exact."""
         most = 128 if self.dtype == "int8" else 4
         names = [name for name in self.shapes if name not in self.outputs]
         return {name: rng.integers(-most, most, self.shapes[name]).astype(self.dtype_of(name)) for name in names}
 
     def arguments(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray | None]:
-        """The launcher's inputs: an operand that a case lacks is None."""
+        """The launcher's inputs: None for an operand that a case lacks."""
         return {**given, "up": None} if self.launcher == "swiglu" and "up" not in given else dict(given)
 
     def expected(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs, each before it is rounded; partials already finished."""
+        """The outputs before they are rounded, and the results of the partial ones."""
         a, b, *rest = (x.astype(np.float64) for x in given.values())
         product = self.product(a, b)
         if self.launcher == "bias_relu":
@@ -133,7 +133,7 @@ class Case:
         return a @ (b.transpose(0, 2, 1) if self.b_is_nk else b)
 
     def check(self, got: tuple[np.ndarray, ...], given: dict[str, np.ndarray]) -> None:
-        """Outputs against what is expected: to the bit, but for functions that are approximated."""
+        """Compares outputs with the expected ones: to the bit, except where functions are approximated."""
         expected = self.expected(given)
         finish = {"row_sum": (np.sum, 2), "row_max": (np.max, 2), "column_sum": (np.sum, 1), "column_min": (np.min, 1)}
         for name, array in zip(self.outputs, got, strict=True):
@@ -153,12 +153,12 @@ def _half_ulp(dtype: str) -> float:
 
 
 def spread(case: Case, sizes: list[tuple[int, int, int]]) -> list[Case]:
-    """The same at other (M, N, K)."""
+    """The same case with other (M, N, K)."""
     return [replace(case, M=m, N=n, K=k) for m, n, k in sizes]
 
 
 BF16 = Case("plain", "bfloat16", 64, 64, 64)
-# Whole tiles, part of one, more than one in each direction; odd, one, nothing
+# Whole tiles, part of one, more than one in each direction; odd sizes, 1, 0
 SIZES = [
     (64, 64, 64),
     (70, 72, 136),

@@ -1,6 +1,7 @@
-"""Epilogues of products and their launchers on the Hopper main loop, written by hand: what its tests and benchmarks compile.
+"""Epilogues of products and their launchers on the Hopper main loop, written by hand for tests and benchmarks.
 
-They have no branches (`vectors`), and what they read is read ahead."""
+They have no branches (`vectors`), and their operands are prefetched.
+"""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -61,7 +62,7 @@ def read_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: St
 
 @cute.jit
 def plain(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    """acc, stored as it is: what a product alone costs, and what integers come to."""
+    """Stores acc: the cost of a product alone, and products of integers."""
     (mY,) = tensors
     store(acc[0].load(), mY, offset(mY, batch, row, column), valid, vec, ragged)
     return ()
@@ -118,7 +119,7 @@ def swiglu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, r
 
 @cute.jit
 def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    """acc, stored; its row sums, row maxima and column sums."""
+    """Stores acc, its row sums, row maxima and column sums."""
     (mY,) = tensors
     y = acc[0].load().to(cutlass.Float32)
     store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
@@ -127,7 +128,7 @@ def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, rag
 
 @cute.jit
 def row_sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    """acc, stored; its row sums and row maxima."""
+    """Stores acc, its row sums and row maxima."""
     return sums(acc, row, column, batch, valid, tensors, vec, ragged)[:2]
 
 
@@ -219,7 +220,7 @@ def row_sums_launch(
     )  # fmt: skip
 
 
-# epilogue -> its launcher, and its operands beside a and b: one value a column, or a tile
+# epilogue -> its launcher, and its operands in addition to a and b: one value a column, or a tile
 LAUNCHERS = {
     "plain": (one_launch, ""), "sums": (sums_launch, ""), "row_sums": (row_sums_launch, ""),
     "swiglu": (one_launch, ""), "two": (two_launch, ""),

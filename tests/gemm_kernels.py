@@ -1,6 +1,6 @@
-"""Epilogues written by hand, as the generator writes them, and launchers that give them to a main loop.
+"""Epilogues written by hand, as the generator writes them, and launchers that pass them to a main loop.
 
-CuTe DSL reads a kernel's source, so they stand in a file of their own.
+They are in their own file because CuTe DSL reads a kernel's source.
 """
 
 import cuda.bindings.driver as cuda
@@ -21,7 +21,7 @@ def load(
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
 ):
-    """vec elements from a place on, as float32; zeros from `valid` on."""
+    """vec elements from a position on, as float32; zeros from `valid` on."""
     held = cute.make_rmem_tensor((vec,), m.element_type)
     held.fill(0)
     if cutlass.const_expr(ragged):
@@ -44,7 +44,7 @@ def store(
     vec: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
 ):
-    """vec elements to a place, the first `valid` of them."""
+    """Stores vec elements at a position, only the first `valid` of them."""
     held = cute.make_rmem_tensor((vec,), m.element_type)
     held.store(values.to(m.element_type))
     if cutlass.const_expr(ragged):
@@ -58,7 +58,7 @@ def store(
 
 
 def tile_place(m: cute.Tensor, batch: Int32, row: Int32, column: Int32) -> Int64:
-    """Where an element of (L, M, N) lies."""
+    """The position of an element of (L, M, N)."""
     return (Int64(batch) * m.shape[1] + row) * m.shape[2] + column
 
 
@@ -86,7 +86,7 @@ def bias_relu_epilogue(
 def residual_epilogue(
     acc: tuple, row, column, batch, valid, tensors: tuple, vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool]
 ):
-    """Two outputs: what was added, and its square."""
+    """Two outputs: the sum and its square."""
     mResidual, mZ, mY = tensors
     place = tile_place(mY, batch, row, column)
     z = acc[0].load().to(Float32) + load(mResidual, place, valid, vec, ragged)
@@ -110,7 +110,7 @@ def swiglu_epilogue(
 def statistics_epilogue(
     acc: tuple, row, column, batch, valid, tensors: tuple, vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool]
 ):
-    """Of rows the sum and the largest; of columns the sum and the smallest."""
+    """The sum and the maximum of rows; the sum and the minimum of columns."""
     (mY,) = tensors
     y = acc[0].load().to(Float32)
     store(y, mY, tile_place(mY, batch, row, column), valid, vec, ragged)

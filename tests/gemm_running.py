@@ -1,5 +1,5 @@
-"""Products on the Hopper main loop with the epilogues of `gemm_epilogues`: as calls of the runtime, in float64, and those
-that tests run, on a GPU and interpreted."""
+"""Products on the Hopper main loop with the epilogues of `gemm_epilogues`: as calls of the runtime, in float64, and the
+cases that tests run on a GPU and interpreted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from codegen.runtime.compiled import interpreted, kernels
 
 @dataclass(frozen=True)
 class Product:
-    """One call of one launcher. The epilogue's operands have the type of a, or are bfloat16 where that is one byte wide."""
+    """One call of one launcher. The epilogue's operands have the type of a, or bfloat16 if that has one byte."""
 
     name: str  # of LAUNCHERS
     M: int
@@ -32,7 +32,7 @@ class Product:
     paired: str = ""
     shared_b: bool = False  # one b for the whole batch
     tiles: Tiles = field(default=SQUARE)
-    b_dtype: str = ""  # where it is not that of a
+    b_dtype: str = ""  # if it differs from that of a
 
     def __str__(self) -> str:
         t = self.tiles
@@ -72,7 +72,7 @@ class Product:
 
     @property
     def call(self) -> kernels.CompiledCall:
-        """For sm_90a."""
+        """The call for sm_90a."""
         vec = 16 // jnp.dtype(self.out).itemsize
         vec = min(vec, 8) if self.paired else vec
 
@@ -88,7 +88,7 @@ class Product:
         return kernels.CompiledCall(launcher, inputs, outputs, tuple(constants.items()), "sm_90a")
 
     def draw(self, seed: int) -> list[jax.Array]:
-        """Inputs: any integers, or normal numbers, b scaled so that sums are of size 2."""
+        """Random inputs: integers, or normal numbers with b scaled so that sums have the magnitude 2."""
         rng = np.random.default_rng(seed)
         found = []
         for i, x in enumerate(self.inputs):
@@ -100,22 +100,22 @@ class Product:
         return found
 
     def run(self, inputs: list[jax.Array]) -> list[jax.Array]:
-        """The kernel, on a GPU."""
+        """The results of the kernel on a GPU."""
         return _jitted(self)(*inputs)
 
     def interpret(self, inputs: list[jax.Array]) -> list[np.ndarray]:
-        """The kernel, interpreted."""
+        """The results of the interpreted kernel."""
         names = [f"input {i}" for i in range(len(inputs))] + [f"output {i}" for i in range(len(self.outputs))]
         shapes = [x.shape for x in self.outputs]
         return list(interpreted.run(self.call, names, [np.asarray(x) for x in inputs], shapes))
 
     def lost(self, sums: np.ndarray) -> float:
-        """What tensor cores may lose of sums of this size: of 32 products of float8 and what came before they keep 13 bits after
-        the point of the largest (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)."""
+        """The error of tensor cores for sums of this magnitude: of 32 products of float8 and the previous sum they keep
+        13 bits after the point of the largest (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)."""
         return -(-self.K // 32) * 2.0**-13 * np.abs(sums).max(initial=0.0) if "float8" in self.dtype else 0.0
 
     def expected(self, inputs: list[jax.Array]) -> list[np.ndarray]:
-        """The outputs in float64; of folds, their results."""
+        """The outputs in float64, and the results of reductions."""
         a, *rest = (np.asarray(x.astype(jnp.float32), np.float64) for x in inputs)
         bs = [np.swapaxes(b, 1, 2) if self.b_is_nk else b for b in rest[: 2 if self.paired == "halves" else 1]]
         accs, operands = [a @ b for b in bs], rest[len(bs) :]
@@ -156,13 +156,13 @@ REFERENCES = {
 }
 
 
-# What tests run
+# The cases that tests run
 
 BASE = Product("gelu", 0, 0, 0, tiles=WIDE)
 WIDE_FP8, WHOLE_INT8 = dataclasses.replace(WIDE, tile_k=128), Tiles(128, 256, 128, 4, 2)
 FAR = dataclasses.replace(WIDE, stages=5, piece=32, ahead=3)
 IN_A_LOOP = dataclasses.replace(WIDE, rolled=True)
-# What the epilogue reads by way of shared memory: bytes of 16 rows of 64, or 32, columns
+# The operands that the epilogue reads through shared memory: bytes of 16 rows of 64, or 32, columns
 STAGED = dataclasses.replace(IN_A_LOOP, ahead=2, staged=16 * 64 * 2)
 SMALL_STAGES = dataclasses.replace(SQUARE, stages=5, rolled=True, piece=32, staged=16 * 32 * 2)
 UNSHARED = Tiles(128, 256, 64, 4, ahead=2)  # no cluster multicasts
@@ -196,7 +196,7 @@ KINDS = [
     dataclasses.replace(BASE, name="row_sums"),
     dataclasses.replace(BASE, name="row_sums", tiles=IN_A_LOOP),
     dataclasses.replace(BASE, name="row_sums", L=2, tiles=dataclasses.replace(IN_A_LOOP, piece=32)),
-    # K shared out: by one warpgroup a tile, by two; pairs of columns; bytes
+    # K is split: by one warpgroup a tile, by two; pairs of columns; bytes
     *(
         dataclasses.replace(BASE, name="sums", L=2, tiles=dataclasses.replace(tiles, splits=splits, cluster_m=1))
         for tiles, splits in ((SQUARE, 2), (UNSHARED, 8), (TABLE[5], 4), (TABLE[-2], 8), (TABLE[-1], 4))
@@ -219,12 +219,12 @@ KINDS = [
     dataclasses.replace(BASE, dtype="float8_e4m3fn", b_dtype="float8_e5m2", b_is_nk=True, tiles=WIDE_FP8),
     *(dataclasses.replace(BASE, name="relu", tiles=tiles) for tiles in (TABLE[1], *TABLE[3:])),
 ]
-# Half a unit in the last place of the output, and what sums in float32 and approximate functions add
+# Half a unit in the last place of the output, and the error of sums in float32 and of approximate functions
 TOLERANCES = {"bfloat16": 2.0**-8, "float16": 2.0**-10, "float32": 1e-4, "int32": 0, "float8_e5m2": 2.0**-2}
 
 
 def check(product: Product, seed: int, run: Callable[[Product, list], list] = Product.run) -> list:
-    """What it gives for random inputs, held to the product in float64."""
+    """Runs it on random inputs and compares the results with the product in float64."""
     inputs = product.draw(seed)
     found = run(product, inputs)
     folds = [None, lambda x: x.sum(2), lambda x: x.max(2, initial=-np.inf), lambda x: x.sum(1)]

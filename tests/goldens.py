@@ -1,4 +1,4 @@
-"""Expected outputs kept in files: compared, or written where UPDATE=1 asks for it."""
+"""Expected outputs in files. UPDATE=1 writes them."""
 
 import os
 from pathlib import Path

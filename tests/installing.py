@@ -1,4 +1,4 @@
-"""Distributions built from this checkout, and environments of their own to install them into, with nothing downloaded."""
+"""Builds distributions of this checkout, and installs them into their own environments, without downloads."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ PACKAGED = [
 
 
 def run(*words: str | Path, cwd: Path, status: int = 0, **variables: str) -> str:
-    """What a command prints, which must end as told. It sees nothing of this checkout."""
+    """The output of a command, which must end with this status. It sees nothing of this checkout."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")} | variables
     command = [str(word) for word in words]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
@@ -33,7 +33,7 @@ def run(*words: str | Path, cwd: Path, status: int = 0, **variables: str) -> str
 
 
 def sources(folder: Path) -> Path:
-    """A copy of what distributions are built from: building writes into it."""
+    """A copy of the files of a distribution: a build writes into it."""
     for name in PACKAGED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".codegen*"))
@@ -44,7 +44,7 @@ def sources(folder: Path) -> Path:
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
-    """A distribution made of sources: `kind` is sdist or wheel."""
+    """A distribution made from sources: `kind` is sdist or wheel."""
     code = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
     run(sys.executable, "-c", code, out, cwd=source)
     return next(out.glob("*.tar.gz" if kind == "sdist" else "*.whl"))
@@ -57,7 +57,7 @@ def unpacked(sdist: Path) -> Path:
 
 
 def environment(folder: Path) -> Path:
-    """An environment that has what this one has, but for cutefuse. Returns its folder of commands."""
+    """An environment with the packages of this one, except cutefuse. Returns its folder of commands."""
     venv.create(folder, symlinks=True)
     here = Path(sysconfig.get_path("purelib"))
     lines = [str(here)]
@@ -70,6 +70,6 @@ def environment(folder: Path) -> Path:
 
 
 def install(bin: Path, *what: str | Path) -> None:
-    """Install a distribution, and nothing that it needs."""
+    """Installs a distribution without its dependencies."""
     options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation")
     run(sys.executable, "-m", "pip", "--python", bin / "python", "install", *options, *what, cwd=bin)

@@ -62,7 +62,7 @@ def _symbol(name: str, program: ptx.Program) -> str:
 
 
 def problem(form: str) -> str:
-    """What the interpreter says of an instruction that it does not know; nothing of one that it does."""
+    """The interpreter's error for an instruction that it does not support, or ""."""
     text = f".entry listed(.param .b64 parameter) {{\n.reg .b32 %r;\n.shared .align 16 .b8 place[16];\n{form};\n}}"
     try:
         (program,) = ptx.parse(text).values()
@@ -78,7 +78,8 @@ def listed() -> frozenset[str]:
 
 
 def dealt(op, arch: str) -> list:
-    """Variants that have every type, and every shape, of an op between them; pairs differ from one architecture to another."""
+    """Variants of an op that together have each of its types and each of its shapes; the pairs differ between
+    architectures."""
     from codegen.measuring.compile import row_lengths, variants
     from codegen.plan.limits import lacks
     from codegen.targets import USUAL
@@ -91,7 +92,7 @@ def dealt(op, arch: str) -> list:
     architectures = USUAL.split(",")
     turn = architectures.index(arch) * len(found) // len(architectures)
     kept, seen = [], set()
-    for missing in (2, 1):  # those first that have a type and a shape more
+    for missing in (2, 1):  # first the variants that add a type and a shape
         for variant in found[turn:] + found[:turn]:
             if len(traits(variant) - seen) >= missing:
                 kept.append(variant)
@@ -121,7 +122,8 @@ def main(names: list[str]) -> None:
 
     found = set(listed() if names else ())
     tasks = [(name, arch) for name in names or load_package(OPS).__all__ for arch in USUAL.split(",")]
-    # Spawned, not forked: the compiler has threads of its own; and replaced, for it keeps what it compiled
+    # Spawned, not forked: the compiler has its own threads; replaced after some ops, since it keeps everything it
+    # compiled
     with get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=8) as pool:
         for i, more in enumerate(pool.imap_unordered(_of_task, tasks)):
             found |= more

@@ -1,4 +1,4 @@
-"""Ops made on the spot, for tests of one function or one feature."""
+"""Makes ops for tests of one function or one feature."""
 
 import importlib.util
 import itertools
@@ -12,7 +12,7 @@ _count = itertools.count()
 
 
 def make_op(folder: Path, text: str):
-    """The op of a spec's text, generated into a file of its own and imported (CuTe DSL reads its own source)."""
+    """The op of a spec's text, generated into its own file and imported, since CuTe DSL reads its source."""
     name = next(line.split(":")[1].strip() for line in text.splitlines() if line.startswith("op:"))
     return import_op(folder, name, render_op(read_op(f"specs/{name}.yaml", text)))
 
@@ -68,7 +68,7 @@ def make_jnp_op(text: str):
 
 
 def spec_text(inputs: str, outputs: str, chain: str, reference: str = "", more: str = "", types: str = "") -> str:
-    """A spec on one axis a comma; statements parted by semicolons."""
+    """The text of a spec. Commas separate arrays, semicolons statements."""
     arrays = [pair.split(":", 1)[0].strip() for pair in outputs.split(";")]
     lines = ["op: made", "summary: Made here."]
     lines += [f"types: {types}"] if types else []

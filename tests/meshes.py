@@ -1,4 +1,5 @@
-"""Sharded arrays in tests: a mesh of eight devices that the CPU stands for, and a stand-in for kernels, which no CPU runs."""
+"""Sharded arrays in tests: a mesh of eight virtual devices of the CPU, and a stand-in for kernels, which cannot run
+there."""
 
 import re
 from collections import Counter
@@ -57,8 +58,8 @@ seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
 
 
 def stand_in(op: Op, key, donated, *operands, split=None):
-    """What a kernel returns, in jnp: the outputs, then what is folded over rows, not divided: an output, or a value of the
-    chain."""
+    """The results of a kernel, in jnp: the outputs, then the reductions over rows before any division. A reduction
+    belongs to an output or to a value of the chain."""
     seen.append([x.shape for x in operands])
     if op.plan.kind == "gemm":
         placed = op.plan.tile.placed if split is not None else ()
@@ -87,7 +88,8 @@ def stand_in(op: Op, key, donated, *operands, split=None):
 
 
 def tiles_stand_in(op, key, operands, firsts):
-    """What a contraction's kernel returns, in jnp: the outputs of every element, then one part of each fold."""
+    """The results of a contraction's kernel, in jnp: the outputs with all axes, then one partial result of each
+    reduction."""
     tile, epilogue = op.plan.tile, op.epilogue
     own, values = op.epilogue_call(replace(key, implementation="xla"), operands)
     arrays, params = epilogue.arrays(own, values), epilogue.parameters(own, values)
@@ -116,7 +118,8 @@ def tiles_stand_in(op, key, operands, firsts):
 
 
 def spread(plan, statistic, part, axes):
-    """A statistic of columns as a kernel leaves it, which folds no columns: here all of it lies with the first of those."""
+    """A statistic of columns as a kernel that does not reduce columns stores it: here the first column of each result
+    has all of it, and the others nothing."""
     extents = [views.group_extents(plan, axes)[i] for i in plan.spread]
     lost = [i not in statistic.keeps for i in plan.spread]
     nothing = {"max": -jnp.inf, "min": jnp.inf, "prod": 1}.get(statistic.op, 0)
@@ -126,7 +129,7 @@ def spread(plan, statistic, part, axes):
 
 
 def forget() -> None:
-    """Every op, and every one generated with it, makes the functions behind its calls again."""
+    """Makes every op, and every op derived from it, make its functions again."""
     for op in (getattr(generated, name) for name in generated.__all__):
         for made in (op, *op.kernels, getattr(op._backward, "keeping", None)):
             if made is not None:
@@ -135,7 +138,7 @@ def forget() -> None:
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Every op takes the kernel's path, as on CUDA; yields the shapes that kernels ran on."""
+    """Makes every op run its kernel, as on CUDA; yields the shapes that kernels ran on."""
     forget()
     monkeypatch.setattr(Op, "_run_cute", stand_in)
     for module in (op_module, gemm_op):

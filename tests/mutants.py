@@ -1,7 +1,7 @@
-"""A mutation fuzzer of spec files: real specs, a few edits of bytes, tokens, lines and trees away from themselves.
+"""A mutation fuzzer of spec files: it edits bytes, tokens, lines and trees of real specs.
 
-Every mutant ends in a `SpecError` or in an op whose module renders and compiles, within a second and a bounded memory.
-A mutant is made from its seed and number alone, so a failure is found again by these.
+Every mutant must end in a `SpecError`, or in an op whose module renders and compiles, within a second and limited
+memory. The seed and the number of a mutant determine it, so a failure can be repeated.
 
     python -m tests.mutants --inputs 1000000 --processes 2
 """
@@ -49,7 +49,7 @@ from tests.places import ROOT
 
 GOOD, BAD = ("specs", "tests/pure/good_specs"), ("tests/pure/bad_specs",)
 SECONDS = 1.0  # of processor time that an input may take
-MEMORY = 512 * 2**20  # bytes of address space that a process may take on top of what it starts with
+MEMORY = 512 * 2**20  # bytes of address space that a process may use in addition to those at its start
 CHUNK = 1000  # inputs that one process examines
 
 WORDS = [
@@ -63,12 +63,12 @@ WORDS = [
 ]  # fmt: skip
 
 
-# What every outcome must be
+# The rules for every outcome
 
 
 def examine(data: bytes | str, stem: str = "f") -> Op | SpecError:
-    """Reads and renders a spec. Raises `AssertionError` where the outcome is not what every outcome must be, and whatever the
-    generator raises that is no `SpecError`."""
+    """Reads and renders a spec. Raises `AssertionError` for an outcome that none may have, and any exception of the
+    generator other than `SpecError`."""
     outcome: Op | SpecError
     source = ""
     with warnings.catch_warnings():
@@ -93,7 +93,7 @@ def examine(data: bytes | str, stem: str = "f") -> Op | SpecError:
 
 
 def check_names(source: str) -> None:
-    """Every name that a generated function reads is one that it, the module or Python has."""
+    """Checks that every name which a generated function reads is its own, the module's or Python's."""
     module = symtable.symtable(source, "generated.py", "exec")
     known = {*dir(builtins), *(s.get_name() for s in module.get_symbols() if s.is_assigned() or s.is_imported())}
     tables = list(module.get_children())
@@ -105,7 +105,7 @@ def check_names(source: str) -> None:
 
 
 def check_data(spec: Spec, source: str) -> None:
-    """The data in a generated module reads as the spec that it was made from."""
+    """Checks that the data in a generated module reads as the spec that it was made from."""
     written = dict_literal(to_data(spec))
     assert f"\nSPEC = {written}\n" in source
     data = ast.literal_eval(written)
@@ -114,7 +114,8 @@ def check_data(spec: Spec, source: str) -> None:
 
 
 def meaning(spec: Spec) -> dict[str, str]:
-    """All that a spec says, without its places. Texts, for 1, 1.0 and True are equal, and a NaN is not equal to itself."""
+    """The content of a spec, without its places. Values are texts, since 1, 1.0 and True are equal, and a NaN is not
+    equal to itself."""
 
     def plain(value: object) -> object:
         if isinstance(value, tuple):
@@ -126,7 +127,7 @@ def meaning(spec: Spec) -> dict[str, str]:
 
 
 def check_error(error: SpecError, data: bytes | str) -> None:
-    """Every mistake has a message, and a place in the file."""
+    """Checks that every error has a message, and a place in the file."""
     text = data if isinstance(data, str) else data.decode(errors="replace")
     rows = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     assert error.diagnostics
@@ -137,20 +138,20 @@ def check_error(error: SpecError, data: bytes | str) -> None:
         assert len(diagnostic.message) < 1000
         assert 1 <= span.line <= len(rows)
         assert span.length >= 1
-        if "UTF-8" not in diagnostic.message:  # counted in bytes: there are no characters
+        if "UTF-8" not in diagnostic.message:  # bytes are counted: there are no characters
             assert 1 <= span.column <= len(rows[span.line - 1]) + 1
     assert str(error).count(": error: ") >= min(100, len(error.diagnostics))
     check_characters(str(error))
 
 
-# Control characters, marks that turn text around, line breaks that are none to Python, lone surrogates
+# Control characters, marks that change the direction of text, line breaks that Python does not know, lone surrogates
 UNSEEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
 def check_characters(text: str) -> None:
-    """Nothing in a text reaches a terminal as anything but what it looks like."""
+    """Checks that a text has no character that a terminal would not show as it is."""
     found = UNSEEN.search(text)
     assert not found, f"U+{ord(found.group()):04X} in {text[max(0, found.start() - 40) : found.end()]!r}"
 
@@ -167,7 +168,7 @@ def corpus(folders: tuple[str, ...] = (*GOOD, *BAD)) -> tuple[tuple[str, str], .
 
 @functools.cache
 def trees() -> tuple[tuple[str, dict[str, Any]], ...]:
-    """The specs that are YAML mappings, all their scalars as text."""
+    """The specs that are YAML mappings, with all scalars as text."""
     found = []
     for stem, text in corpus():
         try:
@@ -192,7 +193,7 @@ def expressions() -> tuple[str, ...]:
 
 
 def is_expression(text: str) -> bool:
-    """Whether a text is one without what holds it, as a slice is not."""
+    """Whether a text is an expression by itself, which a slice is not."""
     with contextlib.suppress(SyntaxError):
         ast.parse(text, mode="eval")
         return True
@@ -204,13 +205,13 @@ def mutant(seed: int, number: int) -> tuple[str, bytes]:
     rng = random.Random(f"{seed}:{number}")
     stem, text = rng.choice(corpus(BAD if rng.random() < 0.1 else GOOD))
     for _ in range(rng.choice((1, 1, 1, 1, 2, 2, 3, 5))):
-        with contextlib.suppress(SyntaxError, ValueError, IndexError, RecursionError):  # no formula
+        with contextlib.suppress(SyntaxError, ValueError, IndexError, RecursionError):  # not a formula
             stem, text = rng.choice(MUTATIONS)(rng, stem, text)
     return stem, to_bytes(text)
 
 
 def to_bytes(text: str) -> bytes:
-    """A text with bytes that are no UTF-8 as they were, and other lone surrogates as they may stand in a file."""
+    """A text as bytes: bytes that were not UTF-8 are restored, and other lone surrogates are written as in a file."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -250,7 +251,7 @@ def mutate_tokens(rng: random.Random, stem: str, text: str) -> tuple[str, str]:
         tokens[i], tokens[j] = tokens[j], tokens[i]
     elif kind == 3:
         tokens.insert(i, tokens[j] if rng.random() < 0.5 else rng.choice(WORDS))
-    elif kind == 4:  # a name for another, everywhere
+    elif kind == 4:  # one name replaced by another, everywhere
         old, new = tokens[i], tokens[j]
         tokens = [new if token == old else token for token in tokens]
     else:
@@ -286,7 +287,7 @@ def mutate_lines(rng: random.Random, stem: str, text: str) -> tuple[str, str]:
 
 
 def mutate_tree(rng: random.Random, stem: str, text: str) -> tuple[str, str]:
-    """A change of what YAML holds: a key left out, or put in from another spec, an array or a formula changed."""
+    """A change of the YAML tree: a key is removed, or added from another spec, or an array or a formula is changed."""
     try:
         tree = yaml.load(text, Loader=yaml.CBaseLoader)
     except (yaml.YAMLError, ValueError):
@@ -317,7 +318,7 @@ def mutate_tree(rng: random.Random, stem: str, text: str) -> tuple[str, str]:
 
 
 def change_array(rng: random.Random, arrays: object, others: object) -> object:
-    """Arrays with one left out, put in, or changed."""
+    """Arrays with one removed, added, or changed."""
     if not isinstance(arrays, dict) or not arrays:
         return others
     arrays = dict(arrays)
@@ -370,7 +371,7 @@ def change_formula(rng: random.Random, text: str) -> str:
 
 
 def parts(statement: ast.stmt) -> Iterator[tuple[ast.AST, str, int | None]]:
-    """Where the expressions of a statement stand: a node, its field, and the place in that where it is a list."""
+    """The places of a statement's expressions: a node, its field, and the index in the field if that is a list."""
     for node in ast.walk(statement):
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.expr) and name != "func":
@@ -408,7 +409,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 )
 
 
-# Many of them
+# Many mutants
 
 
 class Slow(AssertionError):
@@ -416,17 +417,17 @@ class Slow(AssertionError):
 
 
 class TooLong(BaseException):
-    """Raised in the midst of what takes too long; no `except Exception` holds it."""
+    """Raised in code that takes too long; no `except Exception` catches it."""
 
 
 @dataclass
 class Tally:
-    """What came of some inputs."""
+    """The outcomes of some inputs."""
 
     outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
-    failures: list[tuple[int, str]] = field(default_factory=list)  # numbers of inputs, and what was wrong
+    failures: list[tuple[int, str]] = field(default_factory=list)  # numbers of inputs, and the errors
     slowest: tuple[float, int] = (0.0, -1)  # seconds of processor time, the input's number
-    resident: int = 0  # most bytes of memory that a process had
+    resident: int = 0  # the most bytes of memory of a process
 
     def add(self, other: Tally) -> None:
         self.outcomes += other.outcomes
@@ -440,10 +441,10 @@ def too_long(_number: int, _frame: object) -> None:
 
 
 def attempt(seed: int, number: int) -> tuple[str, str]:
-    """An input's outcome, and what is wrong with it."""
+    """The outcome of an input, and the error if it is wrong."""
     stem, data = mutant(seed, number)
     signal.setitimer(signal.ITIMER_VIRTUAL, 3 * SECONDS)
-    signal.setitimer(signal.ITIMER_PROF, 10 * SECONDS)  # whose signal ends a process that no exception reaches
+    signal.setitimer(signal.ITIMER_PROF, 10 * SECONDS)  # its signal ends a process that no exception can end
     try:
         outcome = examine(data, stem)
     except (Slow, TooLong):
@@ -459,12 +460,12 @@ def attempt(seed: int, number: int) -> tuple[str, str]:
 
 
 def examine_all(seed: int, numbers: Iterable[int]) -> Iterator[tuple[int, Tally]]:
-    """The inputs of these numbers, each with what came of it."""
+    """The inputs with these numbers, each with its outcome."""
     for number in numbers:
         yield number, Tally()
         start = time.process_time()
         outcome, wrong = attempt(seed, number)
-        if outcome == "slow":  # once may be the machine's fault
+        if outcome == "slow":  # a single one may be the machine's fault
             start = time.process_time()
             outcome, wrong = attempt(seed, number)
         seconds = time.process_time() - start
@@ -473,7 +474,7 @@ def examine_all(seed: int, numbers: Iterable[int]) -> Iterator[tuple[int, Tally]
 
 
 def work(seed: int, numbers: range, pipe: multiprocessing.connection.Connection) -> None:
-    """One process: sends the number of each input before it is examined, and the tally of all at the end."""
+    """One process: it sends the number of each input before it examines it, and the tally of all inputs at the end."""
     gc.set_threshold(100_000, 20, 100)
     signal.signal(signal.SIGVTALRM, too_long)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -488,11 +489,11 @@ def work(seed: int, numbers: range, pipe: multiprocessing.connection.Connection)
 
 @dataclass
 class Worker:
-    """A process and what is left to it."""
+    """A process and the inputs that remain to it."""
 
     seed: int
     numbers: range
-    now: int = -1  # the input that it examines, once it says so
+    now: int = -1  # the input that it examines, once it has sent it
 
     def __post_init__(self) -> None:
         self.pipe, other = multiprocessing.Pipe(duplex=False)
@@ -509,9 +510,9 @@ class Worker:
 
 
 def fuzz(seed: int, numbers: range, processes: int, report: Callable[[Tally], None] = lambda _tally: None) -> Tally:
-    """Examines the mutants of these numbers in some processes at once."""
+    """Examines the mutants with these numbers in some processes at once."""
     expressions()
-    with contextlib.suppress(SpecError):  # what is read once is read before processes are forked
+    with contextlib.suppress(SpecError):  # files that are read once are read before processes are forked
         render_op(read_op(ROOT / "specs" / "rmsnorm.yaml"))
     total = Tally()
     waiting = [numbers[i : i + CHUNK] for i in range(0, len(numbers), CHUNK)][::-1]

@@ -1,7 +1,7 @@
-"""Small faults planted in the text of generated kernels, and whether the project's own tests of the op find them.
+"""Plants small faults in the text of generated kernels, and checks that the project's own tests of the op find them.
 
-An op is generated, one line of its module is made wrong, and what `codegen verify` runs is run on it, interpreted: random
-calls against the reference, and gradients. By hand, all faults, with what found each:
+An op is generated, one line of its module is made wrong, and the checks of `codegen verify` are run on it, interpreted:
+random calls against the reference, and gradients. All faults, with the check that found each:
 
     python -m tests.planted
 """
@@ -132,15 +132,15 @@ reference: jax.nn.relu(x @ w + bias)
 """
 
 
-# The first call that fails is enough: none smaller is looked for
+# The first call that fails is enough: no smaller one is searched
 hypothesis.settings.register_profile("planted", phases=[hypothesis.Phase.generate])
 SPECS = {"gate": GATE, "norm": NORM, "peak": PEAK, "columns": COLUMNS, "both": BOTH, "dense": DENSE}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`old` in the module of an op, where it stands for the `nth` time, in place of which `new` is put. What only some extents
-    show takes more `calls` to find."""
+    """The `nth` text `old` in the module of an op is replaced by `new`. Faults that show only for some sizes need more
+    `calls`."""
 
     op: str
     what: str
@@ -205,7 +205,7 @@ SHORT = {
 
 
 def module_of(op: str, fault: Fault | None = None) -> str:
-    """The generated module of one of the ops, with a fault in it."""
+    """The generated module of an op, with a fault in it."""
     text = render_op(read_op(f"specs/{op}.yaml", SPECS[op]))
     if fault is None:
         return text
@@ -215,7 +215,7 @@ def module_of(op: str, fault: Fault | None = None) -> str:
 
 
 def found(folder: Path, op: str, fault: Fault | None = None, examples: int = 16) -> str:
-    """What finds a fault: "values", "gradient" or "interpreter", with the message; nothing where nothing does."""
+    """What finds a fault: "values", "gradient" or "interpreter", with the message; "" if nothing does."""
     made, before = import_op(folder, op, module_of(op, fault)), hypothesis.settings.get_current_profile_name()
     hypothesis.settings.load_profile("planted")
     try:
@@ -233,7 +233,8 @@ def found(folder: Path, op: str, fault: Fault | None = None, examples: int = 16)
 
 
 def main() -> None:
-    """All faults, or those whose names have one of the words given, each with what found it; exit status 1 where one was not."""
+    """Tries all faults, or those with one of the given words in their names, and prints what found each. The exit
+    status is 1 if one was not found."""
     slipped, words = 0, sys.argv[1:] or [""]
     faults = [f for f in FAULTS if any(word in f"{f.op}: {f.what}" for word in words)]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""PTX written by hand, run by the interpreter: whole kernels, or one instruction on many operands."""
+"""Runs PTX that is written by hand: whole kernels, or one instruction on many operands."""
 
 import functools
 
@@ -19,8 +19,8 @@ REGISTERS = """
 
 @functools.cache
 def kernel_of(body: str, parameters: int, declarations: str = "", outside: str = "", directives: str = "") -> Kernel:
-    """A kernel whose %rd0, %rd1, ... hold the addresses of its arrays and whose %r0 is the thread's number. `outside`
-    stands before it, `directives` behind its parameters."""
+    """A kernel in which %rd0, %rd1, ... are the addresses of its arrays and %r0 is the thread's number. `outside` is
+    the text before it, `directives` are those after its parameters."""
     names = [f"parameter_{i}" for i in range(parameters)]
     loads = "".join(f"  ld.param.b64 %rd{i}, [{name}];\n" for i, name in enumerate(names))
     head = ", ".join(f".param .b64 {name}" for name in names)
@@ -38,7 +38,7 @@ def run(
     cluster: tuple[int, int, int] = (1, 1, 1),
     **text: str,
 ) -> Machine:
-    """Run a kernel over arrays."""
+    """Runs a kernel on arrays."""
     kernel = kernel_of(body, len(arrays), declarations, **text)
     addresses = tuple(int(a.address).to_bytes(8, "little") for a in arrays)
     grid = blocks if isinstance(blocks, tuple) else (blocks, 1, 1)
@@ -48,7 +48,7 @@ def run(
 
 
 def edited(made, edit) -> interpreted.Compiled:
-    """A compiled kernel, its PTX changed."""
+    """A compiled kernel with its PTX changed."""
     text = edit(made.ptx)
     assert text != made.ptx
     programs = ptx.parse(text)
@@ -69,7 +69,7 @@ def values(array: Array, dtype) -> np.ndarray:
 
 
 def words(count: int = 32, threads: int = 32, body: str = "", **keywords) -> list[int]:
-    """What a kernel leaves in an output of 32-bit words at %rd0; its %rd16 is the thread's own word."""
+    """The output of a kernel: 32-bit words at %rd0. Its %rd16 is the address of the thread's own word."""
     out = result(count, np.uint32)
     place = "  mul.wide.u32 %rd17, %r0, 4;\n  add.s64 %rd16, %rd0, %rd17;\n"
     run(place + body, [out], threads, **keywords)
@@ -77,7 +77,7 @@ def words(count: int = 32, threads: int = 32, body: str = "", **keywords) -> lis
 
 
 def apply(text: str, result_bits: int, *operands: tuple[int, list[int]]) -> list[int]:
-    """The bits that an instruction makes, for operands given as (width, bits): it writes %d and reads %a, %b, %c, %e."""
+    """The result bits of an instruction for operands given as (width, bits): it writes %d and reads %a, %b, %c, %e."""
     count = max(len(column) for _, column in operands)
     lines, declared, arrays = [], f"  .reg .b{max(16, result_bits)} %d;\n", []
     for place, (bits, column) in enumerate(operands):

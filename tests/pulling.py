@@ -1,4 +1,4 @@
-"""A call of an op on drawn arguments, and of its gradients with it."""
+"""Calls an op and its gradients on drawn arguments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +12,9 @@ from codegen.checking import draw
 
 
 def with_gradients(op, case: draw.Case, implementation: str = "cute") -> Callable[[], list[Any]]:
-    """A function that calls the op on a case's arguments: its outputs, and where its gradients are kernels those of all
-    floating arguments, for cotangents of ones, then those of what rows do not share. To be called where x64 is enabled."""
+    """A function that calls the op on a case's arguments. It returns the outputs, and, if gradients are computed by
+    kernels, those of all floating arguments for cotangents of ones, then those of arguments that rows do not share. It
+    is called with x64 enabled."""
     given = draw.named(op, case)
     key, operands = op.bind((), given)
     named = zip(op.operand_names(key), operands, strict=True)

@@ -1,4 +1,4 @@
-"""The versions of JAX and CuTe DSL that the tests have passed with, and whether those installed are among them."""
+"""The versions of JAX and CuTe DSL with which the tests passed, and whether the installed ones are among them."""
 
 import re
 from importlib import metadata
@@ -8,7 +8,7 @@ TRIED = {"jax": ((0, 10, 2), (0, 13)), "nvidia-cutlass-dsl": ((4, 8, 1), (4, 9))
 
 
 def untried() -> list[str]:
-    """The installed distributions of other versions, one sentence each."""
+    """The installed distributions with other versions, one sentence each."""
     found = []
     for name, (first, end) in TRIED.items():
         version = metadata.version(name)

@@ -1,4 +1,4 @@
-"""The demo runs from end to end, and fits a screen or two."""
+"""The demo runs from end to end, and its output fits on a screen or two."""
 
 import os
 import subprocess

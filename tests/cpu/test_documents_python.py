@@ -1,4 +1,4 @@
-"""The documents' Python runs as it stands there, and so does the tutorial, from its spec to its sharded arrays."""
+"""The Python code of the documents runs as written, and so does the tutorial, from its spec to its sharded arrays."""
 
 import os
 import re
@@ -20,7 +20,7 @@ DOCUMENTS = [
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_python_of_a_document_runs(document, monkeypatch):
-    """Its blocks one after the other, as a reader runs them."""
+    """Its blocks run one after the other, as for a reader."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")  # undone after a document that sets it
     names = {"__name__": "document"}
     for language, code in BLOCK.findall(document.read_text()):
@@ -51,7 +51,7 @@ for step in sys.argv[1:]:
 
 
 def test_the_tutorial_runs(tmp_path):
-    """In a folder of its own, with nothing but the spec that it shows."""
+    """In its own folder, with only the spec that it shows."""
     text = TUTORIAL.read_text()
     for path, spec in re.findall(r"^```yaml spec (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         (tmp_path / path).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The examples' models learn, as much as the same models do with the ops' references, on interpreted kernels too."""
+"""The examples' models learn as well as the same models with the ops' references, also with interpreted kernels."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""What a distribution holds, and that it works where there is no checkout."""
+"""The content of a distribution, and its use where there is no checkout."""
 
 import subprocess
 import sys
@@ -109,7 +109,7 @@ def test_the_way_of_a_user(wheel, tmp_path):
 
 
 def test_an_editable_install(tmp_path):
-    """Away from the checkout there is no `generated`: that name is a user's own package."""
+    """Outside the checkout there is no `generated`: that name is a user's own package."""
     checkout = installing.sources(tmp_path / "checkout")
     bin = installing.environment(tmp_path / "environment")
     installing.install(bin, "--editable", checkout)
@@ -133,7 +133,7 @@ def test_in_a_checkout_cutefuse_is_generated():
 
 
 def test_an_op_runs_on_the_base_dependencies_alone():
-    """And what needs more says what to install."""
+    """And a feature that needs more says what to install."""
     found = bare(
         """
 import jax, jax.numpy as jnp
@@ -166,13 +166,13 @@ def test_a_command_says_what_to_install(command, missing):
 
 
 def bare(code: str) -> subprocess.CompletedProcess:
-    """Python that finds none of the libraries in REFUSED."""
+    """The result of a Python process that finds none of the libraries in REFUSED."""
     return subprocess.run([sys.executable, "-c", BARE + code], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_another_distribution_named_codegen(tmp_path, whole):
-    """It is named on the first line, whether its files took the place of ours or lie among them."""
+    """The first line names it, whether its files replaced ours or are next to them."""
     (tmp_path / "codegen-1.0.dist-info").mkdir()
     (tmp_path / "codegen-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: codegen\nVersion: 1.0\n")
     if not whole:

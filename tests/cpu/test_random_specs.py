@@ -1,4 +1,4 @@
-"""Random specs, a fixed few of them: `python -m tests.random_specs` tries others for as long as it is given."""
+"""A few fixed random specs; `python -m tests.random_specs` tries others for as long as requested."""
 
 import pytest
 
@@ -10,7 +10,7 @@ SEEDS = (0, 1, 2, 5, 7, 8, 10, 12, 14, 15, 16, 19, 21, 22, 23)  # of every kind 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_spec(seed, tmp_path):
-    """It builds, its kernels compile, its values and its gradients agree with its reference."""
+    """It builds, its kernels compile, and its values and gradients agree with its reference."""
     spec = random_spec(seed)
     outcome = try_spec(spec, tmp_path, Effort(variants=1, calls=1, gradients=1))
     assert not outcome.failure, f"{outcome.failure}\n{outcome.message}\n{spec.text}"

@@ -33,7 +33,7 @@ INNERS = (1024, 1021)  # whole vectors, and ragged ones
 
 
 def case_of(op, types, seed: int, inner: int) -> draw.Case:
-    """17 rows, `inner` elements along the last axis whose extent is free, with special values among them."""
+    """A case of 17 rows, and `inner` elements along the last axis without a fixed size, with special values among them."""
     free = [axis for axis in op.spec.axes if axis != "..." and axis not in op.spec.extents]
     inner = max(1, inner // math.prod(op.spec.extents.values()))
     extents = op.spec.extents | {axis: inner if axis == free[-1] else 3 for axis in free}
@@ -54,7 +54,7 @@ def cases() -> Iterator[tuple]:
 
 
 def call(op, types, seed: int):
-    """What runs the case in an implementation, and a digest of its inputs."""
+    """A function that runs the case in an implementation, and a digest of its inputs."""
     case = case_of(op, types, seed, INNERS[seed])
     args, keywords = draw.operands(op, case, draw.arrays(op, case))
     digest = hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in args if x is not None)).hexdigest()
@@ -67,7 +67,7 @@ def call(op, types, seed: int):
 
 
 def record(out: Path, first: int, step: int) -> int:
-    """The GPU's outputs, as bytes: .npz files know no bfloat16."""
+    """The GPU's outputs, as bytes: .npz files have no bfloat16."""
     found: dict[str, np.ndarray] = {}
     failed = 0
     for op, types in list(cases())[first::step]:
@@ -94,7 +94,7 @@ def approximate() -> bool:
 
 
 def check_case(number: int) -> dict:
-    """A row of OUT.json: the sums over whole and over ragged vectors."""
+    """A row of OUT.json: the sums over whole and ragged vectors."""
     op, types = list(cases())[number]
     row = {"op": op.__name__, "types": dict(types.variables)}
     row |= {"equal": 0, "differing": 0, "beyond": 0, "worst": 0.0, "approximate": False}

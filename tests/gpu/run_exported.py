@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 ROWS = {"cuda": (1, 7, 4099), "cpu": (1, 7, 131)}
 EPS = 1e-5
 COMMON = ["--arch", "sm_90a", "--types", "T=bfloat16"]
-# Each artifact: what is exported, how, and the shapes of its inputs for a number of rows
+# For each artifact: the op, the options, and the shapes of its inputs for a number of rows
 ARTIFACTS = {
     "bias_relu": (["bias_relu", "--shape", "...=rows,N=4096"], lambda n: [(n, 4096), (4096,)]),
     "bias_relu_open": (["bias_relu", "--shape", "...=(b, s),N=n"], lambda n: [(3, n, 511), (511,)]),
@@ -42,7 +42,7 @@ def make(folder: Path) -> None:
 
 
 class Absent:
-    """Whoever imports this program has found it: an artifact must not need it."""
+    """An import of this program is an error: an artifact must not need it."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -51,7 +51,7 @@ class Absent:
 
 
 def expected(name: str, inputs: list):
-    """In float32; JAX's, so that its VJP can be taken."""
+    """The result in float32, of JAX, so that its VJP can be taken."""
     import jax
     import jax.numpy as jnp
 
@@ -67,14 +67,14 @@ def expected(name: str, inputs: list):
 
 
 def agree(got, wanted, rows: int) -> None:
-    """As bfloat16 rounds once; where rows are summed, their values may cancel."""
+    """Within one rounding of bfloat16; where rows are summed, their values may cancel."""
     assert got.shape == wanted.shape, f"{got.shape}, not {wanted.shape}"
     got, wanted = (np.asarray(x, np.float64) for x in (got, wanted))
     np.testing.assert_allclose(got, wanted, rtol=2**-7, atol=2e-5 * np.sqrt(rows))
 
 
 def run(name: str, data: bytes) -> str:
-    """Compare one artifact with jnp; returns what was done."""
+    """Compares one artifact with jnp; returns a line about it."""
     import jax
     import jax.numpy as jnp
 

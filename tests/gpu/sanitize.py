@@ -25,10 +25,10 @@ for name in names:
     for i, (inner, rows) in enumerate(SIZES):
         free = [axis for axis in axes if axis not in op.spec.extents]
         extents = {**small, **({free[-1]: inner} if free else {})}
-        if op.plan.kind == "gemm" and i % 2 == 0:  # rows of whole 16 bytes: what Hopper's main loop takes
+        if op.plan.kind == "gemm" and i % 2 == 0:  # rows of multiples of 16 bytes, as Hopper's main loop needs
             extents |= {
                 product.axis: 136 if i else 4104 for product in op.plan.products
-            }  # so long that blocks share it
+            }  # so long that a cluster shares it
         rows = rows if "..." in op.spec.axes else ()
         params = tuple((p.name, 1 if p.default is None else p.default) for p in op.spec.params)
         optional = tuple(a.name for a in op.spec.inputs if a.default is not None) if i % 2 else ()

@@ -1,6 +1,6 @@
-"""Accuracy of functions, over every float32 (precise) and every bfloat16 and float16 (auto) there is.
+"""Accuracy of functions for every float32 (precise), and for every bfloat16 and float16 (auto).
 
-The exact value is the float64 function on the same GPU, whose own error of an ulp of float64 is nothing here.
+The exact value is that of the float64 function on the same GPU, whose error of an ulp of float64 does not matter here.
 """
 
 import json
@@ -42,7 +42,7 @@ math: precise
 
 
 def note(kind: str, name: str, value: float) -> None:
-    """Results land beside the benchmarks when a file is named for them."""
+    """Writes a result to the file of results, if one is named."""
     path = os.environ.get("CODEGEN_ACCURACY")
     if path:
         file = Path(path)
@@ -53,7 +53,7 @@ def note(kind: str, name: str, value: float) -> None:
 
 @jax.jit
 def ulps(got, exact):
-    """The largest error in ulps of float32, where the result is a normal number; and whether specials agree."""
+    """The largest error in ulps of float32, where the result is a normal number; and whether special values agree."""
     magnitude = jnp.abs(exact)
     normal = (magnitude >= 2.0**-126) & (magnitude < 2.0**128 * (1 - 2.0**-25))
     unit = jnp.exp2(jnp.floor(jnp.log2(jnp.where(normal, magnitude, 1.0))) - 23)
@@ -84,13 +84,13 @@ APPROXIMATE = ("tanh", "erf", "log", "log2", "log1p", "expm1", "sin", "cos", "ta
 
 @jax.jit
 def relative(got, exact):
-    """The largest relative error, that of results below the least normal number relative to it; and whether what is not
-    finite agrees, and the sign of zeros."""
+    """The largest relative error; that of a denormal result is relative to the smallest normal number. And whether
+    special values and the signs of zeros agree."""
     finite = jnp.isfinite(exact.astype(jnp.float32)) & jnp.isfinite(exact)
     error = jnp.abs(got.astype(jnp.float64) - exact) / jnp.maximum(jnp.abs(exact), 2.0**-126)
     same = jnp.where(jnp.isnan(exact), jnp.isnan(got), got == exact.astype(jnp.float32))
     zero = (exact != 0) | ((got == 0) & (jnp.signbit(got) == jnp.signbit(exact)))
-    # an infinity where the exact result is as near to the largest number as the error allows
+    # an infinity where the exact result is near the largest number, within the allowed error
     edge = jnp.isinf(got) != jnp.isinf(exact.astype(jnp.float32))
     near = edge & (jnp.abs(jnp.abs(exact) / 2.0**128 - 1) < 2.0**-16)
     return jnp.max(jnp.where(finite & ~near, error, 0)), jnp.all(finite | same | near) & jnp.all(zero)
@@ -98,7 +98,7 @@ def relative(got, exact):
 
 @pytest.mark.parametrize("name", APPROXIMATE)
 def test_approximate_functions_are_within_their_bound(name, tmp_path):
-    """The forms for narrow outputs, over every float32 (what feeds such an output is one)."""
+    """The forms for narrow outputs, for every float32, since their arguments are float32."""
     text = SPEC.format(name=name).replace("precise", "auto").replace("op: one_function", f"op: approximate_{name}")
     module = render_op(read_op(f"specs/approximate_{name}.yaml", text))
     assert f"device.{name}(x, False" in module
@@ -117,7 +117,7 @@ def test_approximate_functions_are_within_their_bound(name, tmp_path):
 
 
 def is_activation(op) -> bool:
-    """One floating array in, one of the same type and axes out, nothing else that is needed."""
+    """Whether a function takes one floating array, and gives one of the same type and axes."""
     spec = op.spec
     arrays = (*spec.inputs, *spec.outputs)
     alike = len(arrays) == 2 and arrays[0].dims == arrays[1].dims and arrays[0].dtype == arrays[1].dtype
@@ -133,7 +133,7 @@ UNARY = [name for name in generated.__all__ if is_activation(getattr(generated, 
 def test_activations_are_within_one_ulp_of_the_output(name, dtype):
     op = getattr(generated, name)
     x = jax.lax.bitcast_convert_type(jnp.arange(2**16, dtype=jnp.uint16), jnp.dtype(dtype)).reshape(256, 256)
-    with np.errstate(invalid="ignore"):  # a signalling NaN warns as it is converted
+    with np.errstate(invalid="ignore"):  # the conversion of a signalling NaN warns
         got = np.asarray(op(x, implementation="cute")).astype(np.float64)
     with jax.enable_x64(True), np.errstate(invalid="ignore"):
         exact = np.asarray(reference_values(op, [x], {}, "float64")[0])
@@ -145,6 +145,6 @@ def test_activations_are_within_one_ulp_of_the_output(name, dtype):
         error = np.where(np.abs(got - exact) <= 2.0**-62, 0, error)  # all that docs/language.md says of gelu below -8
     worst = float(np.max(np.where(np.isnan(error), np.inf, error)))
     note(f"auto {dtype}, ulp", name, worst)
-    known = ~np.isinf(np.asarray(x.astype(jnp.float32)))  # at the infinities some have their limit where jnp's is NaN
+    known = ~np.isinf(np.asarray(x.astype(jnp.float32)))  # at the infinities some have their limit where jnp gives NaN
     assert np.array_equal(np.isnan(got)[known], np.isnan(exact)[known])
     assert worst < 1.0

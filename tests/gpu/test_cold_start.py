@@ -1,5 +1,5 @@
-"""What a process leaves for the next one: kernels in the cache on disk, XLA's programs in JAX's; and artifacts that need
-no process of ours at all."""
+"""The next process finds kernels in the cache on disk and XLA's programs in JAX's cache; artifacts need no process of
+ours."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def process(folder: Path) -> tuple[int, list[float], float]:
 
 
 def programs(folder: Path) -> set[str]:
-    """What JAX keeps, without its notes of when it was used."""
+    """The programs in JAX's cache, without the times of their last use."""
     return {path.name for path in (folder / "jax").iterdir() if not path.name.endswith("-atime")}
 
 
@@ -55,7 +55,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert kept
     again, same, sooner = process(tmp_path)
     assert (again, same) == (0, found)
-    assert programs(tmp_path) == kept  # JAX found every program: the kernels' bytes in them are the same
+    assert programs(tmp_path) == kept  # JAX found every program: the kernels' bytes in them are equal
     print(f"{seconds:.2f} s, then {sooner:.2f} s")
 
 

@@ -1,5 +1,6 @@
-"""What a product's epilogue reads of the output's shape, in every layout that an array may have, on a GPU: by TMA in boxes where
-rows are whole 16 bytes, element by element where they are not. At odd extents, against float64."""
+"""Operands of a product's epilogue with the output's shape, in every layout of an array, on a GPU: TMA copies boxes if
+rows are multiples of 16 bytes, else elements are loaded one by one. The sizes are odd, and the results are compared
+with float64."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from codegen.runtime.compiled.platform import current_arch
 pytestmark = pytest.mark.skipif(current_arch() != "sm_90a", reason="TMA is Hopper's")
 
 PRODUCT = {"x": "bfloat16[..., K]", "w": "bfloat16[K, N]"}
-# Other inputs, the chain, and the same in numpy
+# Other inputs, the chain, and the same in NumPy
 CASES = {
     "float32": ({"r": "float32[..., N]"}, "x @ w + r", lambda p, r: p + r),
     "halves": ({"r": "bfloat16[..., (2 N)]"}, "(x @ w) * r[0] + r[1]", lambda p, r: p * halves(r)[0] + halves(r)[1]),

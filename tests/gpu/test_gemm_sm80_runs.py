@@ -1,4 +1,4 @@
-"""The main loop for Ampere and later, run by the GPU: the same products as the interpreter's, and larger ones."""
+"""The main loop for Ampere and later on a GPU: the interpreter's products, and larger ones."""
 
 import dataclasses
 

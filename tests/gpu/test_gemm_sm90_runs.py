@@ -1,4 +1,4 @@
-"""The Hopper main loop on a GPU: products of every kind, at extents that tiles do not divide, against float64."""
+"""The Hopper main loop on a GPU: products of every kind, with sizes that tiles do not divide, against float64."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(current_arch() != "sm_90a", reason="WGMMA is Hop
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_any_extents(kind):
-    """Rows in memory are whole multiples of 16 bytes, all else is as it comes."""
+    """Rows in memory are multiples of 16 bytes; the other sizes are arbitrary."""
     rng = np.random.default_rng(len(str(kind)))
     step = 16 // np.dtype(jax.numpy.dtype(kind.dtype)).itemsize
     for seed in range(6):
@@ -48,7 +48,7 @@ def test_more_tiles_than_multiprocessors(extents):
 
 @pytest.mark.parametrize("name", ["dense_relu", "dense_swiglu_pairs", "dense_silu_residual", "logits_logsumexp"])
 def test_few_rows_of_many_terms(name):
-    """Ops, whose plan shares K out among the blocks of a cluster: against the products by XLA, twice the same."""
+    """Ops with plans that split K among the blocks of a cluster, against products by XLA; two runs give the same bits."""
     op = getattr(generated, name)
     columns = 2048 if op.plan.tile.paired else 4096
     extents = {axis: {"K": 14336, "N": columns}[axis] for axis in op.spec.axes if axis != "..."}
@@ -70,7 +70,8 @@ def test_few_rows_of_many_terms(name):
 
 @pytest.mark.parametrize("shape", [(512, 256, 4096), (300, 64, 1000)], ids=str)
 def test_columns_in_parts(shape):
-    """Each device of several has its own columns: its kernel is told where they begin, and leaves what its tiles come to."""
+    """Each of several devices has its own columns: its kernel is told where they begin, and stores the partial results
+    of its tiles."""
     (M, K, N), op = shape, generated.logits_logsumexp
     x, w = (jax.random.normal(jax.random.key(i), s).astype("bfloat16") for i, s in enumerate([(M, K), (N, K)]))
     label = jax.random.randint(jax.random.key(2), (M,), 0, N)

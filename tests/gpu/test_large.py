@@ -1,4 +1,4 @@
-"""Arrays whose element count leaves int32."""
+"""Arrays with more elements than an int32 can count."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def test_one_axis_beyond_two_to_the_31(count):
 
 
 def test_a_count_that_does_not_factor_says_so():
-    x = jnp.zeros(2**31 + 11, jnp.int8).astype(jnp.bfloat16)  # a prime count
+    x = jnp.zeros(2**31 + 11, jnp.int8).astype(jnp.bfloat16)  # a prime number
     with pytest.raises(ValueError, match="split the array"):
         generated.relu(x, implementation="cute")
     assert generated.relu(x).shape == x.shape

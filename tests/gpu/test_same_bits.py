@@ -1,4 +1,4 @@
-"""Two runs of an op give the same bits, its gradients too: what is folded over rows is folded in a fixed order."""
+"""Two runs of an op and its gradients give the same bits: reductions over rows have a fixed order."""
 
 import math
 
@@ -11,7 +11,7 @@ from codegen.checking import draw
 from codegen.runtime.call.arguments import all_types
 from tests.pulling import with_gradients
 
-ROWS = (3001,)  # rows for many blocks, and no whole number of them
+ROWS = (3001,)  # rows for many blocks, and not a multiple of them
 
 
 def evaluate(op):

@@ -1,4 +1,4 @@
-"""What a kernel is told of types that none of its tensors has, and of inputs that are left out."""
+"""What a kernel is told about types that none of its tensors has, and about inputs that are left out."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def rounded(values) -> np.ndarray:
 
 
 def whole(*shape) -> np.ndarray:
-    """Numbers whose sums and products are exact in float32, but not in bfloat16."""
+    """Numbers with sums and products that are exact in float32, but not in bfloat16."""
     return rng.integers(-40, 40, shape).astype(np.float32)
 
 

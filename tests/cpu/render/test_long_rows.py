@@ -1,4 +1,5 @@
-"""Rows that clusters of blocks share, and no rows at all, interpreted: property tests without a GPU draw others."""
+"""Rows that clusters of blocks share, and arrays without rows, interpreted: property tests without a GPU draw other
+sizes."""
 
 import functools
 
@@ -33,8 +34,8 @@ def test_long_rows(name, columns, monkeypatch):
     check_case(op, "interpret", case)
 
 
-# Rows folded along and over at once: op, architecture, dtype, rows, columns; blocks a row, rows that a thread holds, whether
-# they come to shared memory and the columns' results lie there; 0 blocks a row: two kernels
+# Reductions along rows and over them in one kernel: op, architecture, dtype, rows, columns; blocks a row, rows that a
+# thread holds, whether rows and the columns' results are in shared memory; 0 blocks a row: two kernels
 WALKED = [
     ("drmsnorm", "sm_90a", "bfloat16", 5, 4096, (1, 3, True, False)),
     ("dlayernorm", "sm_90a", "bfloat16", 3, 16_384, (2, 2, True, False)),
@@ -53,7 +54,7 @@ WALKED = [
 @pytest.mark.turns(2)
 @pytest.mark.parametrize(("name", "arch", "dtype", "rows", "columns", "launch"), WALKED)
 def test_long_rows_of_a_backward(name, arch, dtype, rows, columns, launch, monkeypatch):
-    """In a block, in a cluster of them, or by two kernels: whatever the length."""
+    """Whatever the length: in a block, in a cluster of blocks, or in two kernels."""
     monkeypatch.setenv("CUTE_DSL_ARCH", arch)
     op = getattr(generated, name)
     types = Types(tuple((t, dtype if dtype in dtypes else dtypes[0]) for t, dtypes in op.spec.types))
@@ -100,7 +101,7 @@ def test_statistics_that_are_no_floats_come_from_a_kernel_before(tmp_path, monke
     [(1, 2**20, True), (1, 2**23, False), (7, 2**23, False), (8, 2**23, True), ((2, 3), 2**23, False)],
 )
 def test_few_rows_that_are_too_long_are_left_to_xla(rows, columns, kernel, monkeypatch):
-    """But where the kernel is asked for."""
+    """Unless the kernel is requested."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     shape = (*(rows if isinstance(rows, tuple) else (rows,)), columns)
     x, w = jax.ShapeDtypeStruct(shape, "bfloat16"), jax.ShapeDtypeStruct((columns,), "bfloat16")
@@ -115,7 +116,8 @@ def test_few_rows_that_are_too_long_are_left_to_xla(rows, columns, kernel, monke
     ("name", "rows", "kernel"), [("column_sum", 63, False), ("column_sum", 64, True), ("dgelu_dbias", 7, False), ("dgelu_dbias", 8, True), ("drmsnorm", 7, False), ("drmsnorm", 8, True)]
 )  # fmt: skip
 def test_few_rows_of_many_columns_are_left_to_xla(name, rows, kernel):
-    """Those that blocks have side by side are not, where they write along them what XLA takes kernels of their own for."""
+    """Kernels in which blocks share the columns run, if they also write outputs along the rows, for which XLA has
+    further kernels."""
     op = getattr(generated, name)
     for columns in (2**20, 2**16):
         arrays = [
@@ -132,7 +134,7 @@ def test_why_few_rows_are_left_to_xla():
     assert generated.column_sum.left_to_xla(types, axes) == words
 
 
-# Ops on several axes of rows, one of which has no extent: a block runs, whose row has no place
+# Ops with several axes of rows, one of which has size 0: a block runs for a row that does not exist
 NO_ROWS = [
     ("modulated_layernorm", "S"), ("modulated_layernorm", "B"), ("head_rmsnorm_rotary", "S"), ("causal_softmax", "Q"),
     ("qk_rmsnorm", "H"), ("group_norm", "B"), ("mean_pool", "..."), ("dgroup_norm", "G"),
@@ -162,7 +164,7 @@ def test_no_rows(name, axis):
     ],
 )  # fmt: skip
 def test_vectors_that_rows_are_whole_ones_of(dtype, columns, vec, ragged):
-    """Of 4 bytes and more; a short row is one, where a thread has several."""
+    """The elements have 4 bytes or more; a short row is one vector if a thread has several rows."""
     op = generated.layernorm
     types = Types(tuple((t, dtype) for t, _ in op.spec.types))
     how = op.launch_for(types, Case(types, (2,), (("N", columns),), (), (), False, 1.0, 0).axes)

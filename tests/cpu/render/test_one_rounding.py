@@ -1,8 +1,9 @@
-"""A value that meets a statistic of itself is computed the same everywhere: `z == max(z)` finds its element, `z - max(z)` is 0 there.
+"""A value that is used with a statistic of itself is computed the same everywhere: `z == max(z)` finds its element, `z
+- max(z)` is 0 there.
 
-Whether a compiler rounds `x * a + b` once or twice differs from place to place, so these chains are sums of products. Rows are
-long enough that a kernel computes `z` again for each pass, or short; what is expected follows from float64, where the
-greatest of random elements is far enough from the others.
+Whether a compiler rounds `x * a + b` once or twice differs from place to place, so these chains are sums of products.
+Rows are so long that a kernel recomputes `z` in each sweep, or short. The expected values come from float64, where the
+largest random element is far enough from the others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from scipy import special
 from tests.making import make_op
 
 IMPLEMENTATIONS = ("cute" if jax.default_backend() == "gpu" else "interpret", "xla")
-# Each over x (rows, N), a and b (N,), c (rows,): the chain's lines up to z, and z in NumPy
+# Each with x (rows, N), a and b (N,), c (rows,): the lines of the chain up to z, and z in NumPy
 CHAINS = {
     "products": ("z = x * a + b * c", lambda x, a, b, c: x * a + b * c),
     "shared": ("p = x * a\n  z = p + b * c + 0.0 * p", lambda x, a, b, c: x * a + b * c),
@@ -37,7 +38,8 @@ inputs:
   c: float32[...]
 outputs:
 """
-# How many elements equal the statistic, the first of them, and what is left of the statistic's own element
+# The number of elements that equal the statistic, the first of them, and the difference of the statistic and its own
+# element
 FORWARD = """  count: int32[...]
   first: int32[...]
   left: float32[...]
@@ -53,7 +55,7 @@ reference: |
   count = jnp.zeros(x.shape[:-1])
   first, left, y = count, count, x
 """
-# The statistic as an output, alone or beside a product with it
+# The statistic as an output, alone or with a product that uses it
 GRADIENT = """  y: T[..., N]
   m: float32{dims}
 chain: |
@@ -116,7 +118,7 @@ def test_the_gradient_of_a_statistic_is_not_lost(chain, rows, n, axis, stat, fac
 
 
 def dz_of(exact, given, axis, stat, factor, dy, dm) -> np.ndarray:
-    """The gradient of c, by central differences of z in float64 and the statistic's own derivative: 1 at its element."""
+    """The gradient of c, from central differences of z in float64 and the statistic's own derivative: 1 at its element."""
     x, a, b, c = (np.asarray(v, np.float64) for v in given)
     column = c[:, None]
     z = exact(x, a, b, column)
@@ -165,7 +167,7 @@ def test_products_whose_ties_matter_are_kept_as_they_were_compared(implementatio
     got = jax.jit(jax.grad(lambda x: op(x, w, s, implementation=implementation).top.sum()))(x)
     exact, factor = np.asarray(w, np.float64), np.asarray(s, np.float64)
     best = np.argmax(np.asarray(x, np.float64) @ exact * factor, axis=1)
-    # A tie that is none would mix two columns of w
+    # A false tie would mix two columns of w
     assert np.allclose(np.asarray(got, np.float64), (exact * factor)[:, best].T, rtol=2**-7, atol=2**-7)
 
 
@@ -198,7 +200,7 @@ def test_softmax_over_one_column_is_one_and_has_no_gradient(tmp_path):
         assert (dx == 0).all(), implementation
 
 
-# Over x, with the derivative in NumPy; `math: auto` has approximate forms of all of them
+# Functions of x, with the derivative in NumPy; `math: auto` has approximate forms of all of them
 STEEP = {
     "exp(x)": np.exp,
     "sigmoid(x)": lambda x: np.exp(-x) / (1 + np.exp(-x)) ** 2,
@@ -225,7 +227,7 @@ reference: |
 
 @pytest.mark.parametrize("function", STEEP)
 def test_a_function_has_one_precision_in_forward_and_backward(function, tmp_path):
-    """The loss is float32 and its gradient bfloat16. One element is all of its row: its probability is 1."""
+    """The loss is float32 and its gradient bfloat16. A row has one element: its probability is 1."""
     text = STEEP_HEAD.format(w="T", y="float32[...]", function=function, chain="logsumexp(z, axis=N)")
     op = make_op(tmp_path, text)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((400, 1)), jnp.bfloat16)
@@ -237,7 +239,7 @@ def test_a_function_has_one_precision_in_forward_and_backward(function, tmp_path
 
 @pytest.mark.parametrize("function", STEEP)
 def test_a_function_has_one_precision_where_a_gradient_is_wider_than_the_output(function, tmp_path):
-    """The output is bfloat16, one of the gradients float32. The softmax of one element does not change."""
+    """The output is bfloat16, one of the gradients float32. The softmax of one element is constant."""
     op = make_op(tmp_path, STEEP_HEAD.format(w="float32", y="T[..., N]", function=function, chain="softmax(z, axis=N)"))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((400, 1)), jnp.bfloat16)
     for implementation in IMPLEMENTATIONS:

@@ -1,5 +1,5 @@
-"""Sums of exponentials that follow their maximum, interpreted: rows in one pass, in pieces and in clusters, and what is
-infinite or no number in them, against NumPy in float64 as the formula is written."""
+"""Sums of exponentials that follow their maximum, interpreted: rows in one sweep, in pieces and in clusters, with
+infinities and NaN, against NumPy in float64."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from codegen.plan.launches import Extents
 
 
 def rows_of(columns: int) -> np.ndarray:
-    """Rows whose maximum lies in the first piece, in the last, rises in every piece; and rows of odd values."""
+    """Rows with the maximum in the first piece, in the last, or rising in every piece; and rows of special values."""
     noise = np.random.default_rng(columns).standard_normal((12, columns)).astype(np.float32)
     rows = 3 * noise
     rows[1] += 40
@@ -18,7 +18,7 @@ def rows_of(columns: int) -> np.ndarray:
     rows[3] += np.linspace(-90, 90, columns)
     rows[4] += np.linspace(90, -90, columns)
     rows[5] = -np.inf
-    rows[6, : columns // 2] = -np.inf  # whole threads and pieces that have met nothing
+    rows[6, : columns // 2] = -np.inf  # whole threads and pieces without an element so far
     rows[7, 1:] = -np.inf
     rows[8, columns // 3] = np.inf
     rows[9, columns // 3] = np.nan

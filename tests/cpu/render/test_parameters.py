@@ -1,4 +1,4 @@
-"""Parameters in every place where a chain may have one: the jnp form, the interpreted kernel and plain NumPy agree."""
+"""Parameters in every place of a chain: the jnp form, the interpreted kernel and plain NumPy agree."""
 
 import re
 
@@ -33,7 +33,7 @@ def op_of(folder, params, expression, result="float32", reduces=""):
     )
 
 
-# The parameter, an expression, its type, what is given, what comes out
+# The parameter, an expression, its type, the given value, the result
 CASES = [
     ("on: {type: bool, default: true}", "where(~on, x, 0)", "float32", {}, 0 * X),
     ("on: {type: bool, default: true}", "where(~on, x, 0)", "float32", {"on": False}, X),
@@ -91,7 +91,7 @@ def test_a_condition_that_is_a_constant(tmp_path, implementation, condition):
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(("expression", "value"), [("rem(exp(1), 1.75)", np.e - 1.75), ("rem(maximum(5, -1), 3)", 2)])
 def test_functions_of_constants_are_computed_in_32_bits(tmp_path, implementation, expression, value):
-    """Not in what x64 makes of a Python number, which `rem` refuses beside the type of others."""
+    """Not in the type that x64 gives a Python number, which `rem` does not combine with other types."""
     op = op_of(tmp_path, "a: 2.0", f"x + a * {expression}")
     with jax.enable_x64(True):
         got = op(X, implementation=implementation)
@@ -121,7 +121,8 @@ def test_a_bool_as_a_factor_keeps_no_nan(tmp_path, implementation):
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ["p", "total", "exact", "vectors", "values", "turn", "rows_vec"])
 def test_names_that_kernels_use_themselves(tmp_path, name, static):
-    """Beside what kernels that reduce call their own: in one, and in the backward of one that does not."""
+    """Parameters with names of a reducing kernel's own variables: in that kernel, and in the backward of a kernel that
+    does not reduce."""
     params = f"{name}: {{type: float, default: 2.5, static: {str(static).lower()}}}"
     op = op_of(tmp_path, params, f"x * {name}", reduces=f"sum(x, axis=N) + {name}")
     y, s = op(X, implementation="interpret", **{name: 3.0})
@@ -140,7 +141,7 @@ def test_names_that_kernels_use_themselves(tmp_path, name, static):
 @pytest.mark.parametrize("name", ["turn", "paced", "kernel", "backward_xla", "stage0"])
 @pytest.mark.parametrize("place", ["output", "value"])
 def test_results_called_what_kernels_use_themselves(tmp_path, name, place):
-    """A row's mean, and what is made of it, in a kernel that reduces along rows and over them."""
+    """A row's mean, and values computed from it, in a kernel that reduces along rows and over them."""
     mean, out = (name, "y") if place == "value" else ("m", name)
     chain = f"{mean} = mean(x * w, axis=N); {out} = x + {mean}; s = sum({out} * x, axis=...)"
     op = make_op(
@@ -198,7 +199,7 @@ reference: |
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_a_whole_number_is_an_int(tmp_path, implementation):
-    """It equals an int32 input where that has its value, not where both round to one float; a reference slices with it."""
+    """It equals an int32 input with that value, not one that rounds to the same float; a reference slices with it."""
     op = make_op(tmp_path, COUNTS)
     label = np.int32([[16777216, 0, 16777216, 16777217], [16777217, 16777218, 16777218, 16777215]])
     x = np.zeros((2, 4), "float32")

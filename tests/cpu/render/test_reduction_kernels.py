@@ -1,4 +1,4 @@
-"""Kernels that fold over several sets of axes, interpreted: each against a reference of its own."""
+"""Kernels that reduce over several sets of axes, interpreted: each against its own reference."""
 
 import jax
 import jax.numpy as jnp
@@ -202,7 +202,7 @@ def test_a_row_counts_once(tmp_path):
 
 @pytest.mark.parametrize(("columns", "each"), [(64, 4), (37, 1)])
 def test_neighbouring_columns_of_one_result_leave_one_part(columns, each, tmp_path):
-    """Where vectors do not cross from one result to the next."""
+    """If no vector spans two results."""
     op = made(tmp_path, "columns_of_one_result")
     x = np.random.default_rng(0).standard_normal((5, 2, 3, columns)).astype("float32")
     got = op(x, np.ones((2, 3), "float32"), implementation="interpret")
@@ -213,7 +213,7 @@ def test_neighbouring_columns_of_one_result_leave_one_part(columns, each, tmp_pa
 
 
 def test_sums_of_nothing_have_no_sign(tmp_path):
-    """Sums begin at -0.0, which no other -0.0 changes; what they come to is 0.0, as in jnp."""
+    """Sums begin at -0.0, so that they keep a -0.0; an empty sum is 0.0, as in jnp."""
     op = made(tmp_path, "total_beside_columns")
     for x in (np.zeros((0, 5), "float32"), np.full((70, 300), -0.0, "float32")):
         got = op(x, np.ones_like(x), np.float32(1), implementation="interpret")
@@ -223,7 +223,7 @@ def test_sums_of_nothing_have_no_sign(tmp_path):
 
 
 def test_means_beside_columns_are_rounded_once(tmp_path):
-    """In a loop over rows a sum is multiplied by 1 / N and corrected: the result is the quotient, correctly rounded."""
+    """In a loop over rows a sum is multiplied by 1 / N and corrected: the result is the correctly rounded quotient."""
     chain = "m = mean(x, axis=N); k = sum(x, axis=...)"
     op = make_op(tmp_path, spec_text("x: float32[..., N]", "m: float32[...]; k: float32[N]", chain))
     for columns in (3, 7, 49, 641, 1000):
@@ -261,7 +261,7 @@ def test_what_rows_have_is_stored_where_there_are_no_columns(n, tmp_path):
 
 @pytest.mark.parametrize("extents", [(3, 5, 8), (3, 5, 7), (16, 9, 40), (2, 3, 1000), (1, 1, 1), (7, 64, 3)])
 def test_coordinates_along_three_axes(extents, tmp_path):
-    """Of a thread's vectors, far apart, and of the columns within one; where rows are whole vectors, and where not."""
+    """Those of a thread's vectors, which are far apart, and of the columns in a vector; with whole and with ragged rows."""
     inputs = "x: float32[..., A, B, C]; w: float32[B]; u: float32[A, C]; q: float32[A, B]"
     chain = "y = (x - mean(x, axis=(A, B, C))) * w + u * index(B) + 2 * q * index(A) + index(C)"
     op = make_op(tmp_path, spec_text(inputs, "y: float32[..., A, B, C]", chain))

@@ -1,4 +1,5 @@
-"""What reductions must get right whatever their bounds allow: the generated kernels, interpreted, and their jnp forms."""
+"""The precision that reductions need whatever their bounds allow: the generated kernels, interpreted, and their jnp
+forms."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ reference: x / jnp.sqrt(REST(jnp.mean(x * x, axis=-1, keepdims=True)) + 1e-6)
 
 
 def run(op, implementation, *args):
-    """The op's outputs, under `jit` with XLA's CPU reductions that keep NaN."""
+    """The op's outputs, under `jit` with CPU reductions of XLA that keep NaN."""
     call = lambda *xs: op(*xs, implementation=implementation)  # noqa: E731
     return (jax.jit(call, compiler_options=cpu_options()) if implementation == "xla" else call)(*args)
 
@@ -42,7 +43,7 @@ def normal(*shape, mean=0.0, std=1.0):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("columns", [255, 4096])
 def test_variance_far_from_zero(implementation, columns, tmp_path):
-    """E[x**2] - E[x]**2 would be right to 300**2 / 2**2 * 2**-24, 1e-3 of the variance after some additions."""
+    """The error of E[x**2] - E[x]**2 would be 300**2 / 2**2 * 2**-24, 1e-3 of the variance after some additions."""
     x = normal(5, columns, mean=300, std=2)
     got = run(make_op(tmp_path, VARIANCE), implementation, x)
     np.testing.assert_allclose(np.asarray(got), np.var(np.asarray(x, np.float64), axis=-1), rtol=1e-5)
@@ -73,14 +74,14 @@ def test_sums_over_few_rows(rows, columns, implementation):
 
 
 def test_a_gradient_that_cancels_is_no_mistake_and_one_that_lacks_a_term_is(tmp_path):
-    """One column's norm hardly depends on it: what is left of two terms is their rounding."""
+    """The norm of one column hardly depends on it: the difference of two terms is their rounding error."""
     check_gradient(make_op(tmp_path, NORM.replace("REST", "")), examples=8)
     with pytest.raises(Disagreement, match="the gradient of 'x' is off"):
         check_gradient(make_op(tmp_path, NORM.replace("REST", "jax.lax.stop_gradient")), examples=8)
 
 
 def test_names_of_a_kernel_s_own(tmp_path):
-    """A spec may name its values as the kernel names its variables."""
+    """A spec may give its values the names of the kernel's variables."""
     text = """
 op: own_names
 summary: A softmax whose names the kernel has too.
@@ -104,7 +105,7 @@ reference: |
 
 
 def test_a_bias_left_out_decides_nothing(tmp_path):
-    """The terms of a sum are made of x and of a bias, which a call may leave out."""
+    """The terms of a sum are computed from x and a bias, which a call may leave out."""
     op = make_op(tmp_path, """
 op: biased_logsumexp
 summary: Log of the sum of exponentials of x + bias.

@@ -1,4 +1,4 @@
-"""Short rows that are no whole vectors, interpreted: a thread has several, which are whole vectors together."""
+"""Short ragged rows, interpreted: a thread has several rows, which together are whole vectors."""
 
 import math
 
@@ -21,12 +21,12 @@ OPS = (
     "cross_entropy", "quantize_row_int8", "embedding_rmsnorm",
 )  # fmt: skip
 
-APART = ("embedding_rmsnorm",)  # whose rows lie anywhere
+APART = ("embedding_rmsnorm",)  # its rows begin at any offset
 BYTES = {"float32": 4, "bfloat16": 2}
 COLUMNS = (3, 5, 6, 7, 10, 12, 15)
 
 
-# Some lengths of each op; the dtypes in turns
+# Some lengths for each op; the dtypes in turns
 @pytest.mark.parametrize(("name", "columns"), [(n, c) for i, n in enumerate(OPS) for c in some(COLUMNS, 7, i % 7)])
 def test_short_rows(name, columns, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
@@ -34,7 +34,7 @@ def test_short_rows(name, columns, monkeypatch):
     op = getattr(generated, name)
     types = Types(tuple((t, dtype if dtype in dtypes else dtypes[0]) for t, dtypes in op.spec.types))
     params = tuple((p.name, p.default) for p in op.spec.params)
-    for rows in (0, 7, 8, 1001):  # fewer than a thread has, as many, and one more
+    for rows in (0, 7, 8, 1001):  # fewer rows than a thread has, as many, and one more
         extents = (("N", columns), *((axis, 5) for axis in op.spec.axes if axis not in ("...", "N")))
         case = Case(types, (rows,), extents, (), params, False, 1.0, rows)
         how = op.launch_for(types, case.axes)
@@ -49,7 +49,7 @@ def test_short_rows(name, columns, monkeypatch):
 @pytest.mark.parametrize("columns", [3, 10, 15])
 @pytest.mark.parametrize("name", ["layernorm", "softmax", "row_moments"])
 def test_rows_of_a_thread_are_in_registers(name, columns):
-    """And what it accesses are whole vectors, but for the last rows."""
+    """The thread accesses whole vectors, except in the last rows."""
     op = getattr(generated, name)
     x = jax.ShapeDtypeStruct((1000, columns), jnp.bfloat16)
     key, operands = op.bind((x,), {"implementation": "cute"})
@@ -59,7 +59,7 @@ def test_rows_of_a_thread_are_in_registers(name, columns):
 
 @pytest.mark.parametrize("extents", [(2, 3), (3, 5), (5, 1), (7, 2), (4, 4)])
 def test_columns_of_two_axes(extents, tmp_path):
-    """What all rows share may lack the inner axis: a row is no vector of one value of it."""
+    """Arrays that all rows share may lack the inner axis: then a row is not a vector of one value."""
     inputs = "x: float32[..., C, S]; w: float32[C]; v: float32[S]"
     chain = "y = (x - mean(x, axis=(C, S))) * w + v * index(C) + index(S)"
     op = make_op(tmp_path, spec_text(inputs, "y: float32[..., C, S]", chain))

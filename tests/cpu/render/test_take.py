@@ -35,7 +35,7 @@ def test_a_gather_agrees_with_its_reference(implementation, tmp_path):
     check_op(make_op(tmp_path, SPEC), implementation, examples=10)
 
 
-# The same, with the table's axes and the positions' in other places: what `y` adds to x = 0, in NumPy
+# The same, with other orders of the table's and the positions' axes: `y` for x = 0, in NumPy
 PLACES = {
     ("N, P", "..."): lambda table, i: table[:, i].T,
     ("P, N", "N"): lambda table, i: table[i, np.arange(4)][None] + np.zeros((3, 4), "float32"),
@@ -97,7 +97,8 @@ def test_an_empty_output_takes_nothing_from_an_empty_table(rows, n, implementati
 
 @pytest.mark.parametrize("chain", ["y = take(table, positions, axis=P)", "y = x * take(table, positions, axis=P)"])
 def test_rows_of_a_table_get_their_gradient_by_index(chain, tmp_path):
-    """Indices that repeat add up, those beyond the ends count for these; also where nothing else asks for the table's values."""
+    """The gradients of repeated indices add up, and those of indices out of range go to the ends; also if the table's
+    values are used nowhere else."""
     more = ["x"] * chain.startswith("y = x")
     taken = "jnp.take(table, jnp.clip(positions, 0, table.shape[0] - 1), axis=0)"
     op = make_op(
@@ -114,7 +115,7 @@ def test_rows_of_a_table_get_their_gradient_by_index(chain, tmp_path):
     np.testing.assert_array_equal(dtable[:, 7], np.array([2, 0, 0, 4]) * 2 ** len(more))
 
 
-OWN_AXIS = {  # the table's axis is one of the op's: inputs, output, chain, reference
+OWN_AXIS = {  # the table's axis is an axis of the op: inputs, output, chain, reference
     "rows": ("x: T[P, N]; t: T[P, N]; i: int32[P]", "T[P, N]", "x * take(t, i, axis=P)", "x * jnp.take(t, i, 0, mode='clip')"),
     "columns": ("x: T[..., N]; t: T[N]; i: int32[N]", "T[..., N]", "x + take(t, i, axis=N)", "x + jnp.take(t, i, 0, mode='clip')"),
     "itself": ("t: float32[P, N]; i: int32[P]", "float32[P, N]", "t * take(t, i, axis=P)", "t * jnp.take(t, i, 0, mode='clip')"),
@@ -129,7 +130,7 @@ OWN_AXIS = {  # the table's axis is one of the op's: inputs, output, chain, refe
 
 @pytest.mark.parametrize("name", OWN_AXIS)
 def test_indices_along_an_axis_that_the_op_has_itself(name, tmp_path):
-    """A row is picked by its index, not by its own place."""
+    """A row is selected by its index, not by its own position."""
     inputs, output, chain, reference = OWN_AXIS[name]
     op = make_op(
         tmp_path,
@@ -170,7 +171,7 @@ def test_a_tables_gradient_has_the_axes_of_what_is_taken(name, tmp_path):
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("places", PLACES, ids=" by ".join)
 def test_a_tables_gradient_is_added_up_along_any_axis(places, implementation, tmp_path, strict_jax):
-    """With weights of its own for each element, so that none may come to another's place."""
+    """Each element has its own weight, so that a gradient in the wrong place is found."""
     text = SPEC.replace("float32[P, N]", f"float32[{places[0]}]").replace("int32[...]", f"int32[{places[1]}]")
     op = make_op(tmp_path, text.replace("x + take(table", "x * take(table").replace("grad: none", ""))
     assert isinstance(op.backward, Derived)
@@ -200,7 +201,7 @@ def test_a_tables_gradient_under_vmap(mapped, tmp_path):
 
 
 ROWS = "x: T[..., N]; t: T[P, N]; i: int32[...]"
-SEVERAL = {  # of one table: what is taken from it, and read of it besides; inputs, output, chain, reference
+SEVERAL = {  # a table that is gathered from and also read: inputs, output, chain, reference
     "two_indices": (f"{ROWS}; j: int32[...]", "T[..., N]", "x * take(t, i, axis=P) + take(t, j, axis=P)",
         "x * jnp.take(t, i, 0, mode='clip') + jnp.take(t, j, 0, mode='clip')"),
     "an_index_twice": (ROWS, "T[..., N]", "take(t, i, axis=P) + x * sum(square(take(t, i, axis=P)), axis=N)",
@@ -211,7 +212,7 @@ SEVERAL = {  # of one table: what is taken from it, and read of it besides; inpu
 
 
 def test_a_table_that_is_read_beside_what_is_taken_from_it(tmp_path):
-    """Along the columns; each row at the place that its own index says, which is no column of the kernel's."""
+    """Along the columns: each row at its own index, which is not a column of the kernel."""
     x, t = (np.random.default_rng(i).standard_normal(s).astype("float32") for i, s in enumerate([(3, 8), (8,)]))
     s, i = np.ones(3, "float32"), np.array([1, 4, 1], np.int32)
     inputs = "t: float32[N]; i: int32[...]; x: float32[..., N]"
@@ -252,7 +253,7 @@ def test_all_that_is_taken_from_a_table_adds_to_its_gradient(name, tmp_path):
     assert len(op.backward.how.scattered) == (1 if name == "an_index_twice" else 2)
 
 
-IN_PARTS = {  # inputs, output, chain, reference: of tables and indices with split axes or parts
+IN_PARTS = {  # inputs, output, chain, reference: tables and indices with split axes or parts
     "split": ("x: T[..., (B G=4)]; t: T[P, (B G=4)]; i: int32[...]", "T[..., (B G=4)]",
         "x * take(t, i, axis=P)", "x * jnp.take(t, i, 0, mode='clip')"),
     "split_indices": ("t: T[P]; i: int32[..., (B G=4)]", "T[..., (B G=4)]",
@@ -286,7 +287,7 @@ def test_a_tables_gradient_in_parts_and_split_axes(name, tmp_path):
     check_gradient(op, "interpret")
 
 
-ALONG_COLUMNS = {  # ops that reduce and gather at an index that each column has: inputs, output, chain, reference, kind
+ALONG_COLUMNS = {  # ops that reduce and gather at an index for each column: inputs, output, chain, reference, kind
     "normalised": ("x: T[..., N]; t: T[N]; i: int32[N]", "T[..., N]",
         "x * take(t, i, axis=N) * rsqrt(mean(square(x), axis=N) + 1e-3)",
         "x * jnp.take(t, i, mode='clip') * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-3)", "row"),
@@ -339,7 +340,7 @@ def test_an_index_along_the_columns_of_an_op_that_reduces(name, tmp_path):
 
 
 def test_long_rows_gather_at_an_index_along_them(tmp_path):
-    """Rows that no registers hold, of which a cluster's blocks have parts; the index of each element."""
+    """Rows that registers cannot hold, shared by a cluster's blocks; each element has its own index."""
     op = make_op(
         tmp_path,
         spec_text("x: float32[..., N]; t: float32[P]; i: int32[..., N]", "y: float32[...]",

@@ -1,4 +1,4 @@
-"""Reductions of a product that begin within its tiles, interpreted or on a GPU: each against a reference of its own."""
+"""Reductions of a product that begin within its tiles, interpreted or on a GPU: each against its own reference."""
 
 import jax
 import jax.numpy as jnp
@@ -61,12 +61,12 @@ OPS: dict[str, tuple[str, str, str, str]] = {
         "z = x @ w; top = max(z, axis=N); total = sum(exp2(3 * (z - top)), axis=N)",
         "z = x @ w.T; top = z.max(-1); total = jnp.exp2(3 * (z - top[..., None])).sum(-1)",
     ),
-    # no output is a tile, and nothing but the factors is read
+    # no output has a tile's axes, and only the factors are read
     "nothing_else": (
         "x: T[..., K]; w: T[K, N]", "lse: float32[...]", "lse = logsumexp(x @ w, axis=N)",
         "lse = jax.nn.logsumexp(x @ w, axis=-1)",
     ),
-    # K follows M, and N: where N is beside M, no array says
+    # K follows M and N; no array says whether N is next to M
     "weights_of_columns_and_named_rows": (
         "x: T[S, M, K]; w: T[N, K]", "lse: float32[S, M]", "lse = logsumexp(x @ w, axis=N)",
         "lse = jax.nn.logsumexp(x @ w.T, axis=-1)",
@@ -103,7 +103,7 @@ def test_parts_of_tiles_agree_with_the_reference(name, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32[...]", "T[...]"])
 def test_the_gradient_of_a_maximum_finds_it_among_what_is_kept(dtype, tmp_path):
-    """Not among products that were rounded, where nothing equals it."""
+    """The saved products are not rounded; else no element would equal the maximum."""
     text = spec_text(
         "x: T[..., K]; w: T[K, N]", f"top: {dtype}", "top = max(x @ w, axis=N)", "top = jnp.max(x @ w, axis=-1)",
         types="{T: [float32, bfloat16]}",
@@ -134,7 +134,7 @@ def test_integers_wrap_as_they_do_in_jnp(x64, tmp_path):
 
 
 def test_what_follows_folds_knows_uint32(tmp_path):
-    """Which is computed in int64, also where JAX has none."""
+    """It is computed in int64, also if JAX has no int64."""
     text = spec_text(
         "x: float32[..., K]; w: float32[N, K]; u: uint32[...]", "y: uint32[...]; q: uint32[...]",
         "z = x @ w; y = where(any(z > 4, axis=N), u, 1); q = where(max(z, axis=N) > 4, u, 1)",
@@ -186,7 +186,7 @@ def test_folds_of_nothing(rows, columns, inner, tmp_path):
 
 
 def test_rows_that_are_not_finite(tmp_path):
-    """A tile of nothing but -inf, an infinity, and NaN, each in one of a row's tiles."""
+    """A tile of only -inf, an infinity, and NaN, each in one of a row's tiles."""
     op = made(tmp_path, "softmax_statistics")
     w = np.ones((100, 1), "float32")
     w[:64] = np.inf

@@ -1,4 +1,4 @@
-"""Unsigned arrays: every way in which a kernel reads and writes one."""
+"""Unsigned arrays, in every way in which a kernel reads and writes them."""
 
 import jax
 import numpy as np
@@ -64,7 +64,7 @@ def test_values_past_the_signed_ones(n, implementation, dtype, tmp_path):
     np.testing.assert_array_equal(got.over[0], 1)
     np.testing.assert_allclose(got.over[1], (top - 1) / top, rtol=1e-6)
     np.testing.assert_array_equal(got.wide[:, :n], min(top, 65535))
-    np.testing.assert_array_equal(got.wide[0, n:], min(top - 200, 65535))  # less the scalar's default
+    np.testing.assert_array_equal(got.wide[0, n:], min(top - 200, 65535))  # without the scalar's default
     np.testing.assert_array_equal(got.wide[1, n:], 0)
 
 

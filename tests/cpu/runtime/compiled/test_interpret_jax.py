@@ -1,4 +1,4 @@
-"""Interpreted kernels as JAX functions: eager, under transformations, and by mode instead of by argument."""
+"""Interpreted kernels as JAX functions: eager, under transformations, and chosen by a mode instead of an argument."""
 
 import subprocess
 import sys
@@ -99,11 +99,11 @@ def test_a_failed_check_reaches_the_user_as_its_message(monkeypatch):
         bias_relu(X, BIAS)
     with pytest.raises(Exception, match=r"InterpretError: .*: a planted fault\n  at block \(0, 0, 0\)") as caught:
         jax.block_until_ready(jax.jit(bias_relu)(X + 1, BIAS))
-    assert "machine.py" not in str(caught.value)  # the interpreter's own frames are nobody's business
+    assert "machine.py" not in str(caught.value)  # the interpreter's own frames do not help a user
 
 
 def test_float64_kernels_are_compiled_as_such():
-    """JAX's setting of 64-bit types belongs to a thread, and kernels compile in one of their own."""
+    """JAX's setting of 64-bit types belongs to a thread, and kernels are compiled in another one."""
     interpreted.compile_call.cache_clear()
     with jax.enable_x64(True):
         x = jnp.linspace(-2, 2, 7, dtype=jnp.float64)
@@ -113,7 +113,8 @@ def test_float64_kernels_are_compiled_as_such():
 
 
 def test_small_exponentials_keep_their_digits():
-    """exp(-88) is no normal number, but -88 exp(-88) is: approximations may not flush the one before it becomes the other."""
+    """exp(-88) is a denormal, but -88 exp(-88) is a normal number: an approximation may not flush the first before it
+    becomes the second."""
     x = jnp.arange(-90, -84, 0.5).astype(jnp.bfloat16)
     exact = np.asarray(x, np.float64) * np.exp(np.asarray(x, np.float64))
     made = np.asarray(generated.silu(x, implementation="interpret"), np.float64)
@@ -123,7 +124,8 @@ def test_small_exponentials_keep_their_digits():
 
 
 def test_numbers_that_are_not_normal_are_kept_whoever_comes_first():
-    """A thread takes over how another one that begins it treats them; under jit, that would be one of XLA's."""
+    """A thread inherits how denormals are treated from the thread that starts it; under jit, that would be a thread of
+    XLA."""
     code = """
 import jax, jax.numpy as jnp, numpy as np, generated
 from codegen.runtime.compiled import interpreted
@@ -165,7 +167,8 @@ def test_the_architecture_is_part_of_what_is_traced():
 
 
 def test_a_call_is_planned_for_the_architecture_it_is_compiled_for(monkeypatch):
-    """That of CUTE_DSL_ARCH, sm_90a without, or what `interpreting_for` says; also where a row needs a cluster on Hopper."""
+    """The architecture is that of `interpreting_for`, else of CUTE_DSL_ARCH, else sm_90a; also where a row needs a
+    cluster on Hopper."""
 
     class Asked(Exception):
         pass

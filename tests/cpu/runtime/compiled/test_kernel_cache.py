@@ -1,5 +1,5 @@
-"""Compiled kernels are compiled once: by one process for all, whatever the number of rows, and again where anything that
-decides them has changed."""
+"""A kernel is compiled once: by one process for all, whatever the number of rows, and again if anything that determines
+it changed."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ print(json.dumps([len(counted), float(y.astype(jnp.float32).sum()), found]))
 
 
 def process(code, folder, **environment):
-    """What a process of its own prints, with this cache."""
+    """The output of another process that uses this cache."""
     extra = {"CODEGEN_CACHE_DIR": str(folder), "CUTE_DSL_ARCH": "sm_90a", "JAX_PLATFORMS": "cpu"}
     path = os.pathsep.join(filter(None, sys.path))
     made = os.environ | {"PYTHONPATH": path} | extra | environment
@@ -70,7 +70,7 @@ def process(code, folder, **environment):
 
 @pytest.fixture
 def counted(cold_cache, monkeypatch):
-    """Counts what CuTe DSL compiles, with a cache that has nothing in it. It forgets when asked what lies in memory."""
+    """Counts what CuTe DSL compiles, with an empty cache. On request it clears the cache in memory."""
     found, original = [], compiling.cutlass.cute.compile
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     monkeypatch.setattr(compiling.cutlass.cute, "compile", lambda *a, **k: found.append(1) or original(*a, **k))
@@ -78,7 +78,7 @@ def counted(cold_cache, monkeypatch):
 
 
 def forget():
-    """What a new process would not know."""
+    """Clears the caches that a new process would not have."""
     jax.clear_caches()
     kernels.forget()
     interpreted.compile_call.cache_clear()
@@ -103,7 +103,7 @@ def test_processes_that_start_together_agree_and_the_next_compiles_nothing(tmp_p
     assert one[1:] == other[1:]
     compiled, total, modules = process(SOME, tmp_path / "cache")
     assert compiled == 0
-    assert [total, modules] == one[1:] == alone[1:]  # to the byte: JAX's own cache knows them again
+    assert [total, modules] == one[1:] == alone[1:]  # to the byte: JAX's own cache finds them again
 
 
 @pytest.mark.parametrize("op", ["bias_relu", "rmsnorm"])
@@ -120,8 +120,8 @@ def test_more_rows_never_recompile(op, counted):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_no_launch_of_a_reduction_depends_on_the_number_of_rows(arch, monkeypatch):
-    """The number of rows that meet: rows, or places along the first axis that is walked. Few rows at each of many places have a
-    kernel of their own, one for any such number."""
+    """The lengths whose threads meet count: the rows, or the places along the first axis that a block walks. Few rows at
+    each of many places have a kernel of their own, one for any such number."""
     monkeypatch.setenv("CUTE_DSL_ARCH", arch)
     derived = [kernel for name in generated.__all__ for kernel in getattr(generated, name).kernels]
     found = [op for op in derived if isinstance(op.plan, Reduction) and not op.plan.collapsed and op.plan.walked_groups]
@@ -195,7 +195,7 @@ def test_a_changed_spec_is_another_kernel_and_the_old_one_is_known_again(counted
     for constant, compiled in ((1.0, 1), (2.0, 2), (1.0, 2)):
         forget()
         made = make_op(tmp_path, SPEC.format(constant, constant))
-        # the same place each time: only the content differs
+        # the same path each time: only the content differs
         source = Path(made._launch.__wrapped__.__code__.co_filename)
         folder = tmp_path / "ops"
         folder.mkdir(exist_ok=True)
@@ -210,7 +210,7 @@ def imported(path):
 
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
-    with contextlib.suppress(FileNotFoundError):  # Python compares whole seconds of a file's time
+    with contextlib.suppress(FileNotFoundError):  # Python compares the times of files in whole seconds
         shutil.rmtree(path.parent / "__pycache__")
     spec.loader.exec_module(module)
     return getattr(module, path.stem)
@@ -257,7 +257,7 @@ def test_every_field_of_a_launch_and_its_source_are_part_of_the_key():
     assert records == (shared.Walk, shared.RowLaunch)
     assert shared.__file__ in kernels._sources(faulty_kernels.double, records)[0]
     assert shared.__file__ not in kernels._sources(faulty_kernels.double)[0]
-    assert key(replace(row, vec=object())) is None  # nothing tells it from others
+    assert key(replace(row, vec=object())) is None  # nothing distinguishes it from others
 
 
 def test_a_damaged_entry_is_compiled_again(counted, cold_cache):
@@ -278,7 +278,7 @@ def test_what_is_whole_and_nothing_that_was_compiled_is_compiled_again(counted, 
     monkeypatch.setattr(kernels.cache, "load", lambda *_: found)
 
     def cold(interpret):
-        """Whether a first call compiles, given what was `found`."""
+        """Whether a first call compiles, given the entries that are `found`."""
         before = len(counted)
         forget()
         if interpret:

@@ -30,7 +30,8 @@ reference: x * {0}.0 + {0}.0
 
 @pytest.fixture
 def switches():
-    """Threads take turns wherever Python looks for garbage, as in the middle of parsing: chance does so once in a while."""
+    """Python switches threads during garbage collection, for example while it parses: here at every chance, else once
+    in a while."""
 
     def give_way(phase, found):
         del found
@@ -68,10 +69,10 @@ def test_first_calls_from_many_threads(tmp_path, cold_cache, monkeypatch, switch
                     np.testing.assert_array_equal(op(x, implementation="interpret"), x * number + number)
                 else:
                     exported(op)
-            except BaseException as error:  # what goes wrong in the DSL has many types
+            except BaseException as error:  # errors in the DSL have many types
                 failed.append(f"{op.spec.op}: {error}")
 
-    def read_others():  # as a first call of yet another op does, while kernels are compiled
+    def read_others():  # the first call of yet another op parses while kernels are compiled
         while any(thread.is_alive() for thread in threads):
             time.sleep(0.005)
             try:

@@ -1,4 +1,4 @@
-"""Outputs in the buffers of inputs that the caller donates: what is lowered for CUDA, with no GPU."""
+"""Outputs in the buffers of inputs that the caller donates: the program that is lowered for CUDA, with no GPU."""
 
 import re
 import warnings
@@ -16,7 +16,7 @@ def for_sm_90a(monkeypatch):
 
 
 def aliases(f, *args, donate=()) -> dict[int, int]:
-    """The kernel's inputs that are outputs: their places."""
+    """The positions of the kernel's inputs whose buffers outputs take."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         text = jax.jit(f, donate_argnums=donate).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
@@ -31,12 +31,12 @@ def array(*shape, dtype=jnp.bfloat16):
 
 X, W, LONG = array(8, 64), array(64), array(2, 1 << 18)
 
-# op, operands, what is donated, what is aliased
+# op, operands, donated inputs, aliased inputs
 TABLE = [
     ("add_rmsnorm", (X, X, W), 1, {1: 1}),
     ("add_rmsnorm", (X, X, W), (), {}),
     ("add_rmsnorm", (array(8, 63), array(8, 63), array(63)), (0, 1), {1: 1}),
-    ("add_rmsnorm", (LONG, LONG, LONG[0]), 1, {}),  # no rows that registers hold
+    ("add_rmsnorm", (LONG, LONG, LONG[0]), 1, {}),  # rows that registers cannot hold
     ("bias_residual", (X, W, X), 2, {2: 0}),
     ("bias_residual", (X, W, X), 1, {}),  # another shape
     ("qk_rmsnorm", (array(2, 4, 64), array(2, 4, 64), W, W), (0, 1), {0: 0, 1: 1}),
@@ -59,7 +59,7 @@ def test_within_a_larger_program():
 
 
 def test_donation_changes_no_value():
-    """Where no kernel runs, as everywhere."""
+    """Where no kernel runs, as on any platform."""
     x, residual, w = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(8, 64), (8, 64), (64,)]))
     expected = generated.add_rmsnorm(x, residual, w)
     got = jax.jit(generated.add_rmsnorm, donate_argnums=(0, 1))(x + 0, residual + 0, w)

@@ -1,4 +1,4 @@
-"""`vmap` of ops: right, and one call of the kernel wherever the mapped axis can join one that the op has."""
+"""`vmap` of ops is correct, and is one call of the kernel if the mapped axis can join an axis of the op."""
 
 import functools
 
@@ -26,7 +26,7 @@ def stand_in(op: Op, key, donated, *operands, split=None):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Every op takes the kernel's path, as on CUDA; yields the shapes that kernels ran on."""
+    """Makes every op run its kernel, as on CUDA; yields the shapes that kernels ran on."""
     monkeypatch.setattr(Op, "_run_cute", stand_in)
     monkeypatch.setattr(op_module, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
     ops = [getattr(generated, name) for name in ("bias_relu", "row_scale", "rotary", "rmsnorm", "column_sum", "axpby")]
@@ -39,7 +39,7 @@ def kernels(monkeypatch):
 
 
 def mapped_by_hand(f, in_axes, out_axes, *args):
-    """What `vmap` means: one call after the other."""
+    """The definition of `vmap`: one call after the other."""
     size = next(x.shape[a] for x, a in zip(args, in_axes, strict=True) if a is not None)
     slices = [
         f(*(x if a is None else np.take(x, i, a) for x, a in zip(args, in_axes, strict=True))) for i in range(size)
@@ -53,17 +53,17 @@ TABLE = [
     ("bias_relu", [((4, 3, 8), 0), ((8,), None)], 0, [(4, 3, 8), (8,)]),
     ("bias_relu", [((3, 4, 8), 1), ((8,), None)], 1, [(4, 3, 8), (8,)]),
     ("bias_relu", [((3, 8, 4), -1), ((8,), None)], -1, [(4, 3, 8), (8,)]),
-    ("bias_relu", [((4, 8), 0), ((8,), None)], 0, [(4, 8), (8,)]),  # no axis for `...` before
-    ("bias_relu", [((4, 3, 8), 0), ((4, 8), 0)], 0, None),  # a weight for each
+    ("bias_relu", [((4, 8), 0), ((8,), None)], 0, [(4, 8), (8,)]),  # `...` had no axis before
+    ("bias_relu", [((4, 3, 8), 0), ((4, 8), 0)], 0, None),  # one weight for each
     ("bias_relu", [((3, 8), None), ((4, 8), 0)], 1, None),
     ("row_scale", [((4, 3, 8), 0), ((3,), None)], 0, [(4, 3, 8), (4, 3)]),  # one value a row is repeated
     ("row_scale", [((3, 8), None), ((3, 4), 1)], 0, [(4, 3, 8), (4, 3)]),
     ("rmsnorm", [((5, 4, 3, 8), 1), ((8,), None)], 0, [(4, 5, 3, 8), (8,)]),
-    # no `...`: the first axis, if all that is mapped begins with it
+    # no `...`: the first axis, if all mapped arrays begin with it
     ("rotary", [((4, 2, 3, 5, 16), 0), COS, COS], 0, [(8, 3, 5, 16), (3, 8), (3, 8)]),
     ("rotary", [((2, 3, 5, 16, 4), 4), COS, COS], 2, [(8, 3, 5, 16), (3, 8), (3, 8)]),
     ("rotary", [((4, 2, 3, 5, 16), 0), ((4, 3, 8), 0), COS], 0, None),
-    # a result over all rows has none of its own
+    # a result over all rows has no rows
     ("column_sum", [((4, 3, 8), 0)], 0, None),
 ]
 
@@ -78,7 +78,7 @@ def test_vmap(kernels, name, given, out_axes, shapes, wrap):
     mapped = wrap(jax.vmap(op, in_axes, out_axes))
     seen.clear()
     got = mapped(*args)
-    assert seen[1:] == ([] if shapes is None else [shapes])  # after custom_vmap's own trace, of what is not mapped
+    assert seen[1:] == ([] if shapes is None else [shapes])  # after custom_vmap's own trace of the unmapped call
     expected = mapped_by_hand(op.reference, in_axes, out_axes, *args)
     assert got.shape == expected.shape
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
@@ -111,7 +111,7 @@ def test_nested_vmap_is_one_call(kernels):
 
 
 def test_an_unmapped_weight_is_not_copied():
-    """Neither in the jaxpr nor in the compiled program is there an array of the weight's extent for each mapped place."""
+    """Neither the jaxpr nor the compiled program has an array with the weight's size for each mapped position."""
     x, w = normal(4, 3, 8), normal(8)
     mapped = jax.vmap(functools.partial(generated.bias_relu, implementation="interpret"), (0, None))
     text = str(jax.make_jaxpr(mapped)(x, w))
@@ -123,7 +123,7 @@ def test_an_unmapped_weight_is_not_copied():
     ("in_axes", "shapes"), [((0, None), ((4, 3, 8), (8,))), ((0, 0), ((2, 3, 8), (2, 8)))], ids=str
 )
 def test_the_kernel_that_was_asked_for_runs_also_where_nothing_joins(in_axes, shapes):
-    """Interpreted: in one call, or in one after the other."""
+    """Interpreted, in one call or in one after the other."""
     from codegen.runtime.compiled import interpreted
 
     x, w = (normal(*shape) for shape in shapes)
@@ -154,7 +154,7 @@ def test_an_axis_with_positions_is_not_joined(tmp_path):
 
 
 def test_an_axis_whose_size_is_asked_for_is_not_joined():
-    """The backward of a mean divides by how many there are in one call; its cotangent, 1, is not mapped."""
+    """The backward of a mean divides by the number of elements in one call; its cotangent, 1, is not mapped."""
     x, y = normal(4, 3, 8), normal(4, 3, 8) + 1
     got = jax.vmap(jax.grad(generated.mean_squared_error))(x, y)
     np.testing.assert_allclose(got, 2 * (x - y) / 24, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""`codegen export`: what is in an artifact, what it runs without, and what is refused."""
+"""`codegen export`: the content of an artifact, what it runs without, and the errors."""
 
 import io
 import json
@@ -53,7 +53,7 @@ def objects(module: str) -> list[bytes]:
 
 
 def cubin(launcher: bytes) -> ELFFile:
-    """The GPU's code inside a launcher's object file."""
+    """The GPU code in a launcher's object file."""
     assert launcher[:4] == b"\x7fELF"
     for match in re.finditer(b"\x7fELF", launcher[4:]):
         inner = ELFFile(io.BytesIO(launcher[4 + match.start() :]))
@@ -133,7 +133,8 @@ def test_static_params_types_and_the_architecture_are_compiled_in(tmp_path, monk
     ],
 )
 def test_one_artifact_s_kernel_serves_every_extent(op, shape, cases, tmp_path, monkeypatch, capsys):
-    """The launcher in the artifact is taken from it by the call that compiled it, and its PTX run by the interpreter."""
+    """The test takes the launcher from the artifact, by the call that it was compiled for, and the interpreter runs its
+    PTX."""
     calls, launch = [], kernels.launch
 
     def recording(call, operands, outputs, pairs):
@@ -169,7 +170,7 @@ def artifacts(tmp_path_factory):
 
 
 def test_artifacts_are_loaded_in_a_process_without_this_program(artifacts, tmp_path):
-    """And run, those that have a CPU's half."""
+    """And run, if they have a part for the CPU."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CUTE_DSL_ARCH")}
     script = tmp_path / "run_exported.py"
     script.write_text((ROOT / "tests/gpu/run_exported.py").read_text())
@@ -198,7 +199,7 @@ def test_a_wrong_artifact_is_noticed(artifacts, monkeypatch):
 
 
 def test_a_vjp_is_a_kernel_where_its_extents_allow_one(tmp_path, monkeypatch, capsys):
-    for extent, kernels_ in (("4096", 1), ("n", 1)):  # rows that it does not know it reads twice
+    for extent, kernels_ in (("4096", 1), ("n", 1)):  # it does not know the number of rows, so it reads them twice
         words = ("--arch", "sm_90a", "--types", "T=bfloat16", "--shape", f"...=rows,N={extent}", "--vjp")
         report, held = made(monkeypatch, capsys, tmp_path / "a", "rmsnorm", *words)
         found = objects(held.vjp().mlir_module())
@@ -206,7 +207,7 @@ def test_a_vjp_is_a_kernel_where_its_extents_allow_one(tmp_path, monkeypatch, ca
 
 
 def test_a_contraction_may_be_xla_s_before_a_kernel_of_its_epilogue(tmp_path):
-    """Where no tile can do the epilogue, or one kernel is not the faster way; the launch reported is that of the kernel."""
+    """If no tile can compute the epilogue, or one kernel is not faster; the reported launch is the kernel's."""
     of_rows = spec_text("x: bfloat16[..., K]; w: bfloat16[K, N]", "y: bfloat16[..., N]", "y = softmax(x @ w, axis=N)")
     for op, columns in ((make_op(tmp_path, of_rows), 256), (generated.dense_relu, 255), (generated.dense_relu, 256)):
         shape = f"...=64,K=128,N={columns}"
@@ -268,7 +269,7 @@ def test_float64_needs_no_setting_to_be_made(tmp_path, monkeypatch, capsys):
     assert not jax.config.jax_enable_x64
 
 
-# What is refused
+# Errors
 
 
 BASE = {"--arch": "sm_90a", "--shape": "...=rows,N=4096", "--types": "T=bfloat16"}

@@ -69,7 +69,7 @@ def test_a_static_parameter_is_refused_under_a_trace():
 @pytest.mark.parametrize(
     ("in_axes", "shapes"),
     [
-        ((0, None), ((4, 3, 8), (8,))),  # folds into the rows
+        ((0, None), ((4, 3, 8), (8,))),  # joins the rows
         ((1, None), ((3, 4, 8), (8,))),
         ((None, 0), ((3, 8), (4, 8))),  # a mapped column operand
         ((0, 0), ((4, 3, 8), (4, 8))),
@@ -253,7 +253,7 @@ def test_bad_calls_say_what_is_wrong(call, error, message):
     assert message in str(caught.value)
 
 
-# What an op shows of itself
+# Attributes of an op
 
 
 def test_an_op_shows_its_spec_and_docstring():
@@ -267,7 +267,7 @@ def test_an_op_shows_its_spec_and_docstring():
 
 
 def test_an_op_is_one_whatever_copies_it():
-    """A layer that holds an op, copied or sent to another process."""
+    """A layer that holds an op may be copied, or sent to another process."""
     held = {"norm": generated.rmsnorm}
     assert copy.deepcopy(held)["norm"] is generated.rmsnorm
     assert pickle.loads(pickle.dumps(held))["norm"] is generated.rmsnorm
@@ -283,7 +283,7 @@ def test_a_package_attribute_is_the_function_also_after_its_module_was_imported(
         generated.nothing  # noqa: B018
 
 
-# Export, and what compiling costs
+# Export, and the cost of compiling
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def test_explicit_cute_holds_in_vmap_and_grad(for_sm_90a):
 
 
 def compiled_kernels(monkeypatch):
-    """Counts what CuTe DSL compiles from here on."""
+    """Counts what CuTe DSL compiles from now on."""
     import cutlass.jax.compile as compiling
 
     counted = []
@@ -350,7 +350,7 @@ def test_static_parameters_recompile_and_dynamic_ones_do_not(for_sm_90a, cold_ca
 
 @pytest.mark.parametrize("implementation", [None, "interpret"])
 def test_a_negative_zero_is_a_parameter_of_its_own(implementation):
-    """Though it equals zero: whichever comes first, the other is not taken for it."""
+    """It equals zero, but gets its own kernel, in either order."""
     x = jnp.asarray([-1.0, -2.0])
     for slopes in ((0.0, -0.0), (-0.0, 0.0)):
         generated.leaky_relu._functions.cache_clear()

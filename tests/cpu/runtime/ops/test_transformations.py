@@ -1,7 +1,7 @@
-"""Every op under JAX's transformations, against its reference under none that concerns the op.
+"""Every op under JAX's transformations, against its reference without those of the op.
 
-One compiled program an op holds them all, and one those of the reference: nearly all the time here is XLA's, so they are
-compiled with few optimisations, and each transformation stands in it once.
+There are two compiled programs for each op: all its transformations, and the reference's results. Nearly all the time
+here is XLA's, so the programs are compiled with few optimisations, and each transformation is in them once.
 """
 
 import functools
@@ -22,12 +22,12 @@ from codegen.runtime.ops.op import Op
 P = PartitionSpec
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 ROWS, EXTENT, COPIES = (3,), 4, 2
-OPS = [name for name in generated.__all__ if name != "float64_polynomial"]  # which needs x64
+OPS = [name for name in generated.__all__ if name != "float64_polynomial"]  # the op needs x64
 KEEP_DOTS = jax.checkpoint_policies.checkpoint_dots
 
 
 def calls(op: Op) -> tuple[list[jax.Array], dict, tuple[int, ...]]:
-    """The arrays of some calls, stacked; keywords; the places of those that a gradient is for."""
+    """The arrays of some calls, stacked; keywords; the positions of those with a gradient."""
     extents = {axis: op.spec.extents.get(axis, EXTENT) for axis in op.spec.axes if axis != "..."}
     types = next(all_types(op.spec))
     params = tuple((p.name, 0.5 if p.default is None else p.default) for p in op.spec.params)
@@ -57,8 +57,8 @@ def loss_of(f):
 
 
 def transformed(f, floats: tuple[int, ...], first: jax.Array, *others: jax.Array) -> dict[str, tuple]:
-    """Each transformation of some calls, their results stacked along axis 0. Values are of calls that share all arrays but
-    the first, gradients of calls that share none."""
+    """Each transformation of some calls, with results stacked along axis 0. Values come from calls that share all
+    arrays but the first, gradients from calls that share none."""
     shared, none = [x[0] for x in others], [None] * len(others)
     last = jnp.stack([jnp.moveaxis(first, 0, -1)] * 3)
     nested = jax.vmap(jax.vmap(f, (-1, *none)), (0, *none), -1)(last, *shared)
@@ -82,7 +82,7 @@ def expectations(f, floats: tuple[int, ...], first: jax.Array, *others: jax.Arra
     return tupled(values), gradients
 
 
-KERNELS = ["bias_relu", "swiglu", "rmsnorm"]  # interpreted, their backwards too
+KERNELS = ["bias_relu", "swiglu", "rmsnorm"]  # the interpreted kernels' backwards too
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_transformations(name, implementation):
     values, gradients = expect(*stacked)
     run = jax.jit(functools.partial(transformed, ours, floats), donate_argnums=0, compiler_options=FAST)
     with warnings.catch_warnings(), jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        warnings.simplefilter("ignore")  # no output has the shape of what is donated
+        warnings.simplefilter("ignore")  # no output has the shape of the donated array
         got = run(stacked[0].copy(), *stacked[1:])
     for how, results in got.items():
         wanted = gradients if "grad" in how else values
@@ -111,8 +111,8 @@ def compare(got: jax.Array, expected: jax.Array, is_gradient: bool, what: str) -
     if got.dtype == bool:
         allowed = np.zeros_like(b)
     elif jnp.issubdtype(got.dtype, jnp.integer):
-        allowed = np.ones_like(b)  # the middle between two rounds to either
-    else:  # a rounding of the type; a gradient loses what cancels in it
+        allowed = np.ones_like(b)  # the middle between two numbers may be rounded to either
+    else:  # one rounding of the type; a gradient loses bits where its terms cancel
         eps = max(float(jnp.finfo(got.dtype).eps), 2.0**-12 if is_gradient else 2.0**-16)
         allowed = eps * np.maximum(np.abs(b), np.abs(b[np.isfinite(b)]).max(initial=0) if is_gradient else 2.0**-4)
     assert np.all((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))), what
@@ -120,7 +120,7 @@ def compare(got: jax.Array, expected: jax.Array, is_gradient: bool, what: str) -
 
 @pytest.mark.parametrize("name", OPS)
 def test_types_in_shard_map(name):
-    """Traced only: what varies over which mesh axis is said right, of values and of gradients."""
+    """Only traced: the types of values and gradients name the mesh axes along which they vary."""
     op = getattr(generated, name)
     stacked, keywords, floats = calls(op)
     mesh = Mesh(np.array(jax.devices("cpu")[:COPIES]), ("d",))

@@ -1,4 +1,4 @@
-"""Integers without jax_enable_x64: uint32 arrays exist, the int64 that they are computed in does not."""
+"""Integers without jax_enable_x64: uint32 arrays exist, the int64 in which they are computed does not."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ IMPLEMENTATIONS = ("xla", "interpret")
 
 
 def expected():
-    """Y, total and near, in Python's own integers."""
+    """y, total and near, in Python's own integers."""
     a, b = A.astype(object), B.astype(object)
     distance = abs(a - b).astype(np.float32)
     y = X * distance + TABLE[[1, 4]][:, None]
@@ -80,7 +80,7 @@ def test_uint32_without_x64(op, implementation, strict_jax):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_mapped_axis_that_does_not_fold(op, implementation):
-    """`b` has no rows to put the mapped axis in: the jnp form is mapped."""
+    """`b` has no rows that the mapped axis could join: the jnp form is mapped."""
     got = jax.jit(jax.vmap(lambda b: op(X, A, b, TABLE, PLACE, implementation=implementation)))(np.stack([B, B]))
     check([value[1] for value in got])
 
@@ -120,7 +120,7 @@ def test_random_calls_agree_with_the_reference(op, implementation):
     check_op(op, implementation, examples=10)
 
 
-# What JAX does not have without x64
+# Features that JAX lacks without x64
 
 WIDE = """
 op: widened
@@ -165,7 +165,7 @@ def test_64_bit_arrays_are_refused_without_x64(implementation, tmp_path):
 
 @pytest.mark.parametrize("name", ["row_max", "row_min", "row_amax", "top1_gate"])
 def test_x64_widens_no_count_of_what_ties(name):
-    """Python's own numbers have no type until something gives them one."""
+    """Python's own numbers get a type from the arrays that they are used with."""
     op, x = getattr(generated, name), jnp.ones((3, 4), "float32")
 
     def total(x):

@@ -1,7 +1,7 @@
-"""Ops on sharded arrays, on eight devices that the CPU stands for: results, and the collectives in the compiled program.
+"""Ops on sharded arrays, on eight virtual devices of the CPU: results, and the collectives in the compiled program.
 
-A kernel cannot be compiled for these devices. The path that it takes through JAX is tested with a stand-in that does what
-a kernel does on one shard, in jnp; the kernels themselves run interpreted, on the shards that the same rules make.
+A kernel cannot be compiled for these devices. Its path through JAX is tested with a stand-in in jnp that computes the
+kernel's results on one shard. The kernels themselves are interpreted, on the shards that the same rules make.
 """
 
 import functools
@@ -38,9 +38,9 @@ X, HALVES, W = (8, 6, 32), (8, 6, 32), (32,)
 NONE = P()
 GATHER, REDUCE = {"all-gather": 1}, {"all-reduce": 1}
 
-# op, operands (shape, how it is sharded), the collectives of the kernel's path, how the first output is sharded
+# op, operands (shape, sharding), the collectives of the kernel's path, the sharding of the first output
 TABLE = [
-    # element-wise: free along every axis
+    # element-wise: sharded along any axis
     ("bias_relu", [(X, P("a")), (W, NONE)], {}, P("a")),
     ("bias_relu", [(X, P(("a", "b"))), (W, NONE)], {}, P(("a", "b"))),
     ("bias_relu", [(X, P("a", None, "b")), (W, P("b"))], {}, P("a", None, "b")),
@@ -48,12 +48,12 @@ TABLE = [
     ("bias_relu", [(X, P("a")), (W, P("a"))], GATHER, P("a")),  # a weight that is stored in shards
     ("row_scale", [(X, P("a", "b")), (X[:2], P("a", "b"))], {}, P("a", "b")),
     ("axpby", [(W, P("a")), (W, P("a"))], {}, P("a")),
-    # halves must lie together; pairs do
+    # halves must be on one device; pairs are
     ("swiglu", [(HALVES, P("a"))], {}, P("a")),
     ("swiglu", [(HALVES, P(None, None, "a"))], GATHER, NONE),
     ("swiglu_pairs", [(HALVES, P(None, "b", "a"))], {}, P(None, "b", "a")),
     ("rotary", [((4, 6, 2, 16), P("a", "b")), ((6, 8), P("b")), ((6, 8), P("b"))], {}, P("a", "b")),
-    # a position along an axis is one in the whole of it
+    # a position along an axis is that in the whole array
     ("alibi_bias", [((4, 6, 8, 16), P("a", None, None, "b")), ((6,), NONE)], {}, P("a", None, None, "b")),
     (
         "alibi_bias",
@@ -61,7 +61,7 @@ TABLE = [
         {},
         P(None, None, None, ("a", "b")),
     ),
-    # rows are free, what is reduced along them is folded on all devices
+    # rows are sharded, and reductions along them combine all devices
     ("rmsnorm", [(X, P("a")), (W, NONE)], {}, P("a")),
     ("rmsnorm", [(X, P("a", "b")), (W, NONE)], {}, P("a", "b")),
     ("rmsnorm", [(X, P("a", None, "b")), (W, NONE)], REDUCE, P("a", None, "b")),
@@ -84,12 +84,13 @@ TABLE = [
     ("cross_entropy", [((8, 32), P("a")), ((8,), P("a"))], {}, P("a")),
     ("embedding_rmsnorm", [((24, 32), P("a")), ((8, 6), P("b")), (W, NONE)], GATHER, P("b")),
     ("embedding_rmsnorm", [((24, 32), NONE), ((8, 6), P("a")), (W, NONE)], {}, P("a")),
-    # rows and columns of a product are free, what it sums along is added up where both factors are split so
+    # rows and columns of a product are sharded; partial sums along the contracted axis are added up if both factors are
+    # sharded along it
     ("dense_relu", [(X, P("a")), ((32, 16), NONE), ((16,), NONE)], {}, P("a")),
     ("dense_relu", [(X, P("a")), ((32, 16), P(None, "b")), ((16,), P("b"))], {}, P("a", None, "b")),
     ("dense_relu", [(X, P("a", None, "b")), ((32, 16), P("b")), ((16,), NONE)], REDUCE, P("a")),
     ("dense_relu", [(X, P("a")), ((32, 16), P("b")), ((16,), NONE)], GATHER, P("a")),
-    # what it folds: along rows and over rows on all devices, also where each has but a part of the products
+    # its reductions along rows and over rows combine all devices, also if each has only partial products
     ("dense_amax", [(X, P("a")), ((32, 16), NONE), ((16,), NONE)], {}, P("a")),
     ("dense_amax", [(X, P("a")), ((32, 16), P(None, "b")), ((16,), NONE)], REDUCE, P("a", None, "b")),
     (
@@ -101,7 +102,7 @@ TABLE = [
     ("logits_logsumexp", [(X, P("a")), ((16, 32), P("b")), (X[:2], P("a"))], {"all-reduce": 2}, P("a", None, "b")),
     ("linear_cross_entropy", [(X, P("a")), ((16, 32), P("b")), (X[:2], P("a"))], {"all-reduce": 2}, P("a")),
     ("linear_cross_entropy", [(X, NONE), ((16, 32), P(("a", "b"))), (X[:2], NONE)], {"all-reduce": 2}, NONE),
-    # a weight that is stored in shards along the mesh axis of the rows, larger than these
+    # a weight that is stored in shards along the mesh axis of the rows, which have more elements
     ("linear_cross_entropy", [(X, P("a")), ((64, 32), P("a")), (X[:2], P("a"))], GATHER, P("a")),
     (
         "linear_cross_entropy",
@@ -119,12 +120,12 @@ TABLE = [
     ),
     ("dense_swiglu_pairs", [(X, P("a")), ((32, 16), P(None, "b"))], {}, P("a", None, "b")),
     ("attention_scores", [((8, 4, 16), P("a")), ((8, 6, 16), P("a")), ((4, 6), NONE)], {}, P("a")),
-    # blocks of a row each have a scale: whole blocks on every device
+    # each block of a row has a scale: whole blocks are on one device
     ("quantize_group_fp8", [((4, 1024), P("a", "b"))], {}, P("a", "b")),
     ("quantize_group_fp8", [((4, 1024), P(None, ("a", "b")))], {}, P(None, ("a", "b"))),
     ("quantize_group_fp8", [((4, 512), P("a", "b"))], {}, P("a", "b")),
     ("quantize_group_fp8", [((4, 512), P(None, ("a", "b")))], GATHER, P(None, "a")),  # four blocks, eight devices
-    # over rows: columns are free, the shards' rows are folded
+    # over rows: columns are sharded, partial results of the shards' rows are combined
     ("column_sum", [(X, P("a"))], REDUCE, NONE),
     ("column_sum", [(X, P("a", None, "b"))], REDUCE, P("b")),
     ("column_sum", [(X, P(None, None, "b"))], {}, P("b")),
@@ -147,7 +148,7 @@ TABLE = [
 
 
 def values(op: Op, shapes) -> list:
-    """Arrays of these shapes, of the types that an op takes."""
+    """Arrays of these shapes, with types that an op takes."""
     made = []
     for array, shape in zip(op.spec.inputs, shapes, strict=False):
         kind = op.spec.kind(array)
@@ -194,7 +195,7 @@ def test_the_jnp_forms_path(name, given):
 
 
 def any_specs(op: Op, given: dict, rows: int, mesh: Mesh, random: Random) -> dict[str, PartitionSpec]:
-    """How each array is sharded: an axis alike in all of them, or in each in its own way, as far as that comes out even."""
+    """The sharding of each array: an axis is sharded alike in all arrays, or differently in each, if its size allows it."""
     ways, alike = [None, "a", "b", ("a", "b"), ("b", "a")], random.random() < 0.6
     of_axes: dict[str, str | tuple[str, ...] | None] = {}
     specs = {}
@@ -217,7 +218,7 @@ def any_specs(op: Op, given: dict, rows: int, mesh: Mesh, random: Random) -> dic
 @pytest.mark.turns(16)
 @pytest.mark.parametrize("name", generated.__all__)
 def test_any_sharding(kernels, name):
-    """Values and gradients are those of whole arrays."""
+    """Values and gradients equal those of whole arrays."""
     op, mesh, random = getattr(generated, name), make_mesh(), Random(name)
     for trial in range(2):
         extents = {
@@ -250,7 +251,7 @@ def test_any_sharding(kernels, name):
             jax.jit(functools.partial(results, implementation=i))(x) for i, x in ((None, split), ("xla", whole))
         )
         for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-            # A few roundings; of 8 bits, one step
+            # A few roundings; one step in types of 8 bits
             rtol = {1: 0.13, 2: 2e-2}.get(e.dtype.itemsize, 2e-3)
             atol = float(e.dtype == "int8") if e.dtype.itemsize == 1 else rtol * float(jnp.abs(e).max(initial=0))
             g, e = (np.asarray(x, np.float64) for x in (g, e))
@@ -267,7 +268,7 @@ SIZED = [
 
 @pytest.mark.parametrize(("chain", "output", "reference"), SIZED, ids=[s[0] for s in SIZED])
 def test_gradients_of_means_are_not_gathered(kernels, tmp_path, chain, output, reference):
-    """A shard knows how long the whole is, and what it folds of columns is added up."""
+    """A shard knows the size of the whole array, and partial results of columns are added up."""
     op = make_op(tmp_path, spec_text("x: float32[..., N]; w: float32[N]", f"y: {output}", chain))
     mesh, x, w = make_mesh(), normal(*X), normal(*W)
 
@@ -284,7 +285,7 @@ def test_gradients_of_means_are_not_gathered(kernels, tmp_path, chain, output, r
 
 @pytest.mark.parametrize("split", [(P("a", "b"), P("b")), (P(None, "b"), P("b", "a"))], ids=["rows", "columns"])
 def test_a_contraction_in_parts_knows_the_size_of_the_whole(kernels, tmp_path, split):
-    """The factors hold parts of the contracted axis, which are added up before the epilogue."""
+    """The factors are sharded along the contracted axis; partial products are added up before the epilogue."""
     text = spec_text("x: float32[..., K]; w: float32[K, N]", "y: float32[..., N]", "y = (x @ w) / size(...) + size(N)")
     op, mesh, x, w = make_op(tmp_path, text), make_mesh(), normal(8, 8), normal(8, 16)
 
@@ -312,7 +313,7 @@ def test_an_eager_call_leaves_its_result_sharded(kernels):
 
 
 def test_rows_that_do_not_come_out_even_are_not_split(kernels):
-    """Padding would be folded with the rows."""
+    """Padding would be reduced with the rows."""
     mesh = make_mesh()
     x = normal(6, 32)
 
@@ -363,7 +364,7 @@ def test_parts_of_all_shards_are_folded(op, expected, dtype):
 
 
 def on_shards(op: Op, args, specs, **keywords):
-    """An op's outputs, its interpreted kernel run on every shard."""
+    """An op's outputs, with its interpreted kernel run on every shard."""
     mesh = make_mesh()
     key, operands = op.bind(args, {**keywords, "implementation": "interpret"})
     call = partition.ShardedCall(op, key, [x.shape for x in operands])
@@ -389,11 +390,12 @@ INTERPRETED = [
     ("daffine", [((8, 24), P("a")), ((8, 24), P("a")), ((), NONE)]),
     ("daffine", [((8, 24), P(None, "b")), ((8, 24), P(None, "b")), ((), NONE)]),
     ("daffine", [((8, 24), P("a", "b")), ((8, 24), P("a", "b")), ((), NONE)]),
-    # statistics that lose columns as well: each block leaves theirs apart, neighbours that have one result together
+    # statistics that also reduce columns: each block stores its partial results, and neighbouring columns of one result
+    # store one
     ("dchannel_affine", [((8, 4, 6), P(None, "b")), ((8, 4, 6), P(None, "b")), ((4,), P("b"))]),
     ("dchannel_affine", [((8, 4, 16), P(None, None, "a")), ((8, 4, 16), P(None, None, "a")), ((4,), NONE)]),
     ("dgroup_norm", [((8, 4, 2, 9), P("a", "b")), ((8, 4, 2, 9), P("a", "b")), ((4, 2), P("b"))]),
-    # products: what tiles leave along rows and over them, and where a shard's columns begin
+    # products: partial results of tiles along rows and over them, and the offset of a shard's columns
     ("logits_logsumexp", [((8, 32), P("a")), ((48, 32), P("b")), ((8,), P("a"))]),
     ("linear_cross_entropy", [((8, 32), NONE), ((48, 32), P(("a", "b"))), ((8,), NONE)]),
     ("dense_amax", [((8, 32), P("a")), ((32, 48), P(None, "b")), ((48,), NONE)]),
@@ -406,7 +408,7 @@ INTERPRETED = [
 def test_kernels_on_shards(name, given):
     op = getattr(generated, name)
     made = values(op, [shape for shape, _ in given])
-    if op.multiplied:  # exact in the type that kernels multiply float32 in
+    if op.multiplied:  # exact in the type in which kernels multiply float32
         made = [np.round(8 * v) / 8 if v.dtype == np.float32 else v for v in made]
     got, shards = on_shards(op, made, [spec for _, spec in given])
     assert shards
@@ -490,15 +492,15 @@ def test_gradients_of_sharded_arrays(kernels, kind):
 
 
 BACKWARDS = [
-    # op, how its first input is sharded, collectives of value and gradients together
+    # op, the sharding of its first input, collectives of value and gradients together
     ("swiglu", P("a", "b"), {}),
     ("softmax", P(("a", "b")), {}),
-    ("bias_gelu", P("a", None, "b"), REDUCE),  # the bias's
-    ("layernorm", P("a"), REDUCE),  # the weight's and the bias's
-    ("column_sum", P("a"), REDUCE),  # the value's
+    ("bias_gelu", P("a", None, "b"), REDUCE),  # that of the bias
+    ("layernorm", P("a"), REDUCE),  # those of the weight and the bias
+    ("column_sum", P("a"), REDUCE),  # that of the value
     ("column_mean", P("a", None, "b"), REDUCE),  # the gradient divides by the number of all rows
     ("mean_squared_error", P("a"), REDUCE),
-    # rows in parts: each statistic is folded on all devices
+    # rows are sharded along N: each statistic combines all devices
     ("softmax", P("a", None, "b"), {"all-reduce": 3}),
     ("rmsnorm", P("a", None, "b"), {"all-reduce": 3}),
     ("layernorm", P("a", None, "b"), {"all-reduce": 4}),
@@ -507,7 +509,7 @@ BACKWARDS = [
 
 @pytest.mark.parametrize(("name", "spec", "expected"), BACKWARDS, ids=[r[0] for r in BACKWARDS])
 def test_generated_backwards(kernels, name, spec, expected):
-    """The kernel of a gradient is split by the same rules, from its own axes."""
+    """The kernel of a gradient is sharded by the same rules, from its own axes."""
     op, mesh = getattr(generated, name), make_mesh()
     made = values(op, [X if "..." in a.axes else W for a in op.spec.inputs])
     shared = [put(mesh, v, spec if v.ndim > 1 else NONE) for v in made]
@@ -528,7 +530,7 @@ def test_generated_backwards(kernels, name, spec, expected):
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", ["linear_cross_entropy", "logits_logsumexp"])
 def test_a_vocabulary_in_parts_is_not_gathered(kernels, name, kind):
-    """Nor are logits, or their gradient: each device has its own tokens of each row, forwards and backwards."""
+    """Nor are logits and their gradient: each device has its own tokens of each row, in the forward and in the backward."""
     op, mesh = getattr(generated, name), make_mesh(kind)
     x, w, label = normal(8, 32), normal(16, 32), np.random.default_rng(0).integers(0, 16, 8).astype(np.int32)
 
@@ -542,7 +544,7 @@ def test_a_vocabulary_in_parts_is_not_gathered(kernels, name, kind):
     assert dx.sharding.is_equivalent_to(NamedSharding(mesh, P("a")), 2)
     assert dw.sharding.is_equivalent_to(NamedSharding(mesh, P("b")), 2)
     assert_close((dx, dw), jax.grad(loss(op.reference), (0, 1))(x, w, label))
-    assert ((2, 32), (8, 32), (2,)) in [tuple(shapes) for shapes in seen]  # the kernel, on a shard of each
+    assert ((2, 32), (8, 32), (2,)) in [tuple(shapes) for shapes in seen]  # the kernel, on a shard of each array
 
 
 def test_what_follows_a_products_folds_takes_from_the_whole(kernels, tmp_path):
@@ -579,7 +581,7 @@ def test_vmap_of_sharded_arrays(kernels):
     assert seen[-1] == [(2, 6, 16), (16,)]
 
 
-# Explicit meshes: the types of arrays say how they are sharded, through every transformation
+# Explicit meshes: the types of arrays carry their sharding through every transformation
 
 MAPPED, ROWS = (8, 8), P("a", "b")  # a mapped axis and rows, or rows alone; all other operands are whole
 TRANSFORMED = {
@@ -589,7 +591,11 @@ TRANSFORMED = {
     "layernorm": [(*MAPPED, 16), (16,), (16,)],
     "softmax": [(*MAPPED, 16)],
     "cross_entropy": [(*MAPPED, 32), MAPPED],
-    "embedding_rmsnorm": [(24, 16), MAPPED, (16,)],  # the jnp form is differentiated, of which an operand has integers
+    "embedding_rmsnorm": [
+        (24, 16),
+        MAPPED,
+        (16,),
+    ],  # the jnp form is differentiated, and one of its operands has integers
     "dense_gelu": [(*MAPPED, 16), (16, 24), (24,)],
 }
 
@@ -621,7 +627,7 @@ def transformed(f, axes, floats) -> dict:
 
 
 def result_specs(name: str, axes, floats, count: int) -> list[PartitionSpec]:
-    """How `count` results are sharded: values as rows are, gradients as what they are of."""
+    """The sharding of `count` results: values like the rows, gradients like the arrays whose gradients they are."""
     if "grad" not in name:
         return [ROWS] * count
     own = [ROWS if axes[i] == 0 else P() for i in floats]
@@ -632,7 +638,7 @@ def result_specs(name: str, axes, floats, count: int) -> list[PartitionSpec]:
 
 @functools.cache
 def transformed_reference(name: str) -> tuple:
-    """An op's operands, which of them are mapped, which have gradients, and the results of its reference."""
+    """An op's operands, the mapped ones, those with gradients, and the results of its reference."""
     op = getattr(generated, name)
     made = values(op, TRANSFORMED[name])
     axes = tuple(0 if x.shape[:2] == MAPPED else None for x in made)
@@ -692,7 +698,7 @@ def test_arrays_of_no_mesh_on_an_explicit_mesh(implementation):
 
 
 def test_a_gradient_is_sharded_as_what_it_is_of(kernels):
-    """Also where the op's own rules split it otherwise: rows are gathered along N."""
+    """Also if the op's own rules shard it in another way: rows are gathered along N."""
     mesh = make_mesh(EXPLICIT)
     made, _, floats, expected = transformed_reference("rmsnorm")
     specs = [P("a", None, "b"), P("b")]
@@ -705,7 +711,7 @@ def test_a_gradient_is_sharded_as_what_it_is_of(kernels):
 
 
 def test_auto_axes_of_an_explicit_mesh():
-    """Where a caller makes mesh axes automatic, types still name the mesh: the mapped axis is sharded along it."""
+    """If a caller makes mesh axes automatic, types still name the mesh: the mapped axis is sharded along it."""
     mesh = make_mesh(EXPLICIT)
     made, axes, floats, _ = transformed_reference("rmsnorm")
     with jax.set_mesh(mesh):
@@ -717,12 +723,12 @@ def test_auto_axes_of_an_explicit_mesh():
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
 def test_a_program_for_cuda_says_how_it_may_be_split(monkeypatch, kind):
-    """Lowered, not compiled: the rule that Shardy reads, and no kernel before the shards are known."""
+    """Lowered, not compiled: it has the rule that Shardy reads, and no kernel before the shards are known."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     mesh = make_mesh(kind)
     args = put(mesh, normal(8, 6, 16), P("a")), put(mesh, normal(16), NONE)
     text = jax.jit(generated.rmsnorm).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
-    assert "#sdy.op_sharding_rule<([i, j, k], [l])->([i, j, k])" in text  # no sharding travels along the weight's own N
+    assert "#sdy.op_sharding_rule<([i, j, k], [l])->([i, j, k])" in text  # no array is sharded along the weight's own N
     assert "CuteDSL" not in text
     mapped = jax.shard_map(generated.rmsnorm, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"))
     assert "CuteDSL" in jax.jit(mapped).trace(*args).lower(lowering_platforms=("cuda",)).as_text()

@@ -1,4 +1,4 @@
-"""A cast within a chain rounds, also where XLA would leave out a conversion to a narrow float and back: as it does on a GPU."""
+"""A cast within a chain rounds, as on a GPU, also where XLA would leave out a conversion to a narrow float and back."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ NARROW = (ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.flo
 
 
 def near(dtype) -> np.ndarray:
-    """Every finite value of a narrow type, what is halfway between two, and what is a little off that."""
+    """Every finite value of a narrow type, the middles between two of them, and numbers slightly off those."""
     bits = np.arange(256**dtype.itemsize, dtype=f"uint{8 * dtype.itemsize}")
     with np.errstate(invalid="ignore"):
         values = np.unique(bits.view(dtype).astype(np.float64))

@@ -1,4 +1,5 @@
-"""Products by XLA: of bytes exact, whichever way is taken. And what is kept of products for their gradients."""
+"""Products by XLA: those of bytes are exact, in either way of computing them. And products that are saved for their
+gradients."""
 
 import functools
 
@@ -29,7 +30,7 @@ def product(a, b):
     "extents", [(2, 2, 1), (3, 5, 0), (0, 3, 5), (4, 7, 1024), (4, 7, 1025), (3, 2, 4100)], ids=str
 )
 def test_products_of_bytes_are_exact(extents, dtype, checked, monkeypatch):
-    """Sums at their largest, too, where a float32 would lose what is added last."""
+    """Also the largest sums, of which a float32 would lose the last addends."""
     monkeypatch.setattr(products, "_checked", lambda: checked)
     m, n, k = extents
     rng, limits = np.random.default_rng(k), np.iinfo(dtype)
@@ -63,7 +64,7 @@ def test_whether_xla_compares_its_kernels(flags, checked, monkeypatch):
     assert products._checked() == checked
 
 
-# What is kept of products for the backward
+# Products that are saved for the backward
 
 
 def scaled_by_rows(rows: str, factors: str, types: str = "{T: [float16, bfloat16]}") -> str:
@@ -82,7 +83,7 @@ def test_products_of_integers_are_kept_as_they_are(tmp_path, dtype, implementati
 
 
 B, G, S = 'b: "float32[N]"', 'g: "float32[..., N]"', 'rs: "float32[...]"'
-HALVES = [  # products of 1.28e6, and what becomes of them
+HALVES = [  # products of 1.28e6, and values computed from them
     (S, "silu(rs * (x @ w))", lambda z, rs: jax.nn.silu(rs[:, None] * z)),
     (f"{S}; {B}", "silu(rs * (x @ w + b))", lambda z, rs, b: jax.nn.silu(rs[:, None] * (z + b))),
     (S, "rs * relu(x @ w)", lambda z, rs: rs[:, None] * jax.nn.relu(z)),
@@ -105,13 +106,13 @@ def test_products_that_float16_does_not_hold_are_kept(tmp_path, inputs, chain, r
     expected = jax.vjp(reference, jnp.full((2, 3), 1.28e6), *more)[1](jnp.ones((2, 3)))
     for got, right in zip(found[2:], expected[1:], strict=True):
         np.testing.assert_allclose(got, right, rtol=2e-3)
-    # float16 holds slopes of 1e-6 to a sixteenth
+    # float16 resolves slopes of 1e-6 to a sixteenth
     np.testing.assert_allclose(np.asarray(found[1], "float32"), np.full((3, 128), 200 * expected[0][0, 0]), 0.1, 2e-5)
 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_probabilities_are_those_of_what_is_kept(implementation):
-    """Logits that are rounded, less a logsumexp that is not, would not be: these add up to 1."""
+    """Rounded logits minus a logsumexp of unrounded ones would not be probabilities: these add up to 1."""
     x, w = jnp.asarray([[128, 3]], "bfloat16"), jnp.asarray([[2, 1]], "bfloat16")
     op = functools.partial(generated.logits_logsumexp, w=w, label=jnp.zeros(1, "int32"), implementation=implementation)
     (dx,) = jax.vjp(lambda x: op(x).lse, x)[1](jnp.ones(1))
@@ -136,7 +137,7 @@ def test_gradients_of_products_of_two_types(tmp_path, first, second, x, dy):
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_products_of_integers_have_no_gradient_to_make(tmp_path, implementation):
-    """What wraps in the forward does in the backward."""
+    """Integers that wrap in the forward wrap in the backward."""
     text = spec_text(
         'x: "int8[..., K]"; w: "int8[N, K]"; s: "float32[]"', 'y: "bfloat16[..., N]"', "z = x @ w; y = s * (z * z)"
     )
@@ -167,8 +168,9 @@ def test_products_are_kept_in_the_outputs_type(tmp_path, implementation):
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_products_are_kept_as_they_are_where_outputs_are_reductions(tmp_path, implementation):
-    """A scale's gradient is a sum of them, as exact as the output is: rounded to their factors' type, they are off by 1e-3.
-    So is what a correlation near 1 lacks to 1, of which the factors' gradients are made."""
+    """The gradient of a scale is a sum of the products, as accurate as the output: rounded to the factors' type, it has
+    an error of 1e-3. So has the difference of 1 and a correlation near 1, from which the factors' gradients are
+    computed."""
     chain = "z = x @ w; y = sum(z * scale, axis=N); d = sum(square(z * 0.0625 - 1), axis=N)"
     inputs = "x: bfloat16[..., K]; w: bfloat16[K, N]; scale: float32[N]"
     op = make_op(tmp_path, spec_text(inputs, "y: float32[...]; d: float32[...]", chain))
@@ -185,7 +187,8 @@ def test_products_are_kept_as_they_are_where_outputs_are_reductions(tmp_path, im
 
 @pytest.mark.parametrize("name", ["c", "mini_n"])
 def test_names_that_hold_a_coordinate_s(tmp_path, name):
-    """A batch axis beside the column it begins like, and an array: elements of either half, read one by one."""
+    """A batch axis whose name begins like the column's, and an array with parts: elements of either half, read one by
+    one."""
     inputs = f"x: bfloat16[N2, M, K]; w: bfloat16[K, N]; {name}: float32[N2, (N 2)]"
     op = make_op(tmp_path, spec_text(inputs, "y: float32[N2, M, N]", f"y = (x @ w) * {name}[0] + {name}[1]"))
     random = np.random.default_rng(0)
@@ -195,7 +198,7 @@ def test_names_that_hold_a_coordinate_s(tmp_path, name):
     np.testing.assert_allclose(op(x, w, c, implementation="interpret"), expected, rtol=1e-6, atol=1e-6)
 
 
-SHARED = [  # factors whose shared axis is not their first, or is any number of axes; the product
+SHARED = [  # factors whose shared axis is not the first, or is any number of axes; the product
     ("x: T[..., H, D]; w: T[H, D, E]", "y: float32[..., H, E]", (2, 3, 32), (3, 32, 24), "...hd,hde->...he"),
     ("x: T[S, H, M, D]; w: T[H, E, D]", "y: float32[S, H, M, E]", (2, 3, 5, 32), (3, 24, 32), "shmd,hed->shme"),
     ("x: T[..., M, K]; w: T[..., K, N]", "y: float32[..., M, N]", (2, 2, 3, 7), (2, 2, 7, 5), "...mk,...kn->...mn"),
@@ -226,7 +229,7 @@ def test_axes_that_both_factors_have(tmp_path, inputs, output, x, w, letters, dt
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_an_epilogue_reads_tiles_of_any_width(tmp_path, dtype):
-    """TMA brings them on Hopper, with words of as many bits as an element has."""
+    """TMA copies them on Hopper, with words of an element's size."""
     inputs = f"x: bfloat16[..., K]; w: bfloat16[N, K]; r: {dtype}[..., N]"
     op = make_op(tmp_path, spec_text(inputs, "y: bfloat16[..., N]", "y = x @ w + r", "y = x @ w.T + r"))
     with jax.enable_x64(True):

@@ -1,4 +1,5 @@
-"""Ops that reduce, without their kernels: the jnp form against jnp by hand, bounds of its error, the calls drawn for it."""
+"""Ops that reduce, without their kernels: the jnp form against jnp by hand, bounds of its error, the calls that tests
+draw."""
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +90,7 @@ def test_positions_parts_and_defaults():
     op = made("x: float32[..., (2 N)]", "y: float32[...]", "y = sum(x[0] * x[1], axis=N)")
     x = normal(3, 10)
     agree(op(x, implementation="xla"), (x[:, :5] * x[:, 5:]).sum(-1))
-    # the default of an input that is left out counts once a column
+    # the default of an input that is left out counts once for each column
     op = made("x: float32[..., N]; w: float32[N] = 1", "y: float32[...]", "y = sum(x, axis=N) / sum(w, axis=N)")
     x = normal(3, 10)
     agree(op(x, implementation="xla"), x.mean(-1))
@@ -104,7 +105,7 @@ def test_integers_keep_their_type_and_bools():
             assert got.y.dtype == got.p.dtype == jnp.int32
             assert (got.y.tolist(), got.p.tolist()) == ([300, 9], [1_000_000, -105])
     op = made("x: int32[..., N]", "y: int32[...]", "y = sum(x, axis=N)")
-    with jax.enable_x64(True):  # they wrap as int32 does, whatever jnp would widen them to
+    with jax.enable_x64(True):  # they wrap in int32, whatever jnp would widen them to
         assert op(jnp.asarray([2**31 - 1, 1], "int32"), implementation="xla").tolist() == -(2**31)
     op = made("x: float32[..., N]", "y: bool[...]; z: bool[...]", "y = any(x > 1, axis=N); z = all(x > 1, axis=N)")
     got = op(jnp.asarray([[0.0, 2.0], [2.0, 2.0], [0.0, 0.0]]), implementation="xla")
@@ -121,7 +122,7 @@ def test_vmap_and_gradient():
     agree(got, jax.grad(lambda x: (jax.nn.softmax(x, -1) * x).sum())(x))
 
 
-# Nothing to reduce
+# Empty reductions
 
 
 def test_reductions_of_nothing():
@@ -151,11 +152,11 @@ def test_extremes_of_nothing_are_refused(implementation, traced):
         call(column, jnp.zeros((2, 0, 3)))
 
 
-# How far float32 may be off
+# The error of float32
 
 
 def bound_of(reduction: str, x: np.ndarray, error: float = 0.0):
-    """The bound of a reduction of the rows of x, whose own values are off by `error` of themselves."""
+    """The bound of a reduction of the rows of x, if its values have a relative error of `error`."""
     kind = "bool" if x.dtype == bool else "float32"
     chain = f"y = {reduction}(x, axis=N)"
     op = read_op("specs/made.yaml", spec_text(f"x: {kind}[..., N]", f"y: {kind}[...]", chain))
@@ -183,7 +184,7 @@ def in_windows(x, width=32):
 
 
 def in_lanes(x, lanes=32, vec=4):
-    """As a row kernel does: each of some lanes its own vectors, then vectors and lanes in pairs."""
+    """As in a row kernel: each of some lanes adds its own vectors, then vectors and lanes are added in pairs."""
     x = np.append(x, np.zeros(-len(x) % (lanes * vec), np.float32)).reshape(-1, lanes * vec)
     total = np.add.accumulate(x, dtype=np.float32)[-1]
     while len(total) > 1:
@@ -267,7 +268,7 @@ def test_a_product_of_uncertain_values_is_off_by_both_at_once():
     args = [type(bound_of("sum", np.ones((1, 1))))(np.array([1.0, -3.0]), np.array([10.0, 0.0]), no) for _ in range(2)]
     (statement,) = op.statements
     bound = analysis.node(statement.value, args, {})
-    assert bound.error[0] >= 11 * 11 - 1  # 1 is what the values make
+    assert bound.error[0] >= 11 * 11 - 1  # 1 is computed from the values
     assert bound.error[1] < 1e-5
 
 
@@ -312,7 +313,7 @@ def test_the_jnp_form_agrees_with_the_reference(text):
 
 @pytest.mark.parametrize("text", [SOFTMAX, NORM, AMAX])
 def test_a_call_that_loses_columns_is_caught(text):
-    """Where `x` has more than one row and column, its last row and column are taken for copies of the first."""
+    """If `x` has more than one row and column, its last row and column are replaced by the first."""
     op = make_jnp_op(text)
 
     def wrong(x, *rest, **keywords):
@@ -339,7 +340,7 @@ def drawn(text: str, count: int = 400) -> list[draw.Case]:
 def test_sizes_drawn():
     cases = drawn(NORM)
     columns = {dict(c.extents)["N"] for c in cases}
-    # a vector of 4, what a thread keeps of a row (16), and a warp of those
+    # a vector of 4, the elements of a row that a thread holds (16), and of a warp
     assert {0, 1, 2, 3, 4, 5, 7, 8, 13, 15, 16, 17, 31, 127, 128, 129, 257, 511, 512, 513, 1021} <= columns
     assert {len(c.rows) for c in cases} == {0, 1, 2, 3}
     assert max(np.prod(c.rows) for c in drawn(MOMENTS)) > 500
@@ -366,7 +367,7 @@ def test_special_rows_drawn():
 
 
 def test_a_wrong_result_is_told_though_smaller_calls_break_the_reference():
-    """Hypothesis meets these while it looks for a smaller wrong one."""
+    """Hypothesis meets these while it searches a smaller wrong call."""
     seen = []
 
     def check(case: draw.Case) -> None:
@@ -418,7 +419,7 @@ def test_a_reference_that_raises_is_told_at_once():
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_the_hint_for_a_place_follows_jnp(name, dtype):
-    """The first of those that tie; the first NaN, where there is one; infinities and zeros of both signs."""
+    """The first of the elements that tie; the first NaN; infinities and zeros of both signs."""
     formula = INSTEAD[name].removeprefix("write ")
     op = made(f"x: {dtype}[..., N]", "y: int32[...]", f"y = {formula}")
     nan, inf = np.nan, np.inf

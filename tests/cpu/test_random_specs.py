@@ -10,8 +10,8 @@ SEEDS = (0, 1, 2, 5, 7, 8, 10, 12, 14, 15, 16, 19, 21, 22, 23)  # of every kind 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_spec(seed, tmp_path):
-    """It builds, its kernels compile, and its values and gradients agree with its reference."""
+    """It builds, its kernels compile, and, interpreted, their values and gradients agree with its reference."""
     spec = random_spec(seed)
-    outcome = try_spec(spec, tmp_path, Effort(variants=1, calls=1, gradients=1))
+    outcome = try_spec(spec, tmp_path, Effort(variants=0, calls=1, gradients=1))
     assert not outcome.failure, f"{outcome.failure}\n{outcome.message}\n{spec.text}"
     assert not outcome.refused, f"{outcome.refused}\n{spec.text}"

@@ -1,6 +1,7 @@
 """Gradients that are not requested are not computed: those of weights that are not trained, of inputs that a call
 leaves out, of parameters that are constants."""
 
+import functools
 import re
 
 import jax
@@ -164,11 +165,26 @@ def test_kernels_that_fold_over_rows_before_are_not_left_to_xla(tmp_path):
 
 # JAX caches the trace of a call by the operands that were differentiated
 
-PROGRAMS = {
-    "checkpoint": lambda loss: jax.checkpoint(loss),
-    "scan": lambda loss: lambda *xs: jax.lax.scan(lambda total, _: (total + loss(*xs), None), 0.0, length=2)[0],
-    "vmap": lambda loss: lambda *xs: jax.vmap(lambda s: loss(*(s * x for x in xs)))(jnp.ones(2)).sum(),
+PROGRAMS = {  # of a loss, and how often they add it up
+    "checkpoint": (lambda loss: jax.checkpoint(loss), 1),
+    "scan": (lambda loss: lambda *xs: jax.lax.scan(lambda total, _: (total + loss(*xs), None), 0.0, length=2)[0], 2),
+    "vmap": (lambda loss: lambda *xs: jax.vmap(lambda s: loss(*(s * x for x in xs)))(jnp.ones(2)).sum(), 2),
 }
+
+
+def loss_of(call, names):
+    return lambda *xs: jnp.sum(jnp.sin(call(**dict(zip(names, xs, strict=True)))))
+
+
+@functools.cache
+def operands(name: str) -> tuple[dict, tuple]:
+    """An op's arrays and parameters by name, and the reference's gradients with respect to all of them."""
+    op, keys = getattr(generated, name), iter(jax.random.split(jax.random.key(0), 4))
+    shapes = {a.name: sizes.array_shape(a, {"...": 3, "N": 8, "K": 8}) for a in op.spec.inputs}
+    values = {name: jax.random.normal(next(keys), shape) for name, shape in shapes.items()}
+    values |= {p.name: jnp.float32(0.5) for p in op.spec.params if not p.static}
+    gradients = jax.jit(jax.grad(loss_of(op.reference, values), tuple(range(len(values)))))
+    return values, gradients(*values.values())
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -176,27 +192,18 @@ PROGRAMS = {
 def test_the_order_of_what_is_differentiated_does_not_matter(name, program):
     """With respect to all operands, then to those that rows do not share, then each again in a program that finds both
     traced."""
-    op, wrap = getattr(generated, name), PROGRAMS[program]
-    extents = {"...": 3, "N": 8, "K": 8}
-    keys = iter(jax.random.split(jax.random.key(0), 4))
-    values = {a.name: jax.random.normal(next(keys), sizes.array_shape(a, extents)) for a in op.spec.inputs}
-    values |= {p.name: jnp.float32(0.5) for p in op.spec.params if not p.static}
+    op, (wrap, times), (values, wanted) = getattr(generated, name), PROGRAMS[program], operands(name)
     every = tuple(range(len(values)))
     own = tuple(i for i, name in enumerate(values) if name not in op.backward.shared)
     assert own and own != every
-
-    def loss_of(call):
-        return lambda *xs: jnp.sum(jnp.sin(call(**dict(zip(values, xs, strict=True)))))
-
-    loss, plain = loss_of(op), loss_of(op.reference)
+    loss = loss_of(op, values)
     op._functions.cache_clear()
     jax.clear_caches()
     jax.grad(loss, every)(*values.values())
     jax.grad(loss, own)(*values.values())
-    for argnums in (every, own):
-        found, wanted = (jax.grad(wrap(f), argnums)(*values.values()) for f in (loss, plain))
-        for got, want in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    for places in (every, own):
+        for i, got in zip(places, jax.grad(wrap(loss), places)(*values.values()), strict=True):
+            np.testing.assert_allclose(got, times * wanted[i], rtol=1e-4, atol=1e-5)
 
 
 def test_the_order_does_not_matter_to_interpreted_kernels_either():

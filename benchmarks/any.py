@@ -38,9 +38,7 @@ PATIENCE = 180  # seconds that an op may take, all others' time on the GPU inclu
 GPU_WORKERS = 10  # each holds the memory that its largest op took
 WORST = 15
 LEAST = {"of_limit": 0.70, "over_xla": 0.97}  # a row below either is slow
-# Relative errors that are no error: of results that were rounded once from float32 values that differ by a little
-TOLERANCE = {"float32": 1e-3, "bfloat16": 2**-6, "float16": 2**-8, "float8_e4m3fn": 2**-2}
-WRONG = 1e-4  # part of the elements that may differ more, where a value lies at a threshold
+WRONG = 1e-4  # part of the elements that may differ by more than a rounding, where a value lies at a threshold
 
 
 # A worker: one op after the other, by its number
@@ -147,10 +145,14 @@ def compiled(op: Any, shape: dict[str, int], row: dict[str, Any], dry: bool) -> 
     """The candidates of an op at a shape, compiled; in a dry run its kernels alone."""
     import jax
 
-    from codegen.measuring import bench
+    from codegen.measuring import bench, calls
 
     start = time.time()
-    make, ours, xla = arguments_and_calls(op, shape)
+    origin = getattr(op, "origin", op)
+    binding = bench.typical(origin.spec, {})
+    assert binding is not None
+    found = calls.calls_of(op, binding, shape)
+    make, ours, xla = found.make, found.run(None), found.run("xla")
     given = jax.eval_shape(make, 0)
     if dry:
         jax.jit(ours).trace(given).lower(lowering_platforms=("cuda",))
@@ -162,79 +164,14 @@ def compiled(op: Any, shape: dict[str, int], row: dict[str, Any], dry: bool) -> 
     def words(seed: Any) -> Any:
         return jax.random.bits(jax.random.key(seed), (count,), "uint32")
 
-    result = jax.eval_shape(ours, given)
+    result, ahead = jax.eval_shape(ours, given), calls.compiled
     way = Way(
         row["way"], row, bench.sets_of(row["bytes"]), ahead(make, seed), ahead(ours, given), ahead(xla, given),
-        ahead(lambda words: words ^ 1, jax.eval_shape(words, 0)), ahead(words, seed), ahead(differences, result, result),
+        ahead(lambda words: words ^ 1, jax.eval_shape(words, 0)), ahead(words, seed),
+        ahead(calls.differences, result, result),
     )  # fmt: skip
     row["compiling"] = round(time.time() - start, 2)
     return way
-
-
-def ahead(call: Callable, *given: Any) -> Callable:
-    import jax
-
-    return jax.jit(call).lower(*given).compile()
-
-
-def arguments_and_calls(op: Any, shape: dict[str, int]) -> tuple[Callable, Callable, Callable]:
-    """What makes an op's arguments, ours and the jnp form, as functions to compile."""
-    import jax
-    import jax.numpy as jnp
-
-    from codegen.measuring import bench
-    from codegen.runtime.ops.derived import BackwardOp
-
-    origin = op.origin if isinstance(op, BackwardOp) else op
-    binding = bench.typical(origin.spec, {})
-    assert binding is not None
-    static = bench.static_arguments(origin.spec, binding)
-
-    def inputs(seed: Any) -> dict[str, Any]:
-        return bench.make_inputs(origin.spec, binding, shape, seed)
-
-    if not isinstance(op, BackwardOp):
-
-        def call(implementation: str | None) -> Callable:
-            return lambda arrays: op(**arrays, **static, implementation=implementation)
-
-        return inputs, call(None), call("xla")
-    like = jax.eval_shape(inputs, 0)
-
-    def key(implementation: str | None) -> Any:
-        arrays = {a.name: like[a.name] for a in origin.spec.inputs}
-        return origin.bind((), {**arrays, **static, "implementation": implementation})[0]
-
-    def backward_inputs(seed: Any) -> Any:
-        residuals, outputs = bench.saved_values(op, key("xla"), inputs(seed), static)
-        random = bench.cotangents_of(outputs, seed)
-        return residuals, tuple(dy if jnp.issubdtype(dy.dtype, jnp.floating) else None for dy in random)
-
-    def pull(implementation: str | None) -> Callable:
-        return lambda given: [dx for dx in op.pull(key(implementation), *given) if dx is not None]
-
-    return backward_inputs, pull(None), pull("xla")
-
-
-def differences(ours: Any, xla: Any) -> list[tuple[Any, Any]]:
-    """For each result, the part of its elements that differ by more than `TOLERANCE`, and the largest error, relative to the
-    element or to the root mean square of all."""
-    import jax
-    import jax.numpy as jnp
-
-    found = []
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(xla), strict=True):
-        if not jnp.issubdtype(a.dtype, jnp.floating):
-            found.append((jnp.mean(a != b), jnp.float32(0)))
-            continue
-        tolerance = TOLERANCE[a.dtype.name]
-        a, b = a.astype("float32"), b.astype("float32")
-        usual = jnp.sqrt(jnp.mean(jnp.square(jnp.where(jnp.isfinite(b), b, 0))))
-        same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
-        error = jnp.where(same, 0, jnp.abs(a - b) / jnp.maximum(jnp.abs(b), usual))
-        off = ~same & ~(error <= tolerance)
-        found.append((jnp.mean(off), jnp.max(error)))
-    return found
 
 
 @contextlib.contextmanager

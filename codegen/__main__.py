@@ -17,7 +17,7 @@ except ModuleNotFoundError:  # said here, before other modules of the command li
     sys.exit(2)
 
 from codegen import __version__
-from codegen.cli import kernel_commands, spec_commands
+from codegen.cli import kernel_commands, spec_commands, tuning_commands
 from codegen.cli.options import UsageError, print_error
 from codegen.errors import SpecError
 from codegen.extras import MissingExtra
@@ -57,6 +57,7 @@ for name, command in (
     ("compile", kernel_commands.compile_ops),
     ("verify", kernel_commands.verify_ops),
     ("bench", kernel_commands.bench),
+    ("tune", tuning_commands.tune),
     ("export", kernel_commands.export_op),
     ("cache", kernel_commands.show_cache),
 ):

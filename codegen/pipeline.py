@@ -16,10 +16,12 @@ from codegen.plan.choose import plan_of
 from codegen.plan.limits import why_not_in_place
 from codegen.plan.op import Op
 from codegen.spec.specfile import read_spec
+from codegen.tuning.file import tuned_beside
 
 
 def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Op:
-    """Read, check and plan one spec: a file, what it holds, or its data. Raises `SpecError` with every mistake found."""
+    """Read, check and plan one spec: a file, with what was measured for its op, what it holds, or its data. Raises `SpecError`
+    with every mistake found."""
     spec, diagnostics = read_spec(path, data)
     if spec is None:
         raise SpecError(diagnostics)
@@ -35,7 +37,8 @@ def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) 
             diagnostics += error.diagnostics
     if diagnostics or spec.graph is None or reference is None:
         raise SpecError(diagnostics)
-    op = Op(spec, spec.read.statements, reference, plan_of(spec))
+    tuning = tuned_beside(Path(path)) if data is None else ()
+    op = Op(spec, spec.read.statements, reference, plan_of(spec), tuning)
     if diagnostics := list(_not_in_place(op)):
         raise SpecError(diagnostics)
     asked = spec.save or not isinstance(spec.grad, str)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,14 +22,14 @@ from codegen.explain.words import words
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, dtype_of, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
-from codegen.plan.launches import Extents
-from codegen.plan.limits import lacks, left_to_xla
+from codegen.plan.launches import Extents, Tuned
+from codegen.plan.limits import lacks
 from codegen.plan.op import Gemm, Op
-from codegen.plan.planner import overrides
 from codegen.plan.reductions import Reduction
 from codegen.plan.tiles import Product
 from codegen.shared import Launch, RowLaunch, WalkLaunch
 from codegen.spec.spec import Array, Spec
+from codegen.tuning import choosing
 
 
 @dataclass(frozen=True)
@@ -231,9 +231,18 @@ def launched(op: Op) -> Op:
 
 def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
     """The launch of a call with these dtypes and sizes, by default on an architecture without clusters."""
-    op = launched(op)
+    tuned, op = tuned_for(op, binding, shape, arch), launched(op)
+    assert not isinstance(op.plan, Gemm)
     dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
-    return op.plan.launch(dtypes, _extents(op, shape), overrides(op.spec, arch), arch)
+    return choosing.launch(op.plan, op.spec, dtypes, _extents(op, shape), arch, tuned)
+
+
+def tuned_for(op: Op, binding: Binding, shape: Shape, arch: str | None) -> Tuned | None:
+    """What was measured for such calls of an op, or of its epilogue."""
+    own = launched(op)
+    assert not isinstance(own.plan, Gemm)
+    sizes = choosing.sizes_of(own.plan, _extents(own, shape))
+    return choosing.found(op.tuning, own.spec.op, arch, binding.types, sizes)
 
 
 def _extents(op: Op, shape: Shape) -> Extents:
@@ -250,8 +259,9 @@ def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int
 
 def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> dict[str, Any]:
     """The entry of a launch in --json."""
+    how, tuned = launch_of(op, binding, shape, arch), tuned_for(op, binding, shape, arch)
     op = launched(op)
-    plan, how = op.plan, launch_of(op, binding, shape, arch)
+    plan = op.plan
     vector_bytes = {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in plan.full}
     facts = {"vector": how.vec, "vector_bytes": vector_bytes, "threads": how.threads, "ragged": how.ragged}
     if isinstance(plan, Reduction) and plan.rows and isinstance(how, RowLaunch | WalkLaunch):
@@ -259,7 +269,9 @@ def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None
         facts |= {"rows_at_once": how.at_once, "rows_read": plan.rows_read(how)}
     if isinstance(plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
         dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
-        facts |= {"left_to_xla": left_to_xla(plan, how, dtypes, _extents(op, shape))}
+        facts |= {"left_to_xla": choosing.left_to_xla(plan, how, dtypes, _extents(op, shape), tuned)}
+    if tuned is not None:
+        facts |= {"left_to_xla": tuned.why if tuned.take == "xla" else "", "measured": dict(tuned.measured)}
     # each block of a kernel that reduces over rows loops over the rows
     return facts | {"blocks": blocks_of(op, how, shape) if not plan.columns else None}
 
@@ -388,7 +400,11 @@ def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> d
     if not isinstance(op.plan, Gemm):
         return None
     try:
-        how = op.plan.in_one_kernel(binding, functools.partial(elements, shape=shape), arch)
+
+        def find(sizes: Mapping[str, int]) -> Tuned | None:
+            return choosing.found(op.tuning, op.spec.op, arch, binding.types, sizes)
+
+        how = op.plan.in_one_kernel(binding, functools.partial(elements, shape=shape), arch, find)
     except Mistake as mistake:
         return {"arch": arch, "one_kernel": False, "why": mistake.message, "tiles": {}}
     return {

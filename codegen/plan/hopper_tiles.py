@@ -11,6 +11,7 @@ main loop issues an instruction every four or five cycles: part of that is fetch
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from codegen.graph.nodes import DTYPES
 from codegen.shared import STAGED_ROWS, Tiles
@@ -90,12 +91,12 @@ TABLE = (
 )
 
 
-def choose(
+def options(
     M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
     paired: str = "", multiprocessors: int = 132, work: int = 12, reads: int = 0, ragged: bool = False,
     boxes: bool = False, folds: bool = False, keeps: bool = False, over_rows: int = 0,
-) -> Tiles | None:  # fmt: skip
-    """The tiles that should take the least time for a product of M x N outputs; None where none fits. `work`: instructions of
+) -> dict[Tiles, float]:  # fmt: skip
+    """The tiles that fit a product of M x N outputs, and the cycles that each should take. `work`: instructions of
     the epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays of the output's shape; `ragged`:
     whether their rows are no whole vectors; `boxes`: whether TMA can copy them; `folds`: whether it reduces rows; `keeps`:
     whether many registers hold what it has of them; `over_rows`: folds over the rows of a column, which pass through a warp's shared memory."""
@@ -123,6 +124,12 @@ def choose(
             one = replace(one, tile_k=row.tile_k * 2 // size, blocks=multiprocessors)
             if not refusal(one, a, b, b_is_nk=b_is_nk, paired=paired, K=K, N=held):
                 found[one] = cycles(one, M, columns, K * size, L, work) * (1 if one.splits == 1 else DOUBT)
+    return found
+
+
+def choose(M: int, N: int, K: int, L: int = 1, **more: Any) -> Tiles | None:
+    """Those of the `options` that should take the least time; None where none fits."""
+    found = options(M, N, K, L, **more)
     return min(found, key=lambda t: found[t], default=None)
 
 

@@ -40,3 +40,22 @@ class GemmLaunch(Contraction):
 
 
 AnyLaunch = Launch | RowLaunch | WalkLaunch | GemmLaunch
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `codegen tune` measured for a kernel's calls of these dtypes and sizes on an architecture."""
+
+    kernel: str
+    arch: str
+    types: tuple[tuple[str, str], ...]
+    sizes: tuple[tuple[str, int, int | None], ...]  # (name, least, most), as `tuning.choosing.sizes_of` names them
+    take: str  # what is fastest: "plan", the planned launch; "launch", that with changes; "xla"
+    launch: tuple[tuple[str, int | float | bool], ...] = ()  # the changes
+    measured: tuple[tuple[str, object], ...] = ()  # microseconds, the shape, where and when
+
+    @property
+    def why(self) -> str:
+        """Why a call is XLA's."""
+        us = dict(self.measured)
+        return f"measured: {us['xla_us']} us, the kernel {us['us']} us" if {"xla_us", "us"} <= us.keys() else "measured"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from codegen.graph.nodes import Statement
 from codegen.language.reference import Reference
 from codegen.plan.access import INT_MAX, BoundTypes
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.launches import GemmLaunch
+from codegen.plan.launches import GemmLaunch, Tuned
 from codegen.plan.reductions import Reduction
 from codegen.plan.tiles import Product, Tile
 from codegen.spec.spec import Spec
@@ -25,6 +25,7 @@ class Op:
     statements: tuple[Statement, ...]
     reference: Reference
     plan: Elementwise | Reduction | Gemm
+    tuning: tuple[Tuned, ...] = ()  # of its kernel, and of those of its gradients
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,15 @@ class Gemm:
     def accs(self) -> tuple[str, ...]:
         return tuple(p.acc.name for p in self.products)
 
-    def in_one_kernel(self, types: BoundTypes, count: Callable[[tuple[str, ...]], int], arch: str) -> GemmLaunch:
-        """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes. Raises
-        `Mistake` where there is none."""
+    def in_one_kernel(
+        self,
+        types: BoundTypes,
+        count: Callable[[tuple[str, ...]], int],
+        arch: str,
+        find: Callable[[Mapping[str, int]], Tuned | None] = lambda sizes: None,
+    ) -> GemmLaunch:
+        """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes; `find` gives
+        what was measured for such sizes. Raises `Mistake` where there is none."""
         tile, (first, *_) = self.tile, self.products
         if isinstance(tile, Mistake):
             raise tile
@@ -65,4 +72,4 @@ class Gemm:
         for name, extent in extents.items():
             if extent > INT_MAX:
                 raise Mistake(f"{extent} {' x '.join(axes[name])}: more than a kernel's coordinate holds")
-        return tile.launch(dtypes, extents, spec.math == "precise", arch)
+        return tile.launch(dtypes, extents, spec.math == "precise", arch, find(extents))

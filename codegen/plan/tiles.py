@@ -8,7 +8,7 @@ chain makes of the whole comes after.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from codegen.errors import Mistake
 from codegen.graph import online
@@ -19,7 +19,7 @@ from codegen.plan import hopper_tiles
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise, tile_plan
 from codegen.plan.hopper_tiles import FLOAT8, Tiles
-from codegen.plan.launches import GemmLaunch
+from codegen.plan.launches import GemmLaunch, Tuned
 from codegen.shared import AmpereTiles
 from codegen.spec.spec import Array, Axis, Spec
 
@@ -75,15 +75,21 @@ class Tile:
         extents: Mapping[str, int],
         precise: bool,
         arch: str,
+        tuned: Tuned | None = None,
     ) -> GemmLaunch:
-        """The launch for arrays of these dtypes (by name, the factors' as "a" and "b"), and these extents: L, M, N, K. Raises
-        `Mistake` where there is none."""
+        """The launch for arrays of these dtypes (by name, the factors' as "a" and "b"), and these extents: L, M, N, K; with the
+        tiles that were measured to be fastest, where they fit. Raises `Mistake` where there is none."""
         factor = dtypes["a"]
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec = max(4, min(8, 16 // max(widths, default=2)))
         ragged = extents["N"] % vec != 0
-        if arch == "sm_90a" and (tiles := self.hopper(dtypes, extents, ragged)) is not None:
-            return GemmLaunch(vec, ragged, tiles, self.slower(tiles, dtypes, extents))
+        if arch == "sm_90a" and (found := self.hopper(dtypes, extents, ragged)):
+            tiles = min(found, key=lambda t: found[t])
+            if tuned is None:
+                return GemmLaunch(vec, ragged, tiles, self.slower(tiles, dtypes, extents))
+            wanted = dict(tuned.launch).items() if tuned.take == "launch" else ()
+            tiles = next((t for t in found if wanted and wanted <= asdict(t).items()), tiles)
+            return GemmLaunch(vec, ragged, tiles, tuned.why if tuned.take == "xla" else "")
         if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
             raise Mistake(f"no main loop for {factor} on {arch}")
         few = extents["M"] * extents["N"] <= 512 * 512
@@ -125,8 +131,8 @@ class Tile:
         """Tiles for outputs that large ones would not share out among the multiprocessors."""
         return AmpereTiles(32, 64 if self.paired else 32, 32, warps_m=2, warps_n=1, stages=2)
 
-    def hopper(self, dtypes: Mapping[str, str], extents: Mapping[str, int], ragged: bool) -> Tiles | None:
-        """The tiles of the main loop for Hopper, where it takes these operands."""
+    def hopper(self, dtypes: Mapping[str, str], extents: Mapping[str, int], ragged: bool) -> dict[Tiles, float]:
+        """The tiles of the main loop for Hopper and the cycles that each should take, where it takes these operands."""
         factor = dtypes["a"]
         L, M, N, K = (extents[name] for name in "LMNK")
         paired = "halves" if self.paired == "two" else self.paired
@@ -143,7 +149,7 @@ class Tile:
             and all(map(self.whole, tiled))
             and all(N * width % 16 == 0 for width in widths)
         )
-        return hopper_tiles.choose(
+        return hopper_tiles.options(
             M, N, K, L, a=factor, b=dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
             work=self.all_work, reads=sum(widths), boxes=boxes and not ragged,
             folds=any(f.along for f in self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),

@@ -20,6 +20,7 @@ from codegen.render.literals import dict_literal
 from codegen.render.rows import RowContext
 from codegen.render.wrapping import wrapped
 from codegen.spec.embedding import to_data
+from codegen.tuning.entries import data_of
 
 with extras.needed("build"):
     import jinja2
@@ -51,6 +52,7 @@ def render_op(op: Op) -> str:
     context = context_of(op)
     values = context.values()
     values |= {"kernel": kernel_text(context, values), "derived": {}, "spec": dict_literal(to_data(op.spec))}
+    values["tuning"] = [data_of(tuned) for tuned in op.tuning if tuned.take != "plan"]
     for name, derived in derived_ops(op).items():
         own = context_of(derived)
         values["derived"][name] = made = own.values()

@@ -29,9 +29,10 @@ MAY_IMPORT = {
     "language": "errors parsing graph spec",
     "plan": "errors targets shared graph spec language",
     "autodiff": "errors parsing graph spec language plan",
-    "pipeline": "errors spec language plan autodiff",
-    "render": "errors extras parsing shared library graph spec language plan autodiff pipeline",
-    "explain": "errors extras shared graph spec language plan autodiff",
+    "tuning": "errors extras targets shared spec plan",
+    "pipeline": "errors spec language plan autodiff tuning",
+    "render": "errors extras parsing shared library graph spec language plan autodiff tuning pipeline",
+    "explain": "errors extras shared graph spec language plan autodiff tuning",
     "device": "shared",
     "device.gemm": "shared device",
     "interpret": "errors extras",
@@ -39,12 +40,13 @@ MAY_IMPORT = {
     "runtime.xla": "graph spec language plan autodiff runtime.call",
     "runtime.compiled": "errors targets parsing cache plan interpret runtime.call",
     "runtime.sharding": "graph spec plan runtime.call runtime.xla",
-    "runtime.ops": "errors shared graph spec language plan autodiff pipeline interpret"
+    "runtime.ops": "errors shared graph spec language plan autodiff tuning pipeline interpret"
     " runtime.call runtime.xla runtime.compiled runtime.sharding",
     "runtime": "runtime.call runtime.xla runtime.compiled runtime.ops",
     "checking": "errors extras shared graph spec plan autodiff runtime.call runtime.xla runtime.compiled runtime.ops",
-    "measuring": "errors extras shared cache graph spec language plan explain checking runtime.call runtime.compiled runtime.ops",
-    "cli": "errors extras targets cache library graph spec language plan pipeline render explain"
+    "measuring": "errors extras shared cache graph spec language plan tuning explain checking"
+    " runtime.call runtime.compiled runtime.ops",
+    "cli": "errors extras targets cache library graph spec language plan tuning pipeline render explain"
     " runtime.compiled runtime.ops checking measuring",
     "__main__": "errors extras cli",
 }

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.autodiff import backward as backwards
+from codegen.plan.launches import Tuned
 from codegen.plan.op import Op as PlannedOp
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.op import Op
@@ -25,6 +26,11 @@ class DerivedOp(Op):
         self.origin, self._which = forward, which
         self._backward = self._result = None
         self._begin(parts.get(f"{which}_launch"), parts.get(f"{which}_xla"))
+
+    @property
+    def tuning(self) -> tuple[Tuned, ...]:
+        """That of the op that it was generated with."""
+        return self.origin.tuning
 
     @functools.cached_property
     def derived(self) -> backwards.Derived:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.language import sizes
-from codegen.plan.launches import AnyLaunch, GemmLaunch
+from codegen.plan.launches import AnyLaunch, GemmLaunch, Tuned
 from codegen.plan.op import Gemm
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.tiles import Tile
@@ -38,6 +38,7 @@ from codegen.runtime.sharding import shards, tile_folds
 from codegen.runtime.sharding.shards import Split
 from codegen.runtime.xla.products import product
 from codegen.spec.spec import Array, Spec
+from codegen.tuning import choosing
 
 
 class GemmOp(Op[P, R]):
@@ -128,7 +129,12 @@ class GemmOp(Op[P, R]):
         def count(names: tuple[str, ...]) -> int:
             return views.stands_for(math.prod(axes.shape(names)))
 
-        return self.plan.in_one_kernel(types, count, arch or interpreted.architecture())
+        def find(sizes: Mapping[str, int]) -> Tuned | None:
+            return choosing.found(self.tuning, self.spec.op, own, types.variables, sizes)
+
+        own = arch or interpreted.architecture()
+        known = all(isinstance(n, int) for n in (*axes.rows, *axes.extents.values()))
+        return self.plan.in_one_kernel(types, count, own, *([find] if known else []))
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
         """The launch of the single kernel where it is faster; else the epilogue's."""
@@ -276,6 +282,10 @@ class GemmForward(GemmOp):
         self.origin = origin
         self._backward = self._result = None
         self._begin(parts.get("forward_launch"), None)
+
+    @property
+    def tuning(self) -> tuple[Tuned, ...]:
+        return self.origin.tuning
 
     @functools.cached_property
     def planned(self) -> PlannedOp:

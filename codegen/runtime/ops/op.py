@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,10 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import Mistake
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
-from codegen.plan.launches import AnyLaunch, Extents
-from codegen.plan.limits import lacks, left_to_xla
+from codegen.plan.launches import AnyLaunch, Extents, Tuned
+from codegen.plan.limits import lacks
 from codegen.plan.op import Op as PlannedOp
-from codegen.plan.planner import dtype_constant, overrides, unheld_types
+from codegen.plan.planner import dtype_constant, unheld_types
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
@@ -41,29 +41,15 @@ from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import choose, current_arch
 from codegen.runtime.ops import aliases, batching
+from codegen.runtime.ops.gradient import Gradient
 from codegen.runtime.sharding import partition, shards
 from codegen.runtime.xla.evaluate import wide
 from codegen.spec.spec import Array, Spec
+from codegen.tuning import choosing
+from codegen.tuning.entries import entry_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Gradient(Protocol):
-    """The interface of a generated backward to its op."""
-
-    @property
-    def spec(self) -> Spec: ...
-    @property
-    def generated(self) -> tuple[Op, ...]:
-        """The ops that are generated for gradients: the backward is the last; before it, the ops that run with it or replace it."""
-
-    def way(self, key: Key, perturbed: Sequence[bool]) -> str: ...
-    def by(self, way: str) -> Gradient: ...
-    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]: ...
-    def packed(self, key: Key, way: str, values: dict[str, Any], operands: tuple) -> tuple: ...
-    def unpacked(self, key: Key, residuals: tuple) -> tuple[str, dict[str, Any]]: ...
-    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple: ...
 
 
 class Op(Generic[P, R]):
@@ -77,10 +63,19 @@ class Op(Generic[P, R]):
         backward: Callable[..., Gradient],
     ):
         functools.update_wrapper(self, function)
+        self._function, self._make_backward = function, backward
         self._parts = parts
+        self._tuning: tuple[Tuned, ...] = tuple(map(entry_of, parts.get("tuning", ())))
         self._content, self._reference, self._result = content, parts["reference"], parts.get("result")
         self._begin(parts.get("launch"), parts.get("xla"))
         self._backward: Gradient | None = backward(self, parts) if "backward_launch" in parts else None
+
+    def with_tuning(self, tuning: Sequence[Tuned]) -> Self:
+        """The same op, and those generated with it, with other measured launches."""
+        made = type(self)(self._function, self._content, self._parts, self._make_backward)
+        made._tuning = tuple(tuning)
+        made.__dict__["planned"] = self.planned
+        return made
 
     def __reduce__(self) -> str:
         """Copying and unpickling return this op, which its module has under its name."""
@@ -107,6 +102,11 @@ class Op(Generic[P, R]):
     def plan(self):
         """The kernel's plan."""
         return self.planned.plan
+
+    @property
+    def tuning(self) -> tuple[Tuned, ...]:
+        """What was measured for this op and those generated with it."""
+        return self._tuning
 
     @property
     def own_kernels(self) -> tuple[Op, ...]:
@@ -145,9 +145,8 @@ class Op(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         key, operands = self.bind(args, kwargs)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in operands):
-            raise TypeError(
-                f"{self.spec.op} takes arrays; for a jax.ShapeDtypeStruct, jax.eval_shape gives the results' types"
-            )
+            hint = "for a jax.ShapeDtypeStruct, jax.eval_shape gives the results' types"
+            raise TypeError(f"{self.spec.op} takes arrays; {hint}")
         traced = any(isinstance(x, jax.core.Tracer) for x in operands)
         if key.implementation == "interpret" and not traced and partition.explicit_shardings(operands) is None:
             return cast(R, self._named(self._run_interpret(key, *operands)))
@@ -422,18 +421,14 @@ class Op(Generic[P, R]):
         spec, plan = self.spec, self.plan
         arrays = self.arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
-        problem = self._refused(key.types, axes, arch)
-        if problem:
+        if problem := self._refused(key.types, axes, arch):
             raise ValueError(f"{spec.op}: {problem}")
-        missing = lacks(self, key.types, arch)
-        if missing:
+        if missing := lacks(self, key.types, arch):
             raise ValueError(f"{missing}; implementation='xla' runs without")
         sizes = views.known_extents(plan, axes)
         if split is not None and any(split.across(s.axes) for s in plan.columns):
-            sizes = replace(
-                sizes, rows=None
-            )  # more rows, on other devices, meet with these: the kernel writes partial results
-        how = self._planned_launch(key.types, sizes, arch)
+            sizes = replace(sizes, rows=None)  # others, on other devices, meet with these: partial results are written
+        how = self._chosen_launch(key.types, sizes, arch)
 
         def tensor(array: Array) -> Tensor:
             shape = views.kernel_shape(plan, array, axes)
@@ -488,13 +483,17 @@ class Op(Generic[P, R]):
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
         """Why such a call runs the jnp form although there is a kernel, or ""."""
-        dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
-        return left_to_xla(self.plan, self.launch_for(types, axes), dtypes, views.known_extents(self.plan, axes))
+        dtypes, sizes = {a.name: types.dtype(a) for a in self.spec.arrays}, views.known_extents(self.plan, axes)
+        return choosing.left_to_xla(self.plan, self.launch_for(types, axes), dtypes, sizes, self._tuned(types, sizes))
 
     def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> AnyLaunch:
         """The launch for these types and sizes. Raises `Mistake` where there is none."""
-        return self._planned_launch(types, views.known_extents(self.plan, axes), arch or interpreted.architecture())
+        return self._chosen_launch(types, views.known_extents(self.plan, axes), arch or interpreted.architecture())
 
-    def _planned_launch(self, types: Types, sizes: Extents, arch: str) -> AnyLaunch:
+    def _chosen_launch(self, types: Types, sizes: Extents, arch: str) -> AnyLaunch:
         dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
-        return self.plan.launch(dtypes, sizes, overrides(self.spec, arch), arch)
+        return choosing.launch(self.plan, self.spec, dtypes, sizes, arch, self._tuned(types, sizes, arch))
+
+    def _tuned(self, types: Types, sizes: Extents, arch: str | None = None) -> Tuned | None:
+        own = choosing.sizes_of(self.plan, sizes) if self.tuning else {}
+        return choosing.found(self.tuning, self.spec.op, arch or interpreted.architecture(), types.variables, own)

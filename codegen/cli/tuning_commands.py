@@ -1,0 +1,102 @@
+"""The command `tune`. Its heavy imports are inside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from codegen.cli.loading import load_ops
+from codegen.cli.options import AsJson, Kind, Names, Package, Specs, Types, UsageError, check_kind, read_types, usage
+from codegen.cli.printing import end, gather, show
+from codegen.cli.project import find_project
+from codegen.errors import named
+
+
+def tune(
+    names: Names = None,
+    kind: Kind = "",
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shape", help='A shape to use instead of the specs\' own, as in "N=8191"; may be repeated.'),
+    ] = None,
+    types: Types = "",
+    minutes: Annotated[float, typer.Option("--minutes", min=0, help="Begin nothing after so many.")] = 10.0,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure again what was measured beside the same plan.")
+    ] = False,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Processes that compile; by default one per core.")] = None,
+    specs: Specs = None,
+    package: Package = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for launches that are faster than the planned ones, on this machine's GPU.
+
+    For each kernel, forward and backward, at the shapes of its spec's `bench`, launches that differ from the planned one are
+    compiled and timed, with the planned one, XLA and a copy in turns. A launch whose results differ is left out. What is
+    fastest is written to tuning/ARCH.yaml in the folder of specs, for all calls of such types and sizes. `codegen build` then
+    puts it into the generated modules. Where XLA is faster, calls that name no implementation take it.
+
+    A run that ends early has written what it found; the next one goes on from there.
+
+    \b
+    Example: codegen tune rmsnorm softmax --minutes 3
+    Example: codegen tune --minutes 120
+    Example: codegen tune swiglu --shape N=8191 --types T=float32
+    """
+    project = find_project().at(specs, package)
+    ops, wanted = load_ops(project.package, names), read_types(types)
+    check_kind(kind, {op.plan.kind for op in ops})
+    ops = [op for op in ops if (names or op.spec.bench) and (not kind or op.plan.kind == kind)]
+    from codegen.language.sizes import bench_shapes, default_shape, parse_shape
+    from codegen.measuring import tune as tuning
+    from codegen.measuring.tune_clock import Device
+    from codegen.runtime.compiled.platform import current_arch, on_gpu
+    from codegen.tuning import file
+
+    if not on_gpu():
+        raise UsageError("JAX has no NVIDIA GPU here, and times are only meaningful on one")
+    arch = current_arch()
+    assert arch is not None
+
+    def shapes_of(op) -> list:
+        with usage():
+            own = [parse_shape(op.spec, text) for text in shapes or []]
+        return own or bench_shapes(op.spec) or [default_shape(op.spec)]
+
+    path = file.path_of(project.specs, arch)
+    known = file.read(path) if path.exists() else {}
+    by_name = {op.spec.op: op for op in ops}
+    tasks = [(by_name[task.op], task) for task in tuning.tasks_of(ops, shapes_of, wanted, arch)]
+    todo = [(op, task) for op, task in tasks if again or not tuning.is_done(op, task, arch, known.get(task.op, ()))]
+    if not tasks:
+        raise UsageError("nothing to tune: name an op, or give one `bench` shapes")
+    clock = Device(project.package, arch, os.cpu_count() or 1 if jobs is None else jobs)
+
+    def kept():
+        nonlocal known
+        for found in tuning.tune_all(todo, arch, clock, 60 * minutes):
+            if found.entry is not None:
+                known = file.merged(known, [(found.task.op, found.entry)])
+                file.write(path, known)
+            yield found
+
+    try:
+        found, whole = gather(kept(), len(todo), "tuning")
+    finally:
+        clock.close()
+    if as_json:
+        print(json.dumps(tuning.rows(found), indent=2))
+    else:
+        show(tuning.as_table(found))
+        print(tuning.summary(found))
+    if len(tasks) > len(todo):
+        print(f"{len(tasks) - len(todo)} were measured before; --again measures them too", file=sys.stderr)
+    if len(found) < len(todo):
+        print(f"{len(found)} of {len(todo)} were measured: run it again to go on", file=sys.stderr)
+    if any(f.entry is not None for f in found):
+        print(f"wrote {named(path)}; `codegen build` puts it into the modules", file=sys.stderr)
+    end(any(f.error for f in found), whole, len(found), len(todo))

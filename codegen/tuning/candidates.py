@@ -1,0 +1,74 @@
+"""Which launches are worth a try: every change of one setting, then changes of the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from codegen.plan.elementwise import Elementwise
+from codegen.plan.launches import AnyLaunch, Extents
+from codegen.plan.reductions import Reduction
+from codegen.shared import Launch, RowLaunch, WalkLaunch
+from codegen.spec.spec import Spec
+from codegen.tuning.choosing import Changes, changed, plan_carries
+
+THREADS = (64, 128, 256, 512, 1024)
+CLUSTERS = (1, 2, 4, 8)
+VECTOR_BYTES = (16, 8, 4)
+RESIDENT_THREADS = (
+    0,
+    512,
+    768,
+    1024,
+    1280,
+    1536,
+    2048,
+)  # that an SM has registers for, at least; 0: as the compiler likes
+PARTS = (0.5, 2, 4)  # times the planned ones
+
+
+def neighbours(
+    plan: Elementwise | Reduction,
+    spec: Spec,
+    dtypes: Mapping[str, str],
+    extents: Extents,
+    arch: str | None,
+    base: Changes,
+) -> dict[AnyLaunch, Changes]:
+    """The launches that differ from the one with the changes `base` in one setting, and fit; each with all its changes.
+    Two that come to one launch are one."""
+    start = changed(plan, spec, dtypes, extents, arch, base)
+    if start is None:
+        return {}
+    found: dict[AnyLaunch, Changes] = {}
+    for name, value in settings(plan, start):
+        changes = {**base, name: value}
+        how = changed(plan, spec, dtypes, extents, arch, changes)
+        if how is not None and how != start:
+            found.setdefault(how, changes)
+    return found
+
+
+def settings(
+    plan: Elementwise | Reduction, how: Launch | RowLaunch | WalkLaunch
+) -> Iterator[tuple[str, int | float | bool]]:
+    """Each setting of a launch with each value to try."""
+    yield from (("threads", n) for n in THREADS)
+    yield from (("vector_bytes", n) for n in VECTOR_BYTES)
+    if isinstance(how, Launch):
+        return
+    whole = how.kept if isinstance(how, RowLaunch) else how.whole and not plan.collapsed
+    if whole:
+        yield from (
+            ("threads_per_row", how.per_row * times // 4) for times in (1, 2, 8, 16) if how.per_row * times >= 4
+        )
+    if whole or isinstance(how, RowLaunch):
+        yield from (("cluster", n) for n in CLUSTERS)
+    yield from (("resident", n // how.threads) for n in RESIDENT_THREADS)
+    yield "lean", not how.lean
+    if isinstance(how, RowLaunch):
+        yield from [("carried", not how.carried)] if plan_carries(plan) else []
+        yield from () if how.kept else (("vectors", n) for n in (1, 2, 4, 8))
+        return
+    yield "paced", False
+    yield from (("at_once", n) for n in (1, 2, 4, 8))
+    yield from (("parts", times) for times in PARTS)

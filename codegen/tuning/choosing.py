@@ -1,0 +1,151 @@
+"""From a plan to a call's launch: the planned one, with what was measured to be faster for such calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from codegen.plan import limits
+from codegen.plan.elementwise import Elementwise
+from codegen.plan.launches import AnyLaunch, Extents, Tuned
+from codegen.plan.op import Gemm
+from codegen.plan.planner import overrides
+from codegen.plan.reductions import Reduction
+from codegen.plan.walking import clusters
+from codegen.shared import Launch, RowLaunch, WalkLaunch
+from codegen.spec.spec import Spec
+
+Changes = Mapping[str, int | float | bool]
+
+# What the planner itself takes, from which it derives the rest; and fields of a record that are changed alone
+SCHEDULE = ("threads", "vector_bytes", "threads_per_row", "cluster")
+FIELDS: dict[type, tuple[str, ...]] = {
+    Launch: (), RowLaunch: ("resident", "lean", "carried", "vectors"),
+    WalkLaunch: ("resident", "lean", "paced", "at_once", "parts"),
+}  # fmt: skip
+MOST_DIVISOR = 16  # what a number of elements that is not known may be given as
+REGISTERS, MOST_REGISTERS = 64 * 1024, 255  # of an SM, and of a thread
+BESIDE_DATA = 24  # registers of a thread for addresses and what it computes, at least
+MOST_THREADS, MOST_BLOCKS = 2048, 32  # that an SM holds
+
+
+def sizes_of(plan: Elementwise | Reduction, extents: Extents) -> dict[str, int]:
+    """The sizes of a call by which measurements are found; none where one is unknown."""
+    if isinstance(plan, Elementwise) or plan.collapsed:
+        known = extents.total is not None and extents.total > MOST_DIVISOR
+        return {"elements": extents.total or 0} if known else {}
+    if extents.rows is None or extents.columns is None:
+        return {}
+    return {"rows": extents.rows * (extents.apart or 1), "columns": extents.columns}
+
+
+def size_class(name: str, size: int) -> tuple[str, int, int | None]:
+    """The class of a size: a power of two and what is below the next; of rows and elements a power of eight, and no more
+    classes where there is enough for every SM."""
+    step, last = (3, {"rows": 12, "elements": 24}[name]) if name in ("rows", "elements") else (1, 64)
+    power = min(max(size, 1).bit_length() - 1, last) // step * step
+    return name, 2**power if size else 0, None if power >= last else 2 ** (power + step) - 1
+
+
+def found(
+    tuned: Iterable[Tuned], kernel: str, arch: str | None, types: Iterable[tuple[str, str]], sizes: Mapping[str, int]
+) -> Tuned | None:
+    """The measurement of such a call."""
+    bound = dict(types)
+    return next((t for t in tuned if t.kernel == kernel and t.arch == arch and _is_of(t, bound, sizes)), None)
+
+
+def _is_of(tuned: Tuned, types: Mapping[str, str], sizes: Mapping[str, int]) -> bool:
+    if any(types.get(name) != dtype for name, dtype in tuned.types):
+        return False
+    return all(
+        name in sizes and least <= sizes[name] and (most is None or sizes[name] <= most)
+        for name, least, most in tuned.sizes
+    )
+
+
+def launch(
+    plan: Elementwise | Reduction,
+    spec: Spec,
+    dtypes: Mapping[str, str],
+    extents: Extents,
+    arch: str | None,
+    tuned: Tuned | None = None,
+) -> Launch | RowLaunch | WalkLaunch:
+    """The launch of a call: the planned one, or where it was measured and fits, that with changes."""
+    if tuned is not None and tuned.take == "launch":
+        how = changed(plan, spec, dtypes, extents, arch, dict(tuned.launch))
+        if how is not None:
+            return how
+    return plan.launch(dtypes, extents, overrides(spec, arch), arch)
+
+
+def changed(
+    plan: Elementwise | Reduction,
+    spec: Spec,
+    dtypes: Mapping[str, str],
+    extents: Extents,
+    arch: str | None,
+    changes: Changes,
+) -> Launch | RowLaunch | WalkLaunch | None:
+    """The planned launch with changes; None where it cannot be, or could not run. What the spec's own schedule says stays."""
+    schedule = {name: int(changes[name]) for name in SCHEDULE if name in changes}
+    how = plan.launch(dtypes, extents, schedule | overrides(spec, arch), arch)
+    alone = {name: value for name, value in changes.items() if name not in SCHEDULE}
+    if not alone.keys() <= set(FIELDS[type(how)]):
+        return None
+    if isinstance(how, RowLaunch) and alone:
+        if ("vectors" in alone and how.kept) or (alone.get("carried") and not plan_carries(plan)):
+            return None
+        how = replace(how, **alone)  # type: ignore[arg-type]
+        how = replace(how, carried=how.carried and not how.lean)
+    if isinstance(how, WalkLaunch) and alone:
+        several = how.by_place or (not how.staged and (not how.whole or plan.collapsed))
+        if ("at_once" in alone and not several) or ("parts" in alone and how.by_place):
+            return None
+        # Blocks that wait for others must all run at once, as planned
+        paced = bool(alone.pop("paced", True)) and how.paced and not alone.keys() & {"resident", "parts"}
+        parts = max(min(1, how.parts), round(how.parts * alone.pop("parts", 1)))  # a multiple of the planned ones
+        how = replace(how, **alone, parts=parts, paced=paced, long=how.long and paced)  # type: ignore[arg-type]
+    return None if unfit(plan, how, dtypes, arch) else how
+
+
+def left_to_xla(
+    plan: Elementwise | Reduction | Gemm,
+    how: AnyLaunch,
+    dtypes: Mapping[str, str],
+    extents: Extents,
+    tuned: Tuned | None = None,
+) -> str:
+    """Why a call that names no implementation runs the jnp form although there is a kernel, "" where it does not: as was
+    measured, or else by the plan's estimate."""
+    if tuned is not None:
+        return tuned.why if tuned.take == "xla" else ""
+    return limits.left_to_xla(plan, how, dtypes, extents)
+
+
+def plan_carries(plan: Elementwise | Reduction) -> bool:
+    return isinstance(plan, Reduction) and bool(plan.carried)
+
+
+def unfit(
+    plan: Elementwise | Reduction, how: Launch | RowLaunch | WalkLaunch, dtypes: Mapping[str, str], arch: str | None
+) -> str:
+    """Why a launch could not run, "" where nothing is known against it."""
+    if how.threads % 32 or not 32 <= how.threads <= 1024:
+        return f"{how.threads} threads"
+    if isinstance(how, Launch):
+        return ""
+    if how.cluster not in ((1, 2, 4, 8) if clusters(arch) else (1,)):
+        return f"clusters of {how.cluster} blocks"
+    if how.per_row > how.threads or how.threads % how.per_row or how.at_once < 1:
+        return f"{how.per_row} of {how.threads} threads a row"
+    if how.resident * how.threads > MOST_THREADS or how.resident > MOST_BLOCKS:
+        return f"{how.resident} blocks of {how.threads} threads at once"
+    assert isinstance(plan, Reduction)
+    rows = 1 if isinstance(how, RowLaunch) or how.staged else how.at_once
+    data = rows * how.vectors * how.vec * plan.column_bytes(dtypes) // 4
+    most = min(MOST_REGISTERS, REGISTERS // (how.threads * max(1, how.resident)))
+    if data + BESIDE_DATA > most:
+        return f"{data} registers of data, of {most}"
+    return ""

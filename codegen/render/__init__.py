@@ -16,7 +16,7 @@ from codegen.render.columns import WalkContext
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
-from codegen.render.literals import dict_literal
+from codegen.render.literals import dict_literal, line_literal
 from codegen.render.rows import RowContext
 from codegen.render.wrapping import wrapped
 from codegen.spec.embedding import to_data
@@ -52,7 +52,7 @@ def render_op(op: Op) -> str:
     context = context_of(op)
     values = context.values()
     values |= {"kernel": kernel_text(context, values), "derived": {}, "spec": dict_literal(to_data(op.spec))}
-    values["tuning"] = [data_of(tuned) for tuned in op.tuning if tuned.take != "plan"]
+    values["tuning"] = [line_literal(data_of(tuned)) for tuned in op.tuning if tuned.take != "plan"]
     for name, derived in derived_ops(op).items():
         own = context_of(derived)
         values["derived"][name] = made = own.values()

@@ -14,6 +14,11 @@ def dict_literal(data: dict) -> str:
     return _expanded(data, 0)
 
 
+def line_literal(data: dict) -> str:
+    """A dict in one line."""
+    return _flat(data)
+
+
 def _literal(value: object, indent: int, before: int) -> str:
     """A value that stands `before` characters into a line; a collection that is too wide has an item a line."""
     if not isinstance(value, dict | list):

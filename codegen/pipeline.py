@@ -13,10 +13,10 @@ from codegen.language.chain import read_chain
 from codegen.language.check import check
 from codegen.language.reference import read_reference
 from codegen.plan.choose import plan_of
+from codegen.plan.launches import Tuned
 from codegen.plan.limits import why_not_in_place
 from codegen.plan.op import Op
 from codegen.spec.specfile import read_spec
-from codegen.tuning.file import tuned_beside
 
 
 def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Op:
@@ -37,8 +37,7 @@ def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) 
             diagnostics += error.diagnostics
     if diagnostics or spec.graph is None or reference is None:
         raise SpecError(diagnostics)
-    tuning = tuned_beside(Path(path)) if data is None else ()
-    op = Op(spec, spec.read.statements, reference, plan_of(spec), tuning)
+    op = Op(spec, spec.read.statements, reference, plan_of(spec), () if data is not None else _measured(Path(path)))
     if diagnostics := list(_not_in_place(op)):
         raise SpecError(diagnostics)
     asked = spec.save or not isinstance(spec.grad, str)
@@ -48,6 +47,12 @@ def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) 
             [spec.source.diagnostic(spec.chain.span, message, "delete them: jax.vjp of the jnp form serves")]
         )
     return op
+
+
+def _measured(path: Path) -> tuple[Tuned, ...]:
+    from codegen.tuning.file import tuned_beside  # needs PyYAML
+
+    return tuned_beside(path)
 
 
 def _not_in_place(op: Op) -> Iterable[Diagnostic]:

@@ -20,6 +20,7 @@ from codegen.cli.loading import load_kernels, load_ops, load_package, no_op
 from codegen.cli.options import (
     Archs,
     AsJson,
+    Jobs,
     Kind,
     Names,
     OldKind,
@@ -112,7 +113,7 @@ def compile_ops(
             show_default="all kernels",
         ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", help="Number of processes; by default one per core.")] = None,
+    jobs: Jobs = None,
     package: Package = None,
     as_json: AsJson = False,
 ) -> None:
@@ -138,8 +139,6 @@ def compile_ops(
         ops = [op for op in ops if is_of_gradients(op) == backward]
     if (ptx or sass) and len(names or ops) != 1:
         raise UsageError("--ptx and --sass show one op: name it")
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"--jobs {jobs}: a number of processes is 1 or more")
     found = [(op, v) for op in ops for v in variants(op, wanted)]
     _check_wanted(ops, wanted, bool(found))
     missing = {Task(op.spec.op, v, a): lacks(op, v.types, a) for op, v in found for a in archs}

@@ -41,6 +41,9 @@ Types = Annotated[str, typer.Option("--types", help="Only these dtypes, as in T=
 Shape = Annotated[str, typer.Option("--shape", help='The size of each axis, as in "...=8192,N=4096".')]
 Kind = Annotated[str, typer.Option("--kind", help="Only ops of this kind, as in elementwise.")]
 OldKind = Annotated[str, typer.Option("--suite", hidden=True)]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Number of processes that compile; by default one per core.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

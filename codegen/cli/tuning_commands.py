@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 from codegen.cli.loading import load_ops
-from codegen.cli.options import AsJson, Kind, Names, Package, Specs, Types, UsageError, check_kind, read_types, usage
+from codegen.cli.options import (
+    AsJson,
+    Jobs,
+    Kind,
+    Names,
+    Package,
+    Specs,
+    Types,
+    UsageError,
+    check_kind,
+    read_types,
+    usage,
+)
 from codegen.cli.printing import end, gather, show
 from codegen.cli.project import find_project
 from codegen.errors import named
@@ -28,7 +40,7 @@ def tune(
     again: Annotated[
         bool, typer.Option("--again", help="Measure again what was measured beside the same plan.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", help="Processes that compile; by default one per core.")] = None,
+    jobs: Jobs = None,
     specs: Specs = None,
     package: Package = None,
     as_json: AsJson = False,
@@ -74,7 +86,7 @@ def tune(
     todo = [(op, task) for op, task in tasks if again or not tuning.is_done(op, task, arch, known.get(task.op, ()))]
     if not tasks:
         raise UsageError("nothing to tune: name an op, or give one `bench` shapes")
-    clock = Device(project.package, arch, os.cpu_count() or 1 if jobs is None else jobs)
+    clock = Device(project.package, arch, jobs or os.cpu_count() or 1)
 
     def kept():
         nonlocal known

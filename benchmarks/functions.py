@@ -109,6 +109,32 @@ def measure(function: Function, step: int) -> dict:
 
 HEAD = """# Accuracy of functions
 
+## Where a cheaper form is enough
+
+Under `math: auto` a function may be computed by a cheaper form with a relative error of 2**-16 (2**-15 for `gelu` and its slope). The
+generator decides for each value of a chain (`codegen/graph/precision.py`), by what rounding already costs there:
+
+- **A 16-bit output** is rounded to 8 bits (bfloat16) or 11 bits (float16), so off by up to 2**-9 to 2**-8 or 2**-12 to 2**-11 of
+  itself. The form's error is at most an eighth of that.
+- **A float32 sum, mean, maximum or minimum of values made of 16-bit arrays.** Each element x of such an array was rounded once, which
+  moves it by up to 2**-9 |x| (bfloat16) or 2**-12 |x| (float16), and a function f(x) by k 2**-9 |f(x)|, where k = |x f'(x) / f(x)|.
+  The form moves f(x) by 2**-16 |f(x)|: as an error of x would that is 2**-7 / k of its rounding error for bfloat16, 2**-4 / k for
+  float16. For k near 1 (a power, tanh(x) for |x| < 1, log(x) at e) it is lost in what the inputs' rounding causes. What follows
+  multiplies both errors alike. Where k is small, f hardly varies (sigmoid or tanh near 1, cosh near 0), and the result is still within
+  2**-16 of the sum of the terms' magnitudes.
+- **Not where terms of one input cancel.** In log(x) - log(x + 1) for large x, the errors that rounding x causes in the two terms cancel,
+  as the terms do, and the forms' errors do not. So a value stays precise where something else that is made of the same
+  arrays is added to it or subtracted from it before the reduction. An example where it may be approximate: the logits z of a
+  soft-capped cross-entropy, c tanh(x / c). They meet their own maximum and each other, but x reaches the loss through tanh alone. An error of
+  2**-16 |z| of z is one of 2**-16 |z| of the exponent in exp(z - max(z)), where rounding x to bfloat16 costs 2**-9 |x| (1 - (z / c)**2). Near
+  c, where that is small, the cheaper tanh is accurate to 2**-20 of 1 - |tanh|.
+- **Not where a comparison decides**, nor where a value is rounded to a whole number: a small error may change the outcome.
+
+`math: precise` allows none of this, `math: fast` allows it everywhere. Quotients by one number, which are computed with its reciprocal, are
+nearly always correctly rounded, in each mode.
+
+## Measured
+
 How far the functions of kernels may be from the exact value, and how many instructions they take. `python benchmarks/functions.py`
 writes this page. It compiles each function for Hopper, translates its PTX to C, and runs that on float32 numbers: on all of them
 where the column *inputs* says so, otherwise on every 15th and on every number that bfloat16 or float16 has. PTX gives some instructions (`ex2`, `lg2`, `rcp`) only an error bound.

@@ -56,15 +56,15 @@ def add_rmsnorm_group_fp8_row_mean(x, residual):
     return residual_out * residual_out
 
 
-def add_rmsnorm_group_fp8_chain(x, residual, weight, eps, amax_min, row_mean):
+def add_rmsnorm_group_fp8_chain(x, residual, weight, eps, amax_min, row_mean, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     residual_out = x + residual
-    rstd = device.rsqrt(row_mean + eps, False)
+    rstd = device.rsqrt(row_mean + eps, approx)
     y = residual_out * rstd * weight
     scale = device.divide_by_normal(
         device.maximum(reduce.over_group(cute.math.abs(y), "max", 128), amax_min), 448.0, False,
     )
-    q = device.divide(y, scale, True)
+    q = device.divide_by_row(y, scale, True)
     return residual_out, scale, q
 
 
@@ -81,6 +81,7 @@ def add_rmsnorm_group_fp8_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, B, G = mX.shape[0], mX.shape[1], mX.shape[2]
+    approx = device.narrow(mResidualOut)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rResidual = access.registers(mResidual, (vec, vectors, at_once))
@@ -126,7 +127,7 @@ def add_rmsnorm_group_fp8_kernel(
                 residual_out, scale, q = add_rmsnorm_group_fp8_chain(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
                     device.floats(rWeight[None, 0]), device.full(vec, eps), device.full(vec, amax_min),
-                    device.full(vec, row_mean),
+                    device.full(vec, row_mean), approx,
                 )
                 rResidualOut.store(residual_out.to(mResidualOut.element_type))
                 rScale.store(scale.to(mScale.element_type))

@@ -55,18 +55,18 @@ def add_rmsnorm_row_fp8_row_mean(x, residual):
     return residual_out * residual_out
 
 
-def add_rmsnorm_row_fp8_row_max(x, residual, weight, eps, row_mean):
+def add_rmsnorm_row_fp8_row_max(x, residual, weight, eps, row_mean, approx):
     """What is folded into row_max (max), on one vector of each operand."""
     residual_out = x + residual
-    rstd = device.rsqrt(row_mean + eps, False)
+    rstd = device.rsqrt(row_mean + eps, approx)
     y = residual_out * rstd * weight
     return cute.math.abs(y)
 
 
-def add_rmsnorm_row_fp8_chain(x, residual, weight, eps, amax_min, row_mean, row_max):
+def add_rmsnorm_row_fp8_chain(x, residual, weight, eps, amax_min, row_mean, row_max, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     residual_out = x + residual
-    rstd = device.rsqrt(row_mean + eps, False)
+    rstd = device.rsqrt(row_mean + eps, approx)
     y = residual_out * rstd * weight
     scale = device.divide_by_normal(device.maximum(row_max, amax_min), 448.0, False)
     q = device.divide_by_row(y, scale, True)
@@ -92,6 +92,7 @@ def add_rmsnorm_row_fp8_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
+    approx = device.narrow(mResidualOut)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rResidual = access.registers(mResidual, (vec, vectors, at_once))
@@ -142,7 +143,7 @@ def add_rmsnorm_row_fp8_kernel(
                 at.load_shared(mWeight, (0,), rWeight)
                 values = add_rmsnorm_row_fp8_row_max(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
-                    device.floats(rWeight[None, 0]), device.full(vec, eps), device.full(vec, row_mean),
+                    device.floats(rWeight[None, 0]), device.full(vec, eps), device.full(vec, row_mean), approx,
                 )
                 reduce.accumulate([rRowMax], ("max",), values, at.inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
@@ -159,7 +160,7 @@ def add_rmsnorm_row_fp8_kernel(
                 residual_out, q = add_rmsnorm_row_fp8_chain(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
                     device.floats(rWeight[None, 0]), device.full(vec, eps), device.full(vec, amax_min),
-                    device.full(vec, row_mean), device.full(vec, row_max),
+                    device.full(vec, row_mean), device.full(vec, row_max), approx,
                 )
                 rResidualOut[None, v, u].store(residual_out.to(mResidualOut.element_type))
                 rQ[None, v, u].store(device.cast(q, mQ.element_type))

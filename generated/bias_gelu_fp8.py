@@ -36,7 +36,7 @@ q = gelu(z) / scale
 def bias_gelu_fp8_chain(x, bias, scale):
     """The chain, on one vector of each operand."""
     z = x + bias
-    q = device.divide(device.gelu(z, True, False), scale, True)
+    q = device.divide_by_shared(device.gelu(z, True, False), scale, True)
     return q
 
 

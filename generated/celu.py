@@ -35,7 +35,9 @@ y = celu(x, alpha)
 def celu_chain(x, alpha, approx):
     """The chain, on one vector of each operand."""
     t0 = x > 0.0
-    y = device.where(t0, x, alpha * device.expm1(device.divide(device.where(t0, 0.0, x), alpha, approx), approx))
+    y = device.where(
+        t0, x, alpha * device.expm1(device.divide_by_shared(device.where(t0, 0.0, x), alpha, approx), approx),
+    )
     return y
 
 
@@ -77,10 +79,10 @@ def celu_reference(x, alpha):
 def celu_backward_chain(dy, x, alpha, approx):
     """The chain, on one vector of each operand."""
     t0 = x > 0.0
-    t1 = alpha * device.where(t0, 0.0, dy) * (
-        device.expm1(device.divide(device.where(t0, 0.0, x), alpha, approx), approx) + 1.0
+    t1 = device.where(t0, 0.0, dy) * (
+        device.expm1(device.divide_by_shared(device.where(t0, 0.0, x), alpha, approx), approx) + 1.0
     )
-    dx = device.where(t0, dy, 0.0) + device.where(t0, 0.0, device.divide(t1, alpha, approx))
+    dx = device.where(t0, dy, 0.0) + device.where(t0, 0.0, t1)
     return dx
 
 
@@ -111,8 +113,9 @@ def celu_backward_launch(
 def celu_backward_xla(dy, x, alpha):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x > 0.0
-    t1 = jnp.where(t0, 0.0, alpha * jnp.where(t0, 0.0, dy) * (jnp.expm1(jnp.where(t0, 0.0, x) / alpha) + 1.0) / alpha)
-    dx = jnp.where(t0, dy, 0.0) + t1
+    dx = jnp.where(t0, dy, 0.0) + jnp.where(
+        t0, 0.0, jnp.where(t0, 0.0, dy) * (jnp.expm1(jnp.where(t0, 0.0, x) / alpha) + 1.0),
+    )
     return dx
 
 

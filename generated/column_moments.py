@@ -177,7 +177,7 @@ def column_moments_reference(x):
 def column_moments_backward_chain(dmean, dmean_square, x, size_rows, approx):
     """The chain, on one vector of each operand."""
     t0 = size_rows.to(cutlass.Float32)
-    dx = device.divide(dmean_square * 2.0, t0, approx) * x + device.divide(dmean, t0, approx)
+    dx = device.divide_by_shared(dmean_square * 2.0, t0, approx) * x + device.divide_by_shared(dmean, t0, approx)
     return dx
 
 

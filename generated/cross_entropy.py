@@ -47,9 +47,9 @@ def cross_entropy_row_max(x):
     return x
 
 
-def cross_entropy_row_sum(x, row_max, approx_terms):
+def cross_entropy_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def cross_entropy_row(x_at_label, label, ignore_index, row_max, row_sum):
@@ -70,7 +70,7 @@ def cross_entropy_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rXAtLabel = access.registers(mX, (1, at_once))
@@ -112,9 +112,7 @@ def cross_entropy_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    values = cross_entropy_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
-                    )
+                    values = cross_entropy_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
@@ -171,9 +169,8 @@ def cross_entropy_reference(x, label, ignore_index):
 def cross_entropy_backward_chain(dloss, dlse, lse, x, label, index_n, size_n, ignore_index, approx):
     """The chain, on one vector of each operand."""
     t0 = device.where(label == ignore_index, 0.0, dloss)
-    dx = device.where(
-        index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0,
-    ) + (dlse + t0) * device.exp(x - lse, approx)
+    t1 = device.where(device.equal_index(index_n, device.minimum(device.maximum(label, 0), size_n - 1)), -t0, 0.0)
+    dx = t1 + (dlse + t0) * device.exp(x - lse, approx)
     return dx
 
 

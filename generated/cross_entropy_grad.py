@@ -64,15 +64,15 @@ def cross_entropy_grad_top(x):
     return x
 
 
-def cross_entropy_grad_row_sum(x, top, approx_terms):
+def cross_entropy_grad_row_sum(x, top, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
     centred = x - top
-    return device.exp_term(centred, approx_terms)
+    return device.exp_term(centred, approx)
 
 
 def cross_entropy_grad_chain(x, label, index_n, ignore_index, weight, top, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    at_label = index_n == label
+    at_label = device.equal_index(index_n, label)
     centred = x - top
     log_total = device.log(row_sum, False)
     ignored = label == ignore_index
@@ -102,7 +102,6 @@ def cross_entropy_grad_kernel(
 ):
     rows, N = mX.shape[0], mX.shape[1]
     approx = device.narrow(mDx)
-    approx_terms = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rXAtLabel = access.registers(mX, (1, at_once))
@@ -144,9 +143,7 @@ def cross_entropy_grad_kernel(
                 top = reduce.risen(rTop, rTopSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    values = cross_entropy_grad_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, top), approx_terms,
-                    )
+                    values = cross_entropy_grad_row_sum(device.floats(rX[None, v, u]), device.full(vec, top), approx)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         top, row_sum = row.reduce([rTop, rRowSum], ("max", "sum"), sTop, ((1, 0, "exp", 1.0),))
 

@@ -41,12 +41,12 @@ loss = -(1 - smoothing) * picked - smoothing * jnp.mean(log_p, axis=-1)
 
 def cross_entropy_smoothed_stage0(x, label, index_n):
     """What is folded into row_max (max), picked (sum), row_mean (mean), on one vector of each operand."""
-    return x, device.where(index_n == label, x, 0.0), x
+    return x, device.where(device.equal_index(index_n, label), x, 0.0), x
 
 
-def cross_entropy_smoothed_row_sum(x, row_max, approx_terms):
+def cross_entropy_smoothed_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def cross_entropy_smoothed_row(smoothing, row_max, picked, row_mean, row_sum):
@@ -65,7 +65,7 @@ def cross_entropy_smoothed_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
@@ -109,7 +109,7 @@ def cross_entropy_smoothed_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_smoothed_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, picked, row_mean, row_sum = row.reduce(
@@ -158,12 +158,12 @@ def cross_entropy_smoothed_reference(x, label, smoothing):
 
 def cross_entropy_smoothed_forward_stage0(x, label, index_n):
     """What is folded into row_max (max), picked (sum), row_mean (mean), on one vector of each operand."""
-    return x, device.where(index_n == label, x, 0.0), x
+    return x, device.where(device.equal_index(index_n, label), x, 0.0), x
 
 
-def cross_entropy_smoothed_forward_row_sum(x, row_max, approx_terms):
+def cross_entropy_smoothed_forward_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def cross_entropy_smoothed_forward_row(smoothing, row_max, picked, row_mean, row_sum):
@@ -183,7 +183,7 @@ def cross_entropy_smoothed_forward_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
@@ -228,7 +228,7 @@ def cross_entropy_smoothed_forward_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_smoothed_forward_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, picked, row_mean, row_sum = row.reduce(
@@ -276,9 +276,10 @@ def cross_entropy_smoothed_backward_chain(dloss, lse, x, label, index_n, size_n,
     """The chain, on one vector of each operand."""
     t0 = (1.0 - smoothing) * dloss
     t1 = smoothing * dloss
-    dx = device.where(index_n == label, -t0, 0.0) - device.divide(
-        t1, size_n.to(cutlass.Float32), approx,
-    ) + (t1 + t0) * device.exp(x - lse, approx)
+    t2 = device.where(
+        device.equal_index(index_n, label), -t0, 0.0,
+    ) - device.divide_by_shared(t1, size_n.to(cutlass.Float32), approx)
+    dx = t2 + (t1 + t0) * device.exp(x - lse, approx)
     return dx
 
 

@@ -58,9 +58,9 @@ def cross_entropy_z_loss_row_max(x):
     return x
 
 
-def cross_entropy_z_loss_row_sum(x, row_max, approx_terms):
+def cross_entropy_z_loss_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def cross_entropy_z_loss_row(x_at_label, label, ignore_index, z_weight, row_max, row_sum):
@@ -85,7 +85,7 @@ def cross_entropy_z_loss_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rXAtLabel = access.registers(mX, (1, at_once))
@@ -128,7 +128,7 @@ def cross_entropy_z_loss_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_z_loss_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
@@ -196,9 +196,9 @@ def cross_entropy_z_loss_forward_row_max(x):
     return x
 
 
-def cross_entropy_z_loss_forward_row_sum(x, row_max, approx_terms):
+def cross_entropy_z_loss_forward_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def cross_entropy_z_loss_forward_row(x_at_label, label, ignore_index, z_weight, row_max, row_sum):
@@ -224,7 +224,7 @@ def cross_entropy_z_loss_forward_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rXAtLabel = access.registers(mX, (1, at_once))
@@ -268,7 +268,7 @@ def cross_entropy_z_loss_forward_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_z_loss_forward_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
@@ -321,8 +321,9 @@ def cross_entropy_z_loss_frozen_chain(dloss, dz_loss, lse, x, label, index_n, si
     """The chain, on one vector of each operand."""
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
-    t1 = (t0 + 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * lse) * device.exp(x - lse, approx)
-    dx = device.where(index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0) + t1
+    t1 = device.where(device.equal_index(index_n, device.minimum(device.maximum(label, 0), size_n - 1)), -t0, 0.0)
+    t2 = (t0 + 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * lse) * device.exp(x - lse, approx)
+    dx = t1 + t2
     return dx
 
 
@@ -381,9 +382,8 @@ def cross_entropy_z_loss_backward_chain(dloss, dz_loss, lse, x, label, index_n, 
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
     t1 = t0 + device.where(ignored, 0.0, dz_loss)
-    dx = device.where(
-        index_n == device.minimum(device.maximum(label, 0), size_n - 1), -t0, 0.0,
-    ) + (t0 + 2.0 * z_weight * t1 * lse) * device.exp(x - lse, approx)
+    t2 = device.where(device.equal_index(index_n, device.minimum(device.maximum(label, 0), size_n - 1)), -t0, 0.0)
+    dx = t2 + (t0 + 2.0 * z_weight * t1 * lse) * device.exp(x - lse, approx)
     return dx, t1 * (lse * lse)
 
 

@@ -81,7 +81,7 @@ def dense_softcap_reference(x, w, cap):
 
 def dense_softcap_epilogue_chain(acc, cap, approx):
     """The chain, on one vector of each operand."""
-    z = device.divide(acc, cap, approx)
+    z = device.divide_by_shared(acc, cap, approx)
     y = cap * device.tanh(z, approx)
     return y
 
@@ -118,7 +118,7 @@ def dense_softcap_epilogue_xla(acc, cap):
 
 def dense_softcap_forward_chain(acc, cap, approx):
     """The chain, on one vector of each operand."""
-    z = device.divide(acc, cap, approx)
+    z = device.divide_by_shared(acc, cap, approx)
     y = cap * device.tanh(z, approx)
     acc_kept = acc
     return y, acc_kept
@@ -170,8 +170,8 @@ def dense_softcap_forward_launch(
 
 def dense_softcap_backward_chain(dy, acc, cap, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.tanh(device.divide(acc, cap, approx), approx)
-    dacc = device.divide(cap * dy * (1.0 - t0 * t0), cap, approx)
+    t0 = device.tanh(device.divide_by_shared(acc, cap, approx), approx)
+    dacc = dy * (1.0 - t0 * t0)
     return dacc
 
 
@@ -202,7 +202,7 @@ def dense_softcap_backward_launch(
 def dense_softcap_backward_xla(dy, acc, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.tanh(acc / cap)
-    dacc = cap * dy * (1.0 - t0 * t0) / cap
+    dacc = dy * (1.0 - t0 * t0)
     return dacc
 
 

@@ -37,7 +37,7 @@ y = residual + dropped
 
 def dropout_apply_chain(x, mask, residual, keep_prob, approx):
     """The chain, on one vector of each operand."""
-    dropped = device.where(mask, device.divide(x, keep_prob, approx), 0.0)
+    dropped = device.where(mask, device.divide_by_shared(x, keep_prob, approx), 0.0)
     y = residual + dropped
     return y
 
@@ -84,7 +84,7 @@ def dropout_apply_reference(x, mask, residual, keep_prob):
 
 def dropout_apply_backward_chain(dy, mask, keep_prob, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide(device.where(mask, dy, 0.0), keep_prob, approx)
+    dx = device.divide_by_shared(device.where(mask, dy, 0.0), keep_prob, approx)
     return dx
 
 

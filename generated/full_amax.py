@@ -233,7 +233,7 @@ def full_amax_first_xla(amax, x):
 
 def full_amax_backward_chain(damax, amax, x, of_rows0, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide(
+    dx = device.divide_by_shared(
         device.where(cute.math.abs(x) == amax, damax, 0.0), of_rows0, approx,
     ) * device.where(x >= 0.0, 1, -1).to(cutlass.Float32)
     return dx

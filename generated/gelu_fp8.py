@@ -34,7 +34,7 @@ q = gelu(x) / scale
 
 def gelu_fp8_chain(x, scale):
     """The chain, on one vector of each operand."""
-    q = device.divide(device.gelu(x, True, False), scale, True)
+    q = device.divide_by_shared(device.gelu(x, True, False), scale, True)
     return q
 
 

@@ -31,9 +31,9 @@ loss = sum(where(log_target == -inf, 0, exp(log_target) * (log_target - log_p)),
 }
 
 
-def kl_div_row_sum(log_p, log_target):
+def kl_div_row_sum(log_p, log_target, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    t0 = device.where(log_target == -float("inf"), 0.0, device.exp(log_target, False) * (log_target - log_p))
+    t0 = device.where(log_target == -float("inf"), 0.0, device.exp(log_target, approx) * (log_target - log_p))
     return t0
 
 
@@ -51,6 +51,7 @@ def kl_div_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mLogP.shape[0], mLogP.shape[1]
+    approx = device.narrow(mLogP)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rLogP = access.registers(mLogP, (vec, vectors, at_once))
     rLogTarget = access.registers(mLogTarget, (vec, vectors, at_once))
@@ -78,7 +79,7 @@ def kl_div_kernel(
                 part.load(mLogTarget, (index, 0), rLogTarget[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                values = kl_div_row_sum(device.floats(rLogP[None, v, u]), device.floats(rLogTarget[None, v, u]))
+                values = kl_div_row_sum(device.floats(rLogP[None, v, u]), device.floats(rLogTarget[None, v, u]), approx)
                 reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 

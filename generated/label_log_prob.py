@@ -39,20 +39,20 @@ y = jnp.take_along_axis(z, label[..., None], axis=-1)[..., 0] - jax.nn.logsumexp
 }
 
 
-def label_log_prob_keep_z(x, temperature):
+def label_log_prob_keep_z(x, temperature, approx):
     """z, on one vector of each operand: several passes need it."""
-    z = device.settled(device.divide_by_row(x, temperature, False))
+    z = device.settled(device.divide_by_row(x, temperature, approx))
     return z
 
 
 def label_log_prob_stage0(label, index_n, z):
     """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
-    return device.where(index_n == label, z, 0.0), z
+    return device.where(device.equal_index(index_n, label), z, 0.0), z
 
 
-def label_log_prob_row_sum2(z, row_max, approx_terms):
+def label_log_prob_row_sum2(z, row_max, approx):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx_terms)
+    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx)
     return t0
 
 
@@ -71,7 +71,7 @@ def label_log_prob_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
@@ -106,7 +106,7 @@ def label_log_prob_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    z = label_log_prob_keep_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]))
+                    z = label_log_prob_keep_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx)
                     if cutlass.const_expr(how.carried):
                         rZKept[None, v].store(z)
                     values = label_log_prob_stage0(
@@ -120,8 +120,10 @@ def label_log_prob_kernel(
                     if cutlass.const_expr(how.carried):
                         z = rZKept[None, v].load()
                     else:
-                        z = label_log_prob_keep_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]))
-                    values = label_log_prob_row_sum2(z, device.full(vec, row_max), approx_terms)
+                        z = label_log_prob_keep_z(
+                            device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
+                        )
+                    values = label_log_prob_row_sum2(z, device.full(vec, row_max), approx)
                     reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
         row_sum, row_max, row_sum2 = row.reduce(
             [rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
@@ -163,20 +165,20 @@ def label_log_prob_reference(x, label, temperature):
     return y
 
 
-def label_log_prob_forward_keep_z(x, temperature):
+def label_log_prob_forward_keep_z(x, temperature, approx):
     """z, on one vector of each operand: several passes need it."""
-    z = device.settled(device.divide_by_row(x, temperature, False))
+    z = device.settled(device.divide_by_row(x, temperature, approx))
     return z
 
 
 def label_log_prob_forward_stage0(label, index_n, z):
     """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
-    return device.where(index_n == label, z, 0.0), z
+    return device.where(device.equal_index(index_n, label), z, 0.0), z
 
 
-def label_log_prob_forward_row_sum2(z, row_max, approx_terms):
+def label_log_prob_forward_row_sum2(z, row_max, approx):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
-    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx_terms)
+    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx)
     return t0
 
 
@@ -197,7 +199,7 @@ def label_log_prob_forward_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
@@ -233,7 +235,9 @@ def label_log_prob_forward_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    z = label_log_prob_forward_keep_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]))
+                    z = label_log_prob_forward_keep_z(
+                        device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
+                    )
                     if cutlass.const_expr(how.carried):
                         rZKept[None, v].store(z)
                     values = label_log_prob_forward_stage0(
@@ -248,9 +252,9 @@ def label_log_prob_forward_kernel(
                         z = rZKept[None, v].load()
                     else:
                         z = label_log_prob_forward_keep_z(
-                            device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]),
+                            device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
                         )
-                    values = label_log_prob_forward_row_sum2(z, device.full(vec, row_max), approx_terms)
+                    values = label_log_prob_forward_row_sum2(z, device.full(vec, row_max), approx)
                     reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
         row_sum, row_max, row_sum2 = row.reduce(
             [rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
@@ -293,8 +297,12 @@ def label_log_prob_forward_xla(x, label, index_n, temperature):
 
 def label_log_prob_frozen_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(device.subtract(device.settled(device.divide(x, temperature, False)), row_logsumexp), approx)
-    dx = device.divide(device.where(index_n == label, dy, 0.0) - dy * t0, temperature, approx)
+    t0 = device.exp(
+        device.subtract(device.settled(device.divide_by_shared(x, temperature, approx)), row_logsumexp), approx,
+    )
+    dx = device.divide_by_shared(
+        device.where(device.equal_index(index_n, label), dy, 0.0) - dy * t0, temperature, approx,
+    )
     return dx
 
 
@@ -341,8 +349,10 @@ def label_log_prob_frozen_xla(dy, row_logsumexp, x, label, index_n, temperature)
 
 def label_log_prob_backward_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
-    z = device.settled(device.divide_by_row(x, temperature, False))
-    t0 = device.where(index_n == label, dy, 0.0) - dy * device.exp(device.subtract(z, row_logsumexp), False)
+    z = device.settled(device.divide_by_row(x, temperature, approx))
+    t0 = device.where(
+        device.equal_index(index_n, label), dy, 0.0,
+    ) - dy * device.exp(device.subtract(z, row_logsumexp), False)
     dx = device.divide_by_row(t0, temperature, approx)
     return dx, t0 * z
 

@@ -42,7 +42,7 @@ loss = jax.nn.logsumexp(logits, axis=-1) - picked
 def linear_cross_entropy_chain(logits, label, index_n):
     """The chain, on one vector of each operand."""
     loss_of = logits
-    loss_of2 = device.where(index_n == label, loss_of, 0.0)
+    loss_of2 = device.where(device.equal_index(index_n, label), loss_of, 0.0)
     return loss_of, loss_of2
 
 
@@ -123,7 +123,7 @@ def linear_cross_entropy_reference(x, w, label):
 
 def linear_cross_entropy_epilogue_stage0(logits, label, index_n):
     """What is folded into picked (sum), row_max (max), on one vector of each operand."""
-    return device.where(index_n == label, logits, 0.0), logits
+    return device.where(device.equal_index(index_n, label), logits, 0.0), logits
 
 
 def linear_cross_entropy_epilogue_row_sum(logits, row_max):
@@ -227,7 +227,7 @@ def linear_cross_entropy_forward_chain(logits, label, index_n):
     """The chain, on one vector of each operand."""
     logits_kept = logits
     loss_of = logits_kept
-    loss_of2 = device.where(index_n == label, loss_of, 0.0)
+    loss_of2 = device.where(device.equal_index(index_n, label), loss_of, 0.0)
     return logits_kept, loss_of, loss_of2
 
 
@@ -320,7 +320,7 @@ def linear_cross_entropy_backward_chain(dloss, logits, label, index_n, row_max, 
     t0 = device.exp(
         logits - (device.log(row_sum, approx) + device.where(device.isfinite(row_max), row_max, 0.0)), approx,
     )
-    dlogits = device.where(index_n == label, -dloss, 0.0) + dloss * t0
+    dlogits = device.where(device.equal_index(index_n, label), -dloss, 0.0) + dloss * t0
     return dlogits
 
 

@@ -34,8 +34,7 @@ y = log_sigmoid(x)
 def log_sigmoid_chain(x, approx):
     """The chain, on one vector of each operand."""
     t0 = -x
-    t1 = device.where(t0 < 0.0, 0.0, t0) + device.log1p(device.exp_to_one(-cute.math.abs(t0), approx), approx)
-    y = -t1
+    y = -(device.where(t0 < 0.0, 0.0, t0) + device.log1p(device.exp(-cute.math.abs(t0), approx), approx))
     return y
 
 

@@ -45,7 +45,7 @@ def logits_logsumexp_chain(acc, label, index_n):
     """The chain, on one vector of each operand."""
     logits = acc
     lse_of = logits
-    picked_of = device.where(index_n == label, lse_of, 0.0)
+    picked_of = device.where(device.equal_index(index_n, label), lse_of, 0.0)
     return logits, lse_of, picked_of
 
 
@@ -141,7 +141,7 @@ def logits_logsumexp_reference(x, w, label):
 def logits_logsumexp_epilogue_stage0(acc, label, index_n):
     """What is folded into row_max (max), row_sum2 (sum), on one vector of each operand."""
     logits = acc
-    return logits, device.where(index_n == label, logits, 0.0)
+    return logits, device.where(device.equal_index(index_n, label), logits, 0.0)
 
 
 def logits_logsumexp_epilogue_row_sum(acc, row_max):
@@ -284,7 +284,7 @@ def logits_logsumexp_backward_row_sum(acc, row_max, approx):
 def logits_logsumexp_backward_chain(dlogits, dlse, dpicked, acc, label, index_n, row_max, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = device.exp(acc - (device.log(row_sum, approx) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
-    dacc = dlogits + device.where(index_n == label, dpicked, 0.0) + dlse * t0
+    dacc = dlogits + device.where(device.equal_index(index_n, label), dpicked, 0.0) + dlse * t0
     return dacc
 
 

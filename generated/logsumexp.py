@@ -36,9 +36,9 @@ def logsumexp_row_max(x):
     return x
 
 
-def logsumexp_row_sum(x, row_max, approx_terms):
+def logsumexp_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def logsumexp_row(row_max, row_sum):
@@ -54,7 +54,7 @@ def logsumexp_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (1, at_once))
@@ -89,7 +89,7 @@ def logsumexp_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    values = logsumexp_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms)
+                    values = logsumexp_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 

@@ -41,13 +41,13 @@ loss = jnp.mean(lse - jnp.take_along_axis(x, label[..., None], axis=-1)[..., 0])
 
 def mean_cross_entropy_rows_stage0(x, label, index_n):
     """What is folded into picked (sum), row_max (max), on one vector of each operand."""
-    return device.where(index_n == label, x, 0.0), x
+    return device.where(device.equal_index(index_n, label), x, 0.0), x
 
 
-def mean_cross_entropy_rows_row_sum(x, row_max, approx_terms):
+def mean_cross_entropy_rows_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_max_of_rows = row_max
-    t0 = device.exp_term(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx_terms)
+    t0 = device.exp_term(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx)
     return t0
 
 
@@ -69,7 +69,7 @@ def mean_cross_entropy_rows_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
@@ -114,7 +114,7 @@ def mean_cross_entropy_rows_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = mean_cross_entropy_rows_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         picked, row_max, row_sum = row.reduce(
@@ -151,12 +151,12 @@ def mean_cross_entropy_rows_launch(
 
 def mean_cross_entropy_stage0(x, label, index_n):
     """What is folded into picked (sum), row_max (max), on one vector of each operand."""
-    return device.where(index_n == label, x, 0.0), x
+    return device.where(device.equal_index(index_n, label), x, 0.0), x
 
 
-def mean_cross_entropy_row_sum(x, row_max, approx_terms):
+def mean_cross_entropy_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def mean_cross_entropy_chain(picked, row_max, row_sum):
@@ -207,7 +207,7 @@ def mean_cross_entropy_kernel(
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rX = access.registers(mX, (vec, vectors, held))
@@ -269,7 +269,7 @@ def mean_cross_entropy_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     values = mean_cross_entropy_row_sum(
-                        device.floats(rX[None, v, k]), device.full(vec, row_max), approx_terms,
+                        device.floats(rX[None, v, k]), device.full(vec, row_max), approx,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
                 row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
@@ -378,7 +378,7 @@ def mean_cross_entropy_reference(x, label):
 def mean_cross_entropy_backward_chain(dloss, dlse, lse, x, label, size_rows, index_n, approx):
     """The chain, on one vector of each operand."""
     t0 = device.divide(dloss, size_rows.to(cutlass.Float32), approx)
-    dx = device.where(index_n == label, -t0, 0.0) + (dlse + t0) * device.exp(x - lse, approx)
+    dx = device.where(device.equal_index(index_n, label), -t0, 0.0) + (dlse + t0) * device.exp(x - lse, approx)
     return dx
 
 

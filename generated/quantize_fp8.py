@@ -35,7 +35,7 @@ q = x / scale
 
 def quantize_fp8_chain(x, scale):
     """The chain, on one vector of each operand."""
-    q = device.divide(x, scale, True)
+    q = device.divide_by_shared(x, scale, True)
     return q
 
 

@@ -41,7 +41,7 @@ amax = jnp.linalg.norm(x.reshape(-1), ord=jnp.inf)
 
 def quantize_fp8_amax_chain(x, scale):
     """The chain: q; what is folded into total_max, on one vector of each operand."""
-    q = device.divide(x, scale, True)
+    q = device.divide_by_shared(x, scale, True)
     return q, cute.math.abs(x)
 
 

@@ -35,7 +35,7 @@ q = cast(round(x / scale), int8)
 
 def quantize_int8_chain(x, scale):
     """The chain, on one vector of each operand."""
-    q = device.round_to(device.divide(x, scale, False), cutlass.Int8).to(cutlass.Int32)
+    q = device.round_to(device.divide_by_shared(x, scale, False), cutlass.Int8).to(cutlass.Int32)
     return q
 
 

@@ -144,7 +144,9 @@ def rmsnorm_gated_frozen_stage0(dy, x, weight, t0):
 def rmsnorm_gated_frozen_chain(dy, x, z, weight, size_n, eps, t0, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = weight * rstd * dy * t0 - device.divide_by_shared(
+        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
+    ) * x
     dz = dy * (x * rstd * weight) * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
     return dx, dz
 
@@ -258,9 +260,9 @@ def rmsnorm_gated_frozen_xla(dy, x, z, weight, size_n, eps):
     return dx, dz
 
 
-def rmsnorm_gated_backward_rows_stage0(dy, x, z, weight):
+def rmsnorm_gated_backward_rows_stage0(dy, x, z, weight, approx):
     """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
-    return x * x, weight * dy * (z * device.sigmoid(z, False)) * x
+    return x * x, weight * dy * (z * device.sigmoid(z, approx)) * x
 
 
 def rmsnorm_gated_backward_rows_row(row_mean, row_sum):
@@ -282,6 +284,7 @@ def rmsnorm_gated_backward_rows_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mDy.shape[0], mDy.shape[1]
+    approx = device.narrow(mDy)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
@@ -319,7 +322,7 @@ def rmsnorm_gated_backward_rows_kernel(
                 at.load_shared(mWeight, (0,), rWeight)
                 values = rmsnorm_gated_backward_rows_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rZ[None, v, u]),
-                    device.floats(rWeight[None, 0]),
+                    device.floats(rWeight[None, 0]), approx,
                 )
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
@@ -362,7 +365,9 @@ def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, row_mean, row_su
     rstd = device.rsqrt(row_mean + eps, approx)
     t2 = device.sigmoid(z, approx)
     t0 = z * t2
-    dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = weight * rstd * dy * t0 - device.divide_by_shared(
+        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
+    ) * x
     t1 = x * rstd
     dz = dy * (t1 * weight) * t2 * (1.0 + z * device.sigmoid(-z, approx))
     return dx, dz, dy * t0 * t1

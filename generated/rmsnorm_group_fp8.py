@@ -53,14 +53,14 @@ def rmsnorm_group_fp8_row_mean(x):
     return x * x
 
 
-def rmsnorm_group_fp8_chain(x, weight, eps, amax_min, row_mean):
+def rmsnorm_group_fp8_chain(x, weight, eps, amax_min, row_mean, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    rstd = device.rsqrt(row_mean + eps, False)
+    rstd = device.rsqrt(row_mean + eps, approx)
     y = x * rstd * weight
     scale = device.divide_by_normal(
         device.maximum(reduce.over_group(cute.math.abs(y), "max", 128), amax_min), 448.0, False,
     )
-    q = device.divide(y, scale, True)
+    q = device.divide_by_row(y, scale, True)
     return scale, q
 
 
@@ -75,6 +75,7 @@ def rmsnorm_group_fp8_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, B, G = mX.shape[0], mX.shape[1], mX.shape[2]
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, 1))
@@ -112,7 +113,7 @@ def rmsnorm_group_fp8_kernel(
                 at.load_shared(mWeight, (0, 0), rWeight)
                 scale, q = rmsnorm_group_fp8_chain(
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, eps),
-                    device.full(vec, amax_min), device.full(vec, row_mean),
+                    device.full(vec, amax_min), device.full(vec, row_mean), approx,
                 )
                 rScale.store(scale.to(mScale.element_type))
                 rQ.store(device.cast(q, mQ.element_type))

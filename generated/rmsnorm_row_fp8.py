@@ -52,16 +52,16 @@ def rmsnorm_row_fp8_row_mean(x):
     return x * x
 
 
-def rmsnorm_row_fp8_row_max(x, weight, eps, row_mean):
+def rmsnorm_row_fp8_row_max(x, weight, eps, row_mean, approx):
     """What is folded into row_max (max), on one vector of each operand."""
-    rstd = device.rsqrt(row_mean + eps, False)
+    rstd = device.rsqrt(row_mean + eps, approx)
     y = x * rstd * weight
     return cute.math.abs(y)
 
 
-def rmsnorm_row_fp8_chain(x, weight, eps, amax_min, row_mean, row_max):
+def rmsnorm_row_fp8_chain(x, weight, eps, amax_min, row_mean, row_max, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    rstd = device.rsqrt(row_mean + eps, False)
+    rstd = device.rsqrt(row_mean + eps, approx)
     y = x * rstd * weight
     scale = device.divide_by_normal(device.maximum(row_max, amax_min), 448.0, False)
     q = device.divide_by_row(y, scale, True)
@@ -85,6 +85,7 @@ def rmsnorm_row_fp8_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, 1))
@@ -127,7 +128,7 @@ def rmsnorm_row_fp8_kernel(
                 at.load_shared(mWeight, (0,), rWeight)
                 values = rmsnorm_row_fp8_row_max(
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, eps),
-                    device.full(vec, row_mean),
+                    device.full(vec, row_mean), approx,
                 )
                 reduce.accumulate([rRowMax], ("max",), values, at.inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
@@ -142,7 +143,7 @@ def rmsnorm_row_fp8_kernel(
                 at.load_shared(mWeight, (0,), rWeight)
                 q = rmsnorm_row_fp8_chain(
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, eps),
-                    device.full(vec, amax_min), device.full(vec, row_mean), device.full(vec, row_max),
+                    device.full(vec, amax_min), device.full(vec, row_mean), device.full(vec, row_max), approx,
                 )
                 rQ[None, v, u].store(device.cast(q, mQ.element_type))
                 at.store(rQ[None, v, u], mQ, (index, 0))

@@ -82,9 +82,9 @@ def scaled_swiglu_reference(x, scale):
     return y
 
 
-def scaled_swiglu_backward_keep_t1(x0):
+def scaled_swiglu_backward_keep_t1(x0, approx):
     """t1, on one vector of each operand: several passes need it."""
-    t1 = x0 * device.sigmoid(x0, False)
+    t1 = x0 * device.sigmoid(x0, approx)
     return t1
 
 
@@ -96,7 +96,7 @@ def scaled_swiglu_backward_row_sum(dy, x1, t1):
 def scaled_swiglu_backward_chain(dy, x0, x1, scale, t1, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = scale * dy
-    dx0 = t0 * x1 * device.sigmoid(x0, False) * (1.0 + x0 * device.sigmoid(-x0, approx))
+    dx0 = t0 * x1 * device.sigmoid(x0, approx) * (1.0 + x0 * device.sigmoid(-x0, approx))
     dx1 = t0 * t1
     return dx0, dx1
 
@@ -150,7 +150,7 @@ def scaled_swiglu_backward_kernel(
                 part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]))
+                t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]), approx)
                 if cutlass.const_expr(how.carried):
                     rT1Kept[None, v].store(t1)
                 values = scaled_swiglu_backward_row_sum(
@@ -171,7 +171,7 @@ def scaled_swiglu_backward_kernel(
                 if cutlass.const_expr(how.carried):
                     t1 = rT1Kept[None, v].load()
                 else:
-                    t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]))
+                    t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]), approx)
                 dx0, dx1 = scaled_swiglu_backward_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)), t1, approx,

@@ -43,9 +43,9 @@ q = (blocks / scale[..., None]).reshape(up.shape)
 }
 
 
-def silu_mul_group_fp8_keep_y(gate, up):
+def silu_mul_group_fp8_keep_y(gate, up, approx):
     """y, on one vector of each operand: several passes need it."""
-    y = gate * device.sigmoid(gate, False) * up
+    y = gate * device.sigmoid(gate, approx) * up
     return y
 
 
@@ -77,6 +77,7 @@ def silu_mul_group_fp8_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, G = mGate.shape[0], mGate.shape[1]
+    approx = device.narrow(mGate)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rGate = access.registers(mGate, (vec, vectors, at_once))
     rUp = access.registers(mUp, (vec, vectors, at_once))
@@ -107,7 +108,7 @@ def silu_mul_group_fp8_kernel(
                 part.load(mUp, (index, 0), rUp[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                y = silu_mul_group_fp8_keep_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]))
+                y = silu_mul_group_fp8_keep_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx)
                 if cutlass.const_expr(how.carried):
                     rYKept[None, v].store(y)
                 values = silu_mul_group_fp8_row_max(y)
@@ -125,7 +126,9 @@ def silu_mul_group_fp8_kernel(
                 if cutlass.const_expr(how.carried):
                     y = rYKept[None, v].load()
                 else:
-                    y = silu_mul_group_fp8_keep_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]))
+                    y = silu_mul_group_fp8_keep_y(
+                        device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx,
+                    )
                 q = silu_mul_group_fp8_chain(device.full(vec, amax_min), y, device.full(vec, row_max))
                 rQ[None, v, u].store(device.cast(q, mQ.element_type))
                 at.store(rQ[None, v, u], mQ, (index, 0))

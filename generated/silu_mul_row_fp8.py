@@ -44,9 +44,9 @@ q = y / scale[..., None]
 }
 
 
-def silu_mul_row_fp8_keep_y(x0, x1):
+def silu_mul_row_fp8_keep_y(x0, x1, approx):
     """y, on one vector of each operand: several passes need it."""
-    y = x0 * device.sigmoid(x0, False) * x1
+    y = x0 * device.sigmoid(x0, approx) * x1
     return y
 
 
@@ -77,6 +77,7 @@ def silu_mul_row_fp8_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[2]
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
@@ -103,7 +104,7 @@ def silu_mul_row_fp8_kernel(
                 part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                y = silu_mul_row_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]))
+                y = silu_mul_row_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 if cutlass.const_expr(how.carried):
                     rYKept[None, v].store(y)
                 values = silu_mul_row_fp8_row_max(y)
@@ -121,7 +122,7 @@ def silu_mul_row_fp8_kernel(
                 if cutlass.const_expr(how.carried):
                     y = rYKept[None, v].load()
                 else:
-                    y = silu_mul_row_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]))
+                    y = silu_mul_row_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 q = silu_mul_row_fp8_chain(device.full(vec, amax_min), y, device.full(vec, row_max))
                 rQ.store(device.cast(q, mQ.element_type))
                 at.store(rQ, mQ, (index, 0))

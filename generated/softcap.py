@@ -35,7 +35,7 @@ y = cap * tanh(x / cap)
 
 def softcap_chain(x, cap, approx):
     """The chain, on one vector of each operand."""
-    y = cap * device.tanh(device.divide(x, cap, approx), approx)
+    y = cap * device.tanh(device.divide_by_shared(x, cap, approx), approx)
     return y
 
 
@@ -74,8 +74,8 @@ def softcap_reference(x, cap):
 
 def softcap_frozen_chain(dy, x, cap, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.tanh(device.divide(x, cap, approx), approx)
-    dx = device.divide(cap * dy * (1.0 - t0 * t0), cap, approx)
+    t0 = device.tanh(device.divide_by_shared(x, cap, approx), approx)
+    dx = dy * (1.0 - t0 * t0)
     return dx
 
 
@@ -106,17 +106,17 @@ def softcap_frozen_launch(
 def softcap_frozen_xla(dy, x, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.tanh(x / cap)
-    dx = cap * dy * (1.0 - t0 * t0) / cap
+    dx = dy * (1.0 - t0 * t0)
     return dx
 
 
 def softcap_backward_chain(dy, x, cap, approx):
     """The chain: dx; what is folded into total_sum, on one vector of each operand."""
-    t0 = device.divide(x, cap, False)
+    t0 = device.divide_by_shared(x, cap, approx)
     t1 = device.tanh(t0, False)
-    t2 = cap * dy * (1.0 - t1 * t1)
-    dx = device.divide(t2, cap, approx)
-    return dx, dy * t1 - device.divide(t2 * t0, cap, False)
+    t2 = dy * (1.0 - t1 * t1)
+    dx = t2
+    return dx, dy * t1 - dx * t0
 
 
 def softcap_backward_columns(total_sum):
@@ -220,9 +220,9 @@ def softcap_backward_xla(dy, x, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x / cap
     t1 = jnp.tanh(t0)
-    t2 = cap * dy * (1.0 - t1 * t1)
-    dx = t2 / cap
-    dcap = jnp.sum(dy * t1 - t2 * t0 / cap, axis=None, keepdims=True)
+    t2 = dy * (1.0 - t1 * t1)
+    dx = t2
+    dcap = jnp.sum(dy * t1 - dx * t0, axis=None, keepdims=True)
     return dx, dcap
 
 

@@ -310,7 +310,7 @@ def softcap_softmax_frozen_row_sum_(dy, t2):
 def softcap_softmax_frozen_chain(dy, x, cap, t2, row_sum_, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t1 = device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx)
-    dx = device.divide_by_row(cap * t2 * (dy - row_sum_) * (1.0 - t1 * t1), cap, approx)
+    dx = t2 * (dy - row_sum_) * (1.0 - t1 * t1)
     return dx
 
 
@@ -410,7 +410,7 @@ def softcap_softmax_frozen_xla(dy, row_max, row_sum, x, cap):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t1 = jnp.tanh(runtime.settled(x / cap))
     t2 = jnp.exp(runtime.settled(cap * t1) - row_max) / row_sum
-    dx = cap * t2 * (dy - jnp.sum(dy * t2, axis=-1, keepdims=True)) * (1.0 - t1 * t1) / cap
+    dx = t2 * (dy - jnp.sum(dy * t2, axis=-1, keepdims=True)) * (1.0 - t1 * t1)
     return dx
 
 
@@ -511,10 +511,10 @@ def softcap_softmax_backward_chain(dy, row_max, row_sum, x, cap, row_sum_, appro
     t0 = device.settled(device.divide_by_row(x, cap, approx))
     t1 = device.tanh(t0, approx)
     t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, False)
-    t3 = dy - row_sum_
-    t4 = cap * t2 * t3 * (1.0 - t1 * t1)
-    dx = device.divide_by_row(t4, cap, approx)
-    return dx, t2 * t3 * t1 - device.divide_by_row(t4 * t0, cap, False)
+    t3 = t2 * (dy - row_sum_)
+    t4 = t3 * (1.0 - t1 * t1)
+    dx = t4
+    return dx, t3 * t1 - dx * t0
 
 
 def softcap_softmax_backward_columns(total_sum):
@@ -690,10 +690,10 @@ def softcap_softmax_backward_xla(dy, row_max, row_sum, x, cap):
     t0 = runtime.settled(x / cap)
     t1 = jnp.tanh(t0)
     t2 = jnp.exp(runtime.settled(cap * t1) - row_max) / row_sum
-    t3 = dy - jnp.sum(dy * t2, axis=-1, keepdims=True)
-    t4 = cap * t2 * t3 * (1.0 - t1 * t1)
-    dx = t4 / cap
-    dcap = jnp.sum(t2 * t3 * t1 - t4 * t0 / cap, axis=None, keepdims=True)
+    t3 = t2 * (dy - jnp.sum(dy * t2, axis=-1, keepdims=True))
+    t4 = t3 * (1.0 - t1 * t1)
+    dx = t4
+    dcap = jnp.sum(t3 * t1 - dx * t0, axis=None, keepdims=True)
     return dx, dcap
 
 

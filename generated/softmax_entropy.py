@@ -41,15 +41,15 @@ def softmax_entropy_row_max(x):
     return x
 
 
-def softmax_entropy_row_sum(x, row_max, approx_terms):
+def softmax_entropy_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - row_max, approx_terms)
+    return device.exp_term(x - row_max, approx)
 
 
-def softmax_entropy_row_sum2(x, row_max, row_sum):
+def softmax_entropy_row_sum2(x, row_max, row_sum, approx):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
     log_p = x - row_max - device.log(row_sum, False)
-    return device.where(log_p == -float("inf"), 0.0, device.exp(log_p, False) * log_p)
+    return device.where(log_p == -float("inf"), 0.0, device.exp(log_p, approx) * log_p)
 
 
 def softmax_entropy_row(row_sum2):
@@ -65,7 +65,7 @@ def softmax_entropy_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rEntropy = access.registers(mEntropy, (1, at_once))
@@ -101,9 +101,7 @@ def softmax_entropy_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    values = softmax_entropy_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
-                    )
+                    values = softmax_entropy_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
@@ -116,7 +114,7 @@ def softmax_entropy_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = softmax_entropy_row_sum2(
-                    device.floats(rX[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum),
+                    device.floats(rX[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum), approx,
                 )
                 reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
         row_sum2, = row.reduce([rRowSum2], ("sum",), sRowSum2)
@@ -159,17 +157,17 @@ def softmax_entropy_forward_row_max_(x):
     return x
 
 
-def softmax_entropy_forward_row_sum(x, row_max_, approx_terms):
+def softmax_entropy_forward_row_sum(x, row_max_, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
     row_max = row_max_
-    return device.exp_term(x - row_max, approx_terms)
+    return device.exp_term(x - row_max, approx)
 
 
-def softmax_entropy_forward_row_sum2(x, row_max_, row_sum):
+def softmax_entropy_forward_row_sum2(x, row_max_, row_sum, approx):
     """What is folded into row_sum2 (sum), on one vector of each operand."""
     row_log = device.log(row_sum, False)
     log_p = x - row_max_ - row_log
-    return device.where(log_p == -float("inf"), 0.0, device.exp(log_p, False) * log_p)
+    return device.where(log_p == -float("inf"), 0.0, device.exp(log_p, approx) * log_p)
 
 
 def softmax_entropy_forward_row(row_max_, row_sum, row_sum2):
@@ -189,7 +187,7 @@ def softmax_entropy_forward_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rEntropy = access.registers(mEntropy, (1, at_once))
@@ -228,7 +226,7 @@ def softmax_entropy_forward_kernel(
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = softmax_entropy_forward_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max_), approx_terms,
+                        device.floats(rX[None, v, u]), device.full(vec, row_max_), approx,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max_, row_sum = row.reduce([rRowMax_, rRowSum], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
@@ -242,7 +240,7 @@ def softmax_entropy_forward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = softmax_entropy_forward_row_sum2(
-                    device.floats(rX[None, v, u]), device.full(vec, row_max_), device.full(vec, row_sum),
+                    device.floats(rX[None, v, u]), device.full(vec, row_max_), device.full(vec, row_sum), approx,
                 )
                 reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
         row_sum2, = row.reduce([rRowSum2], ("sum",), sRowSum2)

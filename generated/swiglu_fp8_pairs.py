@@ -42,7 +42,7 @@ def swiglu_fp8_pairs_chain(x0, x1, scale):
     """The chain, on one vector of each operand."""
     g = x0
     u = x1
-    q = device.divide(g * device.sigmoid(g, True) * u, scale, True)
+    q = device.divide_by_shared(g * device.sigmoid(g, True) * u, scale, True)
     return q
 
 

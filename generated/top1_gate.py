@@ -43,9 +43,9 @@ def top1_gate_top(x):
     return x
 
 
-def top1_gate_stage1(x, index_n, size_n, top, approx_terms):
+def top1_gate_stage1(x, index_n, size_n, top, approx):
     """What is folded into row_sum (sum), row_min (min), on one vector of each operand."""
-    return device.exp_term(x - top, approx_terms), device.where((x == top) | device.isnan(x), index_n, size_n)
+    return device.exp_term(x - top, approx), device.where((x == top) | device.isnan(x), index_n, size_n)
 
 
 def top1_gate_row(row_sum, row_min):
@@ -63,7 +63,7 @@ def top1_gate_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rGate = access.registers(mGate, (1, at_once))
@@ -104,7 +104,7 @@ def top1_gate_kernel(
                 at = part.vector(v)
                 values = top1_gate_stage1(
                     device.floats(rX[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
-                    device.full(vec, N, cutlass.Int32), device.full(vec, top), approx_terms,
+                    device.full(vec, N, cutlass.Int32), device.full(vec, top), approx,
                 )
                 reduce.accumulate([rRowSum, rRowMin], ("sum", "min"), values, at.inside())
         row_sum, row_min = row.reduce([rRowSum, rRowMin], ("sum", "min"), sStage1)

@@ -36,9 +36,9 @@ def z_loss_row_max(x):
     return x
 
 
-def z_loss_row_sum(x, row_max, approx_terms):
+def z_loss_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def z_loss_row(row_max, row_sum):
@@ -55,7 +55,7 @@ def z_loss_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (1, at_once))
@@ -90,7 +90,7 @@ def z_loss_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    values = z_loss_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms)
+                    values = z_loss_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
@@ -128,9 +128,9 @@ def z_loss_forward_row_max(x):
     return x
 
 
-def z_loss_forward_row_sum(x, row_max, approx_terms):
+def z_loss_forward_row_sum(x, row_max, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx_terms)
+    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def z_loss_forward_row(row_max, row_sum):
@@ -148,7 +148,7 @@ def z_loss_forward_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
-    approx_terms = device.narrow(mX)
+    approx = device.narrow(mX)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (1, at_once))
@@ -184,9 +184,7 @@ def z_loss_forward_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    values = z_loss_forward_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx_terms,
-                    )
+                    values = z_loss_forward_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 
 from codegen.autodiff.simplify import Algebra
 from codegen.errors import Mistake
-from codegen.graph.contraction import is_definite, marks, meetings, reached_types
+from codegen.graph.contraction import is_definite, marks, meetings
 from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS
+from codegen.graph.precision import deciding_types
 from codegen.language.chain import output_parts
 from codegen.language.formula import Reader
 from codegen.language.prelude import prelude
@@ -325,8 +326,12 @@ class Reverse:
         behind = {id(n) for n in topological(saved.values())}
         nodes = list(topological(s.value for s in (*self.statements, *assigned)))
         values = [value for value, statistic in meetings(nodes) if id(statistic) in behind]
-        again = reached_types(assigned, types_of(gradients), {id(node) for node in saved.values()})
-        return marks(values, reached_types(self.statements, self.spec.asked_types), again)
+        read, variables = self.spec.float_types(self.spec.inputs), dict(self.spec.types)
+        first = deciding_types(self.statements, self.spec.asked_types, read, variables)
+        made = types_of(self.spec.outputs)
+        held = {id(node): made.get(name, self.saved_type) for name, node in saved.items()}
+        read |= types_of(self.cotangents.values())
+        return marks(values, first, deciding_types(assigned, types_of(gradients), read, variables, held))
 
     def written_formulas(self) -> dict[tuple[str, int | None], Node]:
         """The gradients that are formulas of the spec."""

@@ -108,7 +108,13 @@ class Algebra:
     def div(self, a: Node, b: Node) -> Node:
         if _is(a, 0) or _is(b, 1):
             return a
-        return self.neg(self.div(a.args[0], b)) if a.op == "neg" else self.make("div", a, b)
+        if a.op == "neg":
+            return self.neg(self.div(a.args[0], b))
+        factors = list(self.products.get(id(a), ()))
+        if b.op == "param" and b in factors:  # as of cap * f(x / cap)
+            factors.remove(b)
+            return functools.reduce(self.mul, factors)
+        return self.make("div", a, b)
 
     def where(self, condition: Node, a: Node, b: Node) -> Node:
         return a if a is b else self.make("where", condition, a, b)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from codegen.errors import Mistake
-from codegen.graph.contraction import marks, meetings, reached_types
+from codegen.graph.contraction import marks, meetings
 from codegen.graph.nodes import Call, Leaf, Node, Statement, topological
+from codegen.graph.precision import deciding_types
 from codegen.language.transfer import Values, derived_spec
 from codegen.spec.spec import Array, Axis, Spec, types_of
 
@@ -27,17 +28,19 @@ def split(spec: Spec, statements: Sequence[Statement], waited: Sequence[Node]) -
     own = {a.name for a in spec.outputs}
     # One op reduces these values, and the other recomputes them and uses them with the results
     pinned = [value for value, _ in meetings(list(topological(s.value for s in statements)))]
-    asked = reached_types(statements, spec.asked_types)
+    read, variables = spec.float_types(spec.inputs), dict(spec.types)
+    asked = deciding_types(statements, spec.asked_types, read, variables)
     names = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in own}
     results = [Statement(a.name, None, node) for a, node in zip(kept, waited, strict=True)]
-    marked = marks(pinned, asked, reached_types(results, types_of(kept)))
+    marked = marks(pinned, asked, deciding_types(results, types_of(kept), read, variables))
     first = restricted(spec, f"{spec.op} (reductions over all rows)", results, kept, [], names, {}, {}, marked)
     if not first.computes_as(spec):
         raise Mistake("reductions over all rows would be computed in float32, and lose the bits of float64")
     leaves = {id(node): Leaf(a.name) for a, node in zip(kept, waited, strict=True)}
     assigned = [s for s in statements if s.name in own]
     # It takes all parameters, since the caller takes the first op's values from them
-    marked = marks(pinned, asked, reached_types(assigned, types_of(spec.outputs), leaves))
+    held = {id(node): a.dtype for a, node in zip(kept, waited, strict=True)}
+    marked = marks(pinned, asked, deciding_types(assigned, types_of(spec.outputs), read, variables, held))
     then = restricted(spec, spec.op, assigned, list(spec.outputs), kept, names, leaves, {}, marked)
     return first, replace(then, params=spec.params)
 

@@ -38,6 +38,7 @@ import numpy as np
 from scipy import special
 
 from codegen.checking.intervals import distance, lost, reach
+from codegen.graph.contraction import is_approximable
 from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS
@@ -55,6 +56,8 @@ _FAST_CIRCULAR = ((2 * math.pi, 2.0**-20.5), (100 * math.pi, 2.0**-14.7), (math.
 FAST_ABSOLUTE = {
     "sin": _FAST_CIRCULAR, "cos": _FAST_CIRCULAR, "log": ((2.0, 2.0**-22),), "log2": ((2.0, 2.0**-22),),
 }  # fmt: skip
+# The error of a quotient, in halves of an ulp (`device/division.py`)
+QUOTIENT = 1 + 2.0**-17
 EXACT = frozenset(
     "where cast neg abs maximum minimum floor ceil round sign _pinned _others".split()
 )  # operations without rounding
@@ -416,8 +419,7 @@ class Analysis:
             loose = id(node) in self.narrow
             unit = self.approximate if loose else self.function
             if node.op in ROUNDED:  # approximations are within 2 ulp, a division by a row's value within 3
-                approximate = loose and node.op in OPS and "{approx}" in OPS[node.op].cute
-                unit = self.unit * (6 if approximate else 1)
+                unit = self.unit * (6 if loose and is_approximable(node) else QUOTIENT if node.op == "div" else 1)
             error = error + np.where(np.isfinite(value), np.abs(value), 0) * unit
         error = error + self.tiny
         beyond = np.isfinite(value) & (np.abs(value) + error > self.top)

@@ -14,10 +14,11 @@ import numpy as np
 from codegen.checking.agreement import BrokenReference
 from codegen.checking.draw import Case
 from codegen.checking.errorbound import Analysis, Bound, Terms
-from codegen.graph.nodes import DTYPES, reaching
+from codegen.graph.nodes import DTYPES, topological
+from codegen.graph.precision import deciding_types, is_narrow
 from codegen.plan.access import Access, access_key
 from codegen.runtime.call import arguments, views
-from codegen.runtime.call.arguments import Axes
+from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.compiled.platform import on_gpu
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
@@ -102,6 +103,17 @@ def exact_products(op: GemmOp, arrays: dict[str, np.ndarray], axes: Axes, gpu: b
     return made
 
 
+def approximate_nodes(op: Op, types: Types) -> set[int]:
+    """The operations of a chain that may be approximate in a call, by identity."""
+    spec = op.spec
+    if spec.math != "auto":
+        return {id(n) for n in topological(s.value for s in op.statements)} if spec.math == "fast" else set()
+    outputs, read = ({a.name: types.dtype(a) for a in arrays} for arrays in (spec.outputs, spec.inputs))
+    read = {name: dtype for name, dtype in read.items() if DTYPES[dtype].kind == "float"}
+    found = deciding_types(op.statements, outputs, read, {})
+    return {i for i, decide in found.items() if all(map(is_narrow, decide))}
+
+
 def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> list[Bound]:
     """For each output, the chain's value and its bound."""
     spec = op.spec
@@ -122,11 +134,7 @@ def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> li
         zip((access_key(plan, a) for a in plan.loads), read(plan.loads, arrays), strict=True)
     )
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
-    widths = {a.name: DTYPES[case.types.dtype(a)] for a in spec.outputs}
-    wide_outputs = {name for name, d in widths.items() if d.kind != "float" or d.size >= 4}
-    reached = reaching(op.statements, widths)
-    narrow = {i for i, names in reached.items() if spec.math == "fast" or not names & wide_outputs}
-    narrow = set() if spec.math == "precise" else narrow
+    narrow = approximate_nodes(op, case.types)
     analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
                         plan.order, len(case.axes.rows))  # fmt: skip
     leaves |= {("param", name): np.asarray(value) for name, value in case.params}

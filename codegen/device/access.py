@@ -69,6 +69,10 @@ def load_row(
             if c < columns:
                 place = start + cutlass.Int64(c) * parts
                 cute.autovec_copy(device.vector(src, place, count), pieces[v], l1c_evict_priority=cached)
+        if cutlass.const_expr(src.element_type.width < 32):
+            forget(
+                dst
+            )  # else the compiler keeps elements apart, because of the branches, and puts them into words again
     else:
         whole = device.whole_vectors(src, count) if aligned or device.shiftable(pieces[0]) else Int64(0)
         place = start + cutlass.Int64(first) * parts

@@ -3,8 +3,6 @@
 They are traced into the kernel that calls them. Arguments named `a`, `b`, `x` are vectors of one type. Where a row of the op
 table allows a constant with a vector, they also take a Python number. Behaviour at NaN, infinities and signed zeros is jnp's.
 Error bounds are in ulp of the exact result, float32, measured over every float32 input.
-
-Longer than 500 lines: it has the device function of each row of the table of operations.
 """
 
 from __future__ import annotations
@@ -277,7 +275,12 @@ def multiply(a: Operand, b: Operand) -> Vector:
 
 
 def settled(x: Vector) -> Vector:
-    """x, never fused with a sum that takes it: x + -0.0, rounded separately."""
+    """x, never fused with a sum that takes it. Where its last operation is a product, that is rounded separately; else x + -0.0 is."""
+    made = x.ir_value().owner
+    if getattr(made, "name", "") == "arith.mulf":
+        return _rounded("mul", *(cute.TensorSSA(factor, x.shape, x.dtype) for factor in made.operands))
+    if getattr(made, "name", "") == "math.fma":
+        return x
     return _rounded("add", x, cute.full_like(x, negative_zero(x.dtype)))
 
 
@@ -307,51 +310,6 @@ def polynomial(x: Vector, coefficients: Sequence[float]) -> Vector:
 def rcp(x: Vector) -> Vector:
     """The hardware's 1 / x, within 1 ulp; denormal numbers flushed."""
     return cute.math.rcp(x, approx=True, ftz=True)
-
-
-def divide(a: Operand, b: Operand, approx: bool) -> Vector:
-    """a / b, correctly rounded; approximately within 2 ulp over the whole range."""
-    a, b = as_vectors(a, b)
-    if not approx or a.dtype is not Float32:
-        return a / b
-    return each(lambda p, q: cute.math.div(p, q, full=True), a, b)
-
-
-def divide_by_normal(a: Operand, b: Operand, approx: bool) -> Vector:
-    """a / b where b and its reciprocal are normal numbers, correctly rounded; approximately within 2 ulp."""
-    first, second = as_vectors(a, b)
-    if not approx or first.dtype is not Float32:
-        return first / second
-    return a * (rcp(b) if isinstance(b, cute.TensorSSA) else 1.0 / b)
-
-
-def divide_by_row(a: Vector, b: Vector, approx: bool) -> Vector:
-    """a / b where b is one value for the whole row, correctly rounded; approximately a times its reciprocal, within 3 ulp over the
-    whole range."""
-    if not approx or a.dtype is not Float32:
-        return divide(a, b, approx)
-    one = cute.full((1,), b[0], Float32)
-    size = cute.math.abs(one)
-    # a power of two that keeps the reciprocal a normal number
-    scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
-    return a * cute.full_like(a, (1.0 / (one * scale))[0]) * cute.full_like(a, scale[0])
-
-
-def divide_by_count(a: Numeric, count: Numeric) -> Numeric:
-    """a / count, correctly rounded where that is a normal number, for loops in which `count`, a whole number, is constant: one
-    reciprocal before the loop, and a correction by the remainder of its product with `a` (Markstein, 1990)."""
-    if not isinstance(a, Float32):
-        return a / count
-    total, by = cute.full((1,), a, Float32), cute.full((1,), count, Float32)
-    inverse = 1.0 / by
-    near = total * inverse
-    exact = cute.math.fma(cute.math.fma(-near, by, total), inverse, near)
-    return where(isinf(near), near, exact)[0]
-
-
-def reciprocal(x: Vector, approx: bool) -> Vector:
-    """1 / x, correctly rounded; approximately within 2 ulp over the whole range."""
-    return divide(1.0, x, approx)
 
 
 def sqrt(x: Vector, approx: bool) -> Vector:
@@ -430,6 +388,17 @@ def where(condition: Vector, a: Operand, b: Operand) -> Vector:
     return cute.where(condition, a, b)
 
 
+def equal_index(index: Vector, other: Operand) -> Vector:
+    """index == other, where `index` may be `counting`: then each element is compared with a constant, after one subtraction for all
+    that have one value of `other`."""
+    index, other = as_vectors(index, other)
+    made = index.ir_value().owner
+    if getattr(made, "name", "") != "arith.addi":
+        return index == other
+    first, steps = (cute.TensorSSA(term, index.shape, index.dtype) for term in made.operands)
+    return steps == other - first
+
+
 def isnan(x: Vector) -> Vector:
     return x != x
 
@@ -496,25 +465,6 @@ def round_to(x: Vector, dtype: type[Numeric]) -> Vector:
     # The subtraction is left out, since it does not change the low bits. ptxas converts the float where the low bits of a
     # register are stored that a float instruction wrote: a move between them, which costs nothing, prevents that
     return (each(unseen, (x + _UNITS).bitcast(Int32)) - units).to(dtype)
-
-
-def round_quotient(a: Vector, b: Vector, dtype: type[Numeric]) -> Vector:
-    """round(a / b) in an integer type, as `round_to`, where b is one value for the whole vector: one reciprocal for all, and a
-    correction by the remainder of its product with `a` (Markstein, 1990). The quotient is first correctly rounded, where it is
-    from 2**-2 to 2**20; others round to 0, or saturate."""
-    if a.dtype is not Float32 or dtype.width > 16:
-        return cast(cute.math.roundeven(divide(a, b, False)), dtype)
-    one = cute.full((1,), b[0], Float32)
-    size = cute.math.abs(one)
-    # a power of two that keeps the reciprocal and the remainder normal numbers
-    scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
-    a, by, inverse = a * cute.full_like(a, scale[0]), one * scale, 1.0 / (one * scale)
-    near = a * cute.full_like(a, inverse[0])
-    rest = cute.math.fma(-near, cute.full_like(a, by[0]), a)
-    exact = cute.math.fma(rest, cute.full_like(a, inverse[0]), near)
-    return round_to(
-        where(cute.math.abs(near) < 2.0**20, exact, near), dtype
-    )  # for infinite quotients the correction is NaN
 
 
 def _widened(x: Vector) -> Vector:

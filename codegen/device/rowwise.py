@@ -15,6 +15,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
 from codegen.device import access, reduce
 from codegen.device import functions as device
+from codegen.device.division import divide_by_count
 from codegen.shared import RowLaunch, Walk
 
 
@@ -216,7 +217,7 @@ class Row:
     def mean(self, total: Numeric, dtype: type[Numeric] = Float32) -> Numeric:
         """The mean of the row's values, of their sum."""
         count = self.how.vec * self.how.vectors if self.together else self.length
-        return device.divide_by_count(total, dtype(count))
+        return divide_by_count(total, dtype(count))
 
 
 def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: bool) -> Row:

@@ -10,17 +10,17 @@ separately, in kernels and in jnp. The argument of a maximum or minimum is alway
 compared elsewhere.
 
 Where a second kernel recomputes a pinned value, a node of its graph marks the value (`PINNED`). A function may be approximate in
-one kernel and precise in another, because `math: auto` depends on the types of the outputs that it reaches. The mark of such a
+one kernel and precise in another, because `math: auto` depends on what it reaches there (`precision.py`). The mark of such a
 function names the types that decide in both. Marks are in graphs only: the text of a chain has none.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from codegen.graph.nodes import Node, Statement, topological
+from codegen.graph.nodes import Node, topological
 from codegen.graph.ops import OPS, PINNED, REDUCTIONS
 
 SUMS = frozenset({"add", "sub"})
@@ -98,8 +98,8 @@ def marks(
     values: Iterable[Node], first: Mapping[int, frozenset[str]], again: Mapping[int, frozenset[str]]
 ) -> dict[int, tuple[str, ...]]:
     """The pinned values that a second kernel recomputes, by identity, each with the types that decide whether it may be
-    approximate, where the two kernels would decide differently. `first` and `again` hold the types of the outputs that a node
-    reaches in the first and in the second kernel."""
+    approximate, where the two kernels would decide differently. `first` and `again` hold the types that decide for a node in the
+    first and in the second kernel (`precision.deciding_types`)."""
     found: dict[int, tuple[str, ...]] = {}
     for value in values:
         found.setdefault(id(value), ())
@@ -107,19 +107,6 @@ def marks(
             here, there = first.get(id(node)), again.get(id(node))
             if is_approximable(node) and here and there and here != there:
                 found[id(node)] = tuple(sorted(here))
-    return found
-
-
-def reached_types(
-    statements: Iterable[Statement], types: Mapping[str, str], leaves: Collection[int] = ()
-) -> dict[int, frozenset[str]]:
-    """The types of the outputs that each node reaches, by identity; not through `leaves`, which are read from arrays. `types` are
-    the types of all outputs."""
-    found: dict[int, frozenset[str]] = {}
-    for statement in statements:
-        if statement.name in types:
-            for node in topological([statement.value], lambda n: id(n) in leaves):
-                found[id(node)] = found.get(id(node), frozenset()) | {types[statement.name]}
     return found
 
 

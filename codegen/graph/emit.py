@@ -222,8 +222,11 @@ class _Emitter:
         else:
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)
-            if node.op == "div" and self.by_row(node):
-                text = "device.divide_by_row({0}, {1}, {approx})"
+            if node.op == "div" and self.is_shared(node):
+                text = f"device.divide_by_{'row' if self.by_one(node) else 'shared'}({{0}}, {{1}}, {{approx}})"
+            elif node.op == "eq" and node.args[0].op == "index":
+                text, binding = "device.equal_index({0}, {1})", ATOM
+                args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             if text == "{0}":
                 return self.text[id(node.args[0])], self.binding[id(node.args[0])]
             alone = all(a.is_const for a in node.args) and not (op.infix and node.kind != "bool")
@@ -246,10 +249,11 @@ class _Emitter:
         dtype = f", dtype={self.dialect.integer}" if widened else ""
         return f"{REDUCTIONS[node.op][2]}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"
 
-    def by_row(self, node: Node) -> bool:
-        """Whether a vector is divided by one value of its row."""
-        along = [any(axis in self.dialect.columns for axis in a.dims) for a in node.args]
-        return along == [True, False] and not node.args[1].is_const
+    @staticmethod
+    def is_shared(node: Node) -> bool:
+        """Whether neighbouring elements of a vector are divided by one value, in whatever kernel."""
+        dividend, divisor = node.args
+        return bool(dividend.dims) and dividend.dims[-1] not in divisor.dims and not divisor.is_const
 
     def by_one(self, node: Node) -> bool:
         """Whether a vector is divided by one value, of its row or of its group of columns."""

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from codegen.graph import emit, online, ranges
 from codegen.graph.contraction import is_approximable, pin_types, rounding
 from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, Leaf, dtypes_of, reaching, topological
+from codegen.graph.nodes import DTYPES, topological
 from codegen.graph.ops import PINNED
+from codegen.graph.precision import deciding_types, widths
 from codegen.plan.access import Access, access_key
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op
@@ -126,33 +127,21 @@ class Context:
 
     @functools.lru_cache(maxsize=1)  # noqa: B019  a context lives as long as a file is rendered
     def approximations(self) -> tuple[dict[int, str], dict[str, tuple[Array, ...]]]:
-        """Whether each operation may be approximate, by the node's identity: where all outputs it reaches are narrower
-        than float32, but for those that are there for a backward alone; for a term of a sum of exponentials, where what is
-        exponentiated is. Where that depends on a call's types it is a flag of the kernel: the second dict, with the arrays
-        that decide it."""
+        """Whether each operation may be approximate, by the node's identity (`precision.py`). Where that depends on a call's
+        types it is a flag of the kernel: the second dict, with an array of each type that decides it."""
         if self.spec.math != "auto":
             return {}, {}
-        outputs = self.asking()
-        narrow = {a.name: {is_narrow(d) for d in self.spec.dtypes(a)} for a in outputs}
-        reached = reaching(self.statements, narrow)
         approximable = {id(n) for n in self.nodes if is_approximable(n)}
         taken = (
             {a.name for a in self.spec.arrays} | {p.name for p in self.spec.params} | {s.name for s in self.statements}
         )
+        outputs = {a.name: a.dtype for a in self.asking()}
+        read, variables = self.spec.float_types(self.spec.inputs), dict(self.spec.types)
+        found = deciding_types(self.statements, outputs, read, variables)
+        deciding = {i: self.arrays_of(types) for i, types in found.items()} | self.marked()
+        kinds = {some for some in deciding.values() if some}
         texts: dict[int, str] = {}
         flags: dict[tuple[Array, ...], str] = {}
-        by_type = {a.dtype: a for a in reversed(outputs) if len(narrow[a.name]) == 2}  # outputs of one type go together
-        deciding: dict[int, tuple[Array, ...] | None] = {
-            i: tuple(
-                a
-                for a in outputs
-                if by_type.get(a.dtype) is a and {o.name for o in outputs if o.dtype == a.dtype} & found
-            )
-            for i, found in reached.items()
-            if i in approximable and found and not any(narrow[name] == {False} for name in found)
-        }
-        deciding.update(self.marked())
-        kinds = {some for some in deciding.values() if some}
         for i in approximable:
             arrays = deciding.get(i)
             if not arrays:
@@ -160,26 +149,24 @@ class Context:
                 continue
             name = "approx" if len(kinds) == 1 else "_".join(["approx", *(a.name for a in arrays)])
             texts[i] = flags[arrays] = flags.get(arrays) or fresh(taken, name)
-        for i, read in self.terms().items():
-            widths = [{DTYPES[d].size < 4 for d in self.spec.dtypes(a)} for a in read]
-            if texts[i] == "False" and read and {False} not in widths:
-                texts[i] = flags[read] = flags.get(read) or fresh(taken, "approx_terms")
         return texts, {name: arrays for arrays, name in flags.items()}
+
+    def arrays_of(self, types: Iterable[str]) -> tuple[Array, ...] | None:
+        """An array of each type that may be narrow or not, in the order of outputs and inputs. None where one of the types is
+        never narrow, or where no array of the kernel has it."""
+        there = [a for a in self.spec.inputs if a.default is None and a.name not in self.in_registers()]
+        arrays = {a.dtype: a for a in reversed([*self.asking(), *there])}
+        narrow = {t: widths(t, dict(self.spec.types)) for t in types}
+        undecided = {t for t, found in narrow.items() if len(found) == 2}
+        if {False} in narrow.values() or not undecided <= arrays.keys():
+            return None
+        return tuple(a for t, a in reversed(arrays.items()) if t in undecided)
 
     def marked(self) -> dict[int, tuple[Array, ...] | None]:
         """The functions that another kernel computes too, by identity, with an array of each type that decides in both whether
         they may be approximate. None: never."""
-        there = [a for a in self.spec.inputs if a.default is None and a.name not in self.in_registers()]
-        arrays = {a.dtype: a for a in reversed([*self.asking(), *there])}
-        found: dict[int, tuple[Array, ...] | None] = {}
-        for node in self.nodes:
-            if node.op != PINNED or not pin_types(node):
-                continue
-            widths = {t: {is_narrow(d) for d in dtypes_of(t, dict(self.spec.types))} for t in pin_types(node)}
-            open_types = [t for t, narrow in widths.items() if len(narrow) == 2]
-            never = any(narrow == {False} for narrow in widths.values()) or any(t not in arrays for t in open_types)
-            found[id(node.args[0])] = None if never else tuple(arrays[t] for t in open_types)
-        return found
+        pinned = [n for n in self.nodes if n.op == PINNED and pin_types(n)]
+        return {id(n.args[0]): self.arrays_of(pin_types(n)) for n in pinned}
 
     def asking(self) -> tuple[Array, ...]:
         """The outputs whose types say how exact what reaches them is."""
@@ -190,28 +177,19 @@ class Context:
         """How operations are written that the bounds of their arguments make cheaper, where they are approximate."""
         known, found = ranges.ranges(self.nodes), {}
         for node in self.nodes:
-            if node.op == "exp" and known[id(node.args[0])][1] <= 0:
-                found[id(node)] = "device.exp_to_one({0}, {approx})"
-            elif node.op == "div" and ranges.is_normal(known[id(node.args[1])]):
+            if node.op == "div" and ranges.is_normal(known[id(node.args[1])]):
                 found[id(node)] = "device.divide_by_normal({0}, {1}, {approx})"
             elif node.op == "reciprocal" and ranges.is_normal(known[id(node.args[0])]):
                 found[id(node)] = "device.divide_by_normal(1.0, {0}, {approx})"
         return found
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019
-    def terms(self) -> dict[int, tuple[Array, ...]]:
-        """The exponentials that nothing but a sum which follows their maximum needs, by identity: the largest is one. With
-        them, the floating arrays that they are made of."""
+    def terms(self) -> set[int]:
+        """The exponentials that nothing but a sum which follows their maximum needs, by identity: the largest is one."""
         uses = Counter(id(a) for n in self.nodes for a in n.args)
         results = {a.name for a in self.spec.outputs}
         uses.update(id(s.value) for s in self.statements if s.name in results)
-        found = {}
-        for node in self.nodes:
-            way, term = online.rescaled(node), node.args[0] if node.args else node
-            if way is not None and way.power == "exp" and uses[id(term)] == 1:
-                names = {n.attr.name for n in topological([term]) if isinstance(n.attr, Leaf)}
-                found[id(term)] = tuple(a for a in self.spec.inputs if a.name in names and self.spec.kind(a) == "float")
-        return found
+        ways = [(online.rescaled(n), n.args[0]) for n in self.nodes if n.args]
+        return {id(term) for way, term in ways if way is not None and way.power == "exp" and uses[id(term)] == 1}
 
     def compute_line(self) -> str:
         """How a kernel sets the type that floating values are computed in, where float64 may be among its inputs."""
@@ -409,8 +387,3 @@ class Context:
 def full(width: str, value: str, dtype: str) -> str:
     """A vector of one value."""
     return f"device.full({width}, {value})" if dtype == "cutlass.Float32" else f"device.full({width}, {value}, {dtype})"
-
-
-def is_narrow(dtype: str) -> bool:
-    """Whether values of a type are floats with less precision than float32."""
-    return DTYPES[dtype].kind == "float" and DTYPES[dtype].size < 4

@@ -149,6 +149,10 @@ class Spec:
         """The types of the `asking` outputs, by name."""
         return types_of(self.asking)
 
+    def float_types(self, arrays: collections.abc.Iterable[Array]) -> dict[str, str]:
+        """The types of the floating arrays among these, by name."""
+        return types_of(a for a in arrays if self.kind(a) == "float")
+
     @property
     def arrays(self) -> tuple[Array, ...]:
         return self.inputs + self.outputs

@@ -188,3 +188,79 @@ def test_the_slope_of_an_approximate_tanh_does_not_cancel(tmp_path):
     x = np.linspace(-6, 6, 4001, dtype=np.float32)
     got = np.asarray(op(jnp.asarray(x), implementation="interpret"), np.float64)
     np.testing.assert_allclose(got, 1 / np.cosh(x.astype(np.float64)) ** 2, rtol=2**-7)
+
+
+DIVISION = """
+op: quotient
+summary: A row over one number.
+inputs:
+  x: float32[..., N]
+  s: float32[...]
+outputs:
+  y: float32[..., N]
+params:
+  p: {{type: float, default: 3.0, static: {}}}
+chain: |
+  {}
+reference: x / s[..., None] * p
+"""
+DIVISORS = np.array(
+    [3, -3, 0.1, 448, 1, -2, 1 + 2**-23, 2 - 2**-23, 2.0**-126, 1e-39, -1e-45, 2.0**100, 3e38, -2.0**127, 2.0**-70, 7e19,
+     0.0, -0.0, np.inf, -np.inf, np.nan], np.float32,
+)  # fmt: skip
+WAYS = {
+    "element by element": "y = where(p > 1e38, x, x / s)",
+    "in a row": "y = where(isnan(max(where(isfinite(x), x, 0), axis=N)), p, x / s)",
+}
+
+
+def dividends() -> np.ndarray:
+    draw = np.random.default_rng(3)
+    mantissas = np.ldexp(1 + draw.random(4000), draw.integers(-126, 127, 4000)) * draw.choice([-1, 1], 4000)
+    small = np.arange(-2000, 2000)
+    special = [np.inf, -np.inf, np.nan, 0.0, -0.0, LEAST, -LEAST, SMALLEST, 3.4e38, -3.4e38]
+    return np.concatenate([mantissas, small, small * LEAST, special]).astype(np.float32)
+
+
+def check_quotients(got: np.ndarray, x: np.ndarray, by: np.ndarray) -> None:
+    """Correctly rounded from 2**-102 on, but for a few that lie next to the middle of two floats; else within one ulp."""
+    with np.errstate(all="ignore"):
+        exact = x.astype(np.float64) / by.astype(np.float64)
+        nearest = exact.astype(np.float32)
+        unit = np.ldexp(1.0, np.maximum(np.frexp(exact)[1], -125) - 24)
+        special = ~np.isfinite(nearest) | (exact == 0)
+        np.testing.assert_array_equal(got[special], nearest[special])
+        np.testing.assert_array_equal(np.signbit(got[exact == 0]), np.signbit(exact[exact == 0]))
+        error = np.abs(got.astype(np.float64) - exact) / unit
+    large = ~special & (np.abs(exact) >= 2.0**-102)
+    assert (error[~special] <= 1).all() and (error[large] <= 0.5 + 2**-18).all()
+    assert (
+        got[large] != nearest[large]
+    ).mean() < 2.0**-11  # whole numbers over 1 + 2**-23 are often next to the middle
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_quotients_of_a_vector_by_one_number(tmp_path, way):
+    op = make_op(tmp_path, DIVISION.format("true", WAYS[way]))
+    x = np.broadcast_to(dividends(), (len(DIVISORS), dividends().size))
+    got = np.asarray(op(jnp.asarray(x), jnp.asarray(DIVISORS), implementation="interpret"))
+    check_quotients(got, x, np.broadcast_to(DIVISORS[:, None], x.shape))
+
+
+@pytest.mark.parametrize("static", ["true", "false"])
+@pytest.mark.parametrize("p", [3.0, -0.7, 2.0, 15.0, 1e-39, 3e38])
+def test_quotients_by_a_parameter(tmp_path, p, static):
+    op = make_op(tmp_path, DIVISION.format(static, "y = where(s > 0, x / p, x / p)"))
+    x = dividends()[None]
+    got = np.asarray(op(jnp.asarray(x), jnp.ones(1), p=p, implementation="interpret"))
+    check_quotients(got, x, np.full_like(x, p))
+
+
+@pytest.mark.parametrize("by", ["448.0", "0.1", "4.0", "(3 + abs(clip(s, 0, 9)))"])
+def test_quotients_by_what_is_never_small_or_large(tmp_path, by):
+    op = make_op(tmp_path, DIVISION.format("true", f"y = where(p > 1e38, s, x / {by})"))
+    x = dividends()[None]
+    s = np.array([0.7], np.float32)
+    number = np.float32(3) + s[0] if "abs" in by else np.float32(float(by))
+    got = np.asarray(op(jnp.asarray(x), jnp.asarray(s), implementation="interpret"))
+    check_quotients(got, x, np.full_like(x, number))

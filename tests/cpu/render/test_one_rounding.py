@@ -205,6 +205,7 @@ STEEP = {
     "exp(x)": np.exp,
     "sigmoid(x)": lambda x: np.exp(-x) / (1 + np.exp(-x)) ** 2,
     "gelu(x)": lambda x: 0.5 * special.erfc(-x / 2**0.5) + x * np.exp(-x * x / 2) / (2 * np.pi) ** 0.5,
+    "tanh(x / 3.0)": lambda x: 1 / (3 * np.cosh(x / 3) ** 2),
     "1.0 / (3.0 + x * x)": lambda x: -2 * x / (3 + x * x) ** 2,
 }
 STEEP_HEAD = """

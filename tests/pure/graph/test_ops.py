@@ -17,7 +17,9 @@ from codegen.spec.specfile import load_spec
 
 RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round"}
 DOMAINS = {"any", "positive", "nonnegative", "nonzero", "unit", "small"}
-DEVICE = [Path(ops.__file__).parents[1] / f"device/{name}.py" for name in ("functions", "elementary", "circular")]
+DEVICE = [
+    Path(ops.__file__).parents[1] / f"device/{name}.py" for name in ("functions", "division", "elementary", "circular")
+]
 
 # Without those that derivatives alone are written with
 LANGUAGE = {name: op for name, op in OPS.items() if not name.startswith("_")}

@@ -50,8 +50,8 @@ def flags(source: str) -> dict[str, str]:
 @pytest.mark.parametrize("chain", [[LOGSUMEXP.format("x")], ["e = exp(x - max(x, axis=N))", "a = log(sum(e, axis=N))"]])
 def test_terms_are_approximate_where_what_they_are_made_of_is_narrow(chain):
     source = text(*chain)
-    assert flags(source) == {"approx_terms": "mX"}
-    assert re.search(r"device\.exp_term\(x - row_max, approx_terms\)", source)
+    assert flags(source) == {"approx": "mX"}
+    assert re.search(r"device\.exp_term\(x - row_max, approx\)", source)
 
 
 def test_each_sum_has_its_own_arrays():
@@ -82,9 +82,11 @@ def test_a_term_that_is_used_elsewhere_is_precise():
 
 def test_a_flag_leaves_users_their_names():
     source = text(
-        LOGSUMEXP.format("x").replace("a = ", "a = approx_terms * "), params="approx_terms: {type: float, default: 2.0}"
-    )
-    assert flags(source) == {"approx_terms2": "mX"}
+        LOGSUMEXP.format("x").replace("a = ", "a = approx_x * "), LOGSUMEXP.format("y").replace("a =", "b ="),
+        inputs='x: "T[..., N]", y: "S[..., N]"', outputs='a: "float32[...]", b: "float32[...]"',
+        params="approx_x: {type: float, default: 2.0}",
+    )  # fmt: skip
+    assert flags(source) == {"approx_x2": "mX", "approx_y": "mY"}
 
 
 @pytest.mark.parametrize(
@@ -114,3 +116,49 @@ def test_sine_and_cosine_of_one_argument_are_made_together():
     assert "device.sin(" not in forward
     apart = text("a = sin(x)", "b = cos(x)", outputs='a: "float32[..., N]", b: "bfloat16[..., N]"')
     assert "device.sin(x, False)" in apart and "device.cos(x, True)" in apart
+
+
+# Chains with one float32 result, and whether `device.{0}` is approximate in its kernel for 16-bit x and y
+RULE = {
+    "a = sum(tanh(x), axis=N)": True,
+    "a = sum(tanh(x) * tanh(x), axis=N)": True,
+    "a = sum(y + tanh(x), axis=N)": True,
+    "a = mean(square(tanh(x) - mean(tanh(x), axis=N)), axis=N)": True,
+    "a = max(tanh(x), axis=N)": True,
+    "a = sum(where(index(N) == 3, tanh(x), 0), axis=N)": True,
+    "a = sum(where(isfinite(tanh(x)), tanh(x), 0), axis=N)": True,
+    "a = sum(x - tanh(x), axis=N)": False,  # both are made of x, and nearly cancel where it is small
+    "a = sum(tanh(x) * y + x, axis=N)": False,
+    "a = sum(tanh(x * z), axis=N)": False,  # z is float32
+    "a = sum(where(tanh(x) > 0.5, 1.0, 0.0), axis=N)": False,
+    "a = sum(floor(4 * tanh(x)), axis=N)": False,
+    "a = prod(tanh(x), axis=N)": False,
+    "a = tanh(sum(x, axis=N))": False,
+    "a = sum(tanh(x), axis=N) + tanh(mean(x, axis=N))": None,  # the first is, the second is not
+}
+
+
+@pytest.mark.parametrize("chain", RULE)
+def test_what_may_be_approximate_in_a_float32_statistic(chain):
+    inputs = 'x: "T[..., N]", y: "T[..., N]", z: "float32[..., N]"'
+    lines = [*(f"unused{i} = sum({n}, axis=N)" for i, n in enumerate("xyz")), "b = unused0 + unused1 + unused2", chain]
+    source = text(*lines, inputs=inputs, outputs='a: "float32[...]", b: "float32[...]"')
+    own = source.partition("def made_xla")[0]
+    found = set(re.findall(r"device\.tanh\(.*?, (approx|False)\)", own))
+    assert found == {True: {"approx"}, False: {"False"}, None: {"approx", "False"}}[RULE[chain]]
+    assert flags(own) == ({} if RULE[chain] is False else {"approx": "mX"})
+
+
+def test_precise_allows_no_approximation_in_a_sum():
+    source = text("a = sum(tanh(x), axis=N)", math="precise")
+    assert flags(source) == {} and "device.tanh(x, False)" in source
+
+
+def test_a_narrow_output_beside_a_statistic_decides_with_its_inputs():
+    """The output's own type decides for it, that of x for the maximum."""
+    source = text(
+        "v = tanh(x) * w", "y = v", "a = max(abs(v), axis=N)", outputs='y: "S[..., N]", a: "float32[...]"',
+        inputs='x: "T[..., N]", w: "S[N]"',
+    )  # fmt: skip
+    (arrays,) = flags(source.partition("def made_xla")[0]).values()
+    assert set(arrays.split(", ")) == {"mY", "mX"}

@@ -1,0 +1,133 @@
+"""Quotients of float32 on per-thread vectors (`cute.TensorSSA`), without the branches of the hardware's division.
+
+A reciprocal is kept as the sum of two floats, `high` and `low`: then a / b is a * high + a * low, where the second product is rounded
+first and the sum is fused. It is off by 0.5 + 2**-18 ulp at most, and so nearly always correctly rounded (Brisebarre, Muller
+and Raina, "Accelerating correctly rounded floating-point division when the divisor is known in advance", IEEE Transactions on
+Computers 53 (2004)). Where the quotient is below 2**-102 the first product may be denormal, and the quotient is within 1 ulp. `low` has
+the sign of `high`, so that infinities and zeros give what they give in a division.
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+import numpy as np
+from cutlass import Float32, Int32, Numeric
+
+from codegen.device.functions import Operand, Vector, as_vectors, cast, each, fma, isinf, rcp, round_to, where
+
+
+def divide(a: Operand, b: Operand, approx: bool) -> Vector:
+    """a / b, correctly rounded; approximately within 2 ulp over the whole range."""
+    a, b = as_vectors(a, b)
+    if not approx or a.dtype is not Float32:
+        return a / b
+    return each(lambda p, q: cute.math.div(p, q, full=True), a, b)
+
+
+def divide_by_normal(a: Operand, b: Operand, approx: bool) -> Vector:
+    """a / b where b and its reciprocal are normal numbers, within 0.5 + 2**-18 ulp; approximately within 2 ulp."""
+    first, second = as_vectors(a, b)
+    if first.dtype is not Float32:
+        return first / second
+    if not isinstance(b, cute.TensorSSA):
+        high, low = _halves_of_constant(b)
+    else:
+        high = rcp(b)
+    if approx:
+        return a * (1.0 / b if not isinstance(b, cute.TensorSSA) else high)
+    if isinstance(b, cute.TensorSSA):
+        high = high * (1.0 - 2.0**-22)  # below the reciprocal, from which the hardware's is 1 ulp off at most
+        low = fma(-b, high, 1.0) * high
+    elif not low:
+        return a * high
+    return fma(first, high, first * low)
+
+
+def _halves_of_constant(b: float) -> tuple[float, float]:
+    """The reciprocal of a number as float32 that add up to it: the one below, and the rest; 0 where there is no rest."""
+    exact = 1.0 / np.float64(np.float32(b))
+    high = np.float32(exact)
+    if abs(np.float64(high)) > abs(exact):
+        high = np.nextafter(high, np.float32(0))
+    return float(high), float(np.float32(exact - np.float64(high)))
+
+
+def divide_by_row(a: Vector, b: Vector, approx: bool) -> Vector:
+    """a / b where b is one value for the whole vector, within 0.5 + 2**-18 ulp; approximately a times its reciprocal, within 3 ulp
+    over the whole range. What depends on b alone is computed before a loop in which it is the same."""
+    if a.dtype is not Float32:
+        return a / b
+    return _by_parts(a, [cute.full_like(a, part) for part in _parts(b[0], approx)], approx)
+
+
+def divide_by_shared(a: Vector, b: Vector, approx: bool) -> Vector:
+    """a / b where elements of a vector mostly have one value of b, to the same bits as `divide_by_row`. Where the compiler sees that
+    they have, what depends on b alone is computed once."""
+    if a.dtype is not Float32:
+        return a / b
+    parts = [cute.make_rmem_tensor(a.shape, Float32) for _ in range(3)]
+    for i in range(cute.size(a.shape)):
+        for part, value in zip(parts, _parts(b[i], approx), strict=True):
+            part[i] = value
+    return _by_parts(a, [part.load() for part in parts], approx)
+
+
+def _parts(b: Float32, approx: bool) -> tuple[Float32, Float32, Float32]:
+    """A power of two by which to multiply dividend and divisor, so that the reciprocal is a normal number, and the two parts of
+    that; approximately it is the first."""
+    one = cute.full((1,), b, Float32)
+    size = cute.math.abs(one)
+    scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
+    one = one * scale
+    high = 1.0 / one
+    if approx:
+        return scale[0], high[0], high[0]
+    rest = fma(-one, high, 1.0)
+    above = rest < 0.0  # in magnitude: then the float below it
+    high = where(above, (high.bitcast(Int32) - 1).bitcast(Float32), high)
+    rest = where(above, fma(-one, high, 1.0), rest)
+    # Never 0, which times an infinity is NaN. Infinite for a divisor of 0, and 0 for an infinite one, as the first part is
+    low = where(rest > 0.0, rest * high, high * 2.0**-60)
+    return scale[0], high[0], low[0]
+
+
+def _by_parts(a: Vector, parts: list[Vector], approx: bool) -> Vector:
+    scale, high, low = parts
+    a = a * scale
+    return a * high if approx else fma(a, high, a * low)
+
+
+def divide_by_count(a: Numeric, count: Numeric) -> Numeric:
+    """a / count, correctly rounded where that is a normal number, for loops in which `count`, a whole number, is constant: one
+    reciprocal before the loop, and a correction by the remainder of its product with `a` (Markstein, 1990)."""
+    if not isinstance(a, Float32):
+        return a / count
+    total, by = cute.full((1,), a, Float32), cute.full((1,), count, Float32)
+    inverse = 1.0 / by
+    near = total * inverse
+    exact = cute.math.fma(cute.math.fma(-near, by, total), inverse, near)
+    return where(isinf(near), near, exact)[0]
+
+
+def reciprocal(x: Vector, approx: bool) -> Vector:
+    """1 / x, correctly rounded; approximately within 2 ulp over the whole range."""
+    return divide(1.0, x, approx)
+
+
+def round_quotient(a: Vector, b: Vector, dtype: type[Numeric]) -> Vector:
+    """round(a / b) in an integer type, as `round_to`, where b is one value for the whole vector: one reciprocal for all, and a
+    correction by the remainder of its product with `a` (Markstein, 1990). The quotient is first correctly rounded, where it is
+    from 2**-2 to 2**20; others round to 0, or saturate."""
+    if a.dtype is not Float32 or dtype.width > 16:
+        return cast(cute.math.roundeven(divide(a, b, False)), dtype)
+    one = cute.full((1,), b[0], Float32)
+    size = cute.math.abs(one)
+    # a power of two that keeps the reciprocal and the remainder normal numbers
+    scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
+    a, by, inverse = a * cute.full_like(a, scale[0]), one * scale, 1.0 / (one * scale)
+    near = a * cute.full_like(a, inverse[0])
+    rest = cute.math.fma(-near, cute.full_like(a, by[0]), a)
+    exact = cute.math.fma(rest, cute.full_like(a, inverse[0]), near)
+    return round_to(
+        where(cute.math.abs(near) < 2.0**20, exact, near), dtype
+    )  # for infinite quotients the correction is NaN

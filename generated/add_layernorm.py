@@ -362,10 +362,8 @@ def add_layernorm_frozen_chain(
     """The chain, on one vector of each operand and the row's statistics."""
     centred = residual_out - row_mean
     t1 = size_n.to(cutlass.Float32)
-    t2 = dresidual_out - device.divide_by_shared(
-        row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred + weight * rstd * dy
-    dx = t2 - device.divide_by_shared(rstd * row_sum2, t1, approx)
+    t2 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred + weight * rstd * dy
+    dx = t2 - device.divide(rstd * row_sum2, t1, approx)
     return dx
 
 
@@ -579,10 +577,8 @@ def add_layernorm_backward_chain(
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     centred = residual_out - row_mean
     t1 = size_n.to(cutlass.Float32)
-    t2 = dresidual_out - device.divide_by_shared(
-        row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred + weight * rstd * dy
-    dx = t2 - device.divide_by_shared(rstd * row_sum2, t1, approx)
+    t2 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred + weight * rstd * dy
+    dx = t2 - device.divide(rstd * row_sum2, t1, approx)
     return dx, dy * (centred * rstd), dy
 
 

@@ -164,8 +164,9 @@ def add_rmsnorm_frozen_stage0(dy, residual_out, weight):
 def add_rmsnorm_frozen_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t0 = device.divide_by_shared(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * residual_out
-    dx = dresidual_out + weight * rstd * dy - t0
+    dx = dresidual_out + weight * rstd * dy - device.divide(
+        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
+    ) * residual_out
     return dx
 
 
@@ -361,8 +362,9 @@ def add_rmsnorm_backward_stage0(dy, residual_out, weight):
 def add_rmsnorm_backward_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t0 = device.divide_by_shared(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * residual_out
-    dx = dresidual_out + weight * rstd * dy - t0
+    dx = dresidual_out + weight * rstd * dy - device.divide(
+        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
+    ) * residual_out
     return dx, dy * (residual_out * rstd)
 
 

@@ -165,8 +165,10 @@ def add_rmsnorm_rounded_frozen_stage0(dy, residual_out, weight):
 def add_rmsnorm_rounded_frozen_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, True)
-    t0 = device.divide_by_shared(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * residual_out
-    dx = device.cast(dresidual_out + weight * rstd * dy - t0, cutlass.BFloat16).to(cutlass.Float32)
+    t0 = dresidual_out + weight * rstd * dy - device.divide(
+        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True,
+    ) * residual_out
+    dx = device.cast(t0, cutlass.BFloat16).to(cutlass.Float32)
     return dx
 
 
@@ -361,8 +363,10 @@ def add_rmsnorm_rounded_backward_stage0(dy, residual_out, weight):
 def add_rmsnorm_rounded_backward_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, True)
-    t0 = device.divide_by_shared(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * residual_out
-    dx = device.cast(dresidual_out + weight * rstd * dy - t0, cutlass.BFloat16).to(cutlass.Float32)
+    t0 = dresidual_out + weight * rstd * dy - device.divide(
+        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True,
+    ) * residual_out
+    dx = device.cast(t0, cutlass.BFloat16).to(cutlass.Float32)
     return dx, dy * (residual_out * rstd)
 
 

@@ -278,7 +278,7 @@ def cross_entropy_smoothed_backward_chain(dloss, lse, x, label, index_n, size_n,
     t1 = smoothing * dloss
     t2 = device.where(
         device.equal_index(index_n, label), -t0, 0.0,
-    ) - device.divide_by_shared(t1, size_n.to(cutlass.Float32), approx)
+    ) - device.divide(t1, size_n.to(cutlass.Float32), approx)
     dx = t2 + (t1 + t0) * device.exp(x - lse, approx)
     return dx
 

@@ -150,9 +150,7 @@ def embedding_rmsnorm_frozen_chain(dy, table_at_token, weight, size_n, eps, row_
     """The chain, on one vector of each operand and the row's statistics."""
     x = table_at_token
     rstd = device.rsqrt(row_mean + eps, False)
-    dtable = weight * rstd * dy - device.divide_by_shared(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False,
-    ) * x
+    dtable = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False) * x
     return dtable
 
 
@@ -349,9 +347,7 @@ def embedding_rmsnorm_backward_chain(dy, table_at_token, weight, size_n, eps, ro
     """The chain: dtable; what is folded into column_sum, on one vector of each operand."""
     x = table_at_token
     rstd = device.rsqrt(row_mean + eps, False)
-    dtable = weight * rstd * dy - device.divide_by_shared(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False,
-    ) * x
+    dtable = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False) * x
     return dtable, dy * (x * rstd)
 
 

@@ -135,7 +135,7 @@ def gemma_rmsnorm_frozen_chain(dy, x, weight, size_n, eps, row_mean, row_sum, ap
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = 1.0 + weight
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = t0 * rstd * dy - device.divide_by_shared(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = t0 * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     return dx
 
 
@@ -322,7 +322,7 @@ def gemma_rmsnorm_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, 
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     t0 = 1.0 + weight
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = t0 * rstd * dy - device.divide_by_shared(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = t0 * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     return dx, dy * (x * rstd)
 
 

@@ -302,9 +302,9 @@ def group_norm_frozen_chain(dy, rstd, row_mean, x, weight, size_c, size_s, row_s
     """The chain, on one vector of each operand and the row's statistics."""
     centred = x - row_mean
     t1 = size_c.to(cutlass.Float32) * size_s.to(cutlass.Float32)
-    dx = weight * rstd * dy - device.divide_by_shared(
+    dx = weight * rstd * dy - device.divide(
         row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide_by_shared(rstd * row_sum2, t1, approx)
+    ) * centred - device.divide(rstd * row_sum2, t1, approx)
     return dx
 
 
@@ -498,9 +498,9 @@ def group_norm_backward_chain(dy, rstd, row_mean, x, weight, size_c, size_s, row
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     centred = x - row_mean
     t1 = size_c.to(cutlass.Float32) * size_s.to(cutlass.Float32)
-    dx = weight * rstd * dy - device.divide_by_shared(
+    dx = weight * rstd * dy - device.divide(
         row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide_by_shared(rstd * row_sum2, t1, approx)
+    ) * centred - device.divide(rstd * row_sum2, t1, approx)
     return dx, dy * (centred * rstd), dy
 
 

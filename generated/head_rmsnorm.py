@@ -134,9 +134,7 @@ def head_rmsnorm_frozen_stage0(dy, x, weight):
 def head_rmsnorm_frozen_chain(dy, x, weight, size_d, eps, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy - device.divide_by_shared(
-        row_sum * rstd * rstd * rstd, size_d.to(cutlass.Float32), approx,
-    ) * x
+    dx = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_d.to(cutlass.Float32), approx) * x
     return dx
 
 
@@ -320,9 +318,7 @@ def head_rmsnorm_backward_stage0(dy, x, weight):
 def head_rmsnorm_backward_chain(dy, x, weight, size_d, eps, row_mean, row_sum, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy - device.divide_by_shared(
-        row_sum * rstd * rstd * rstd, size_d.to(cutlass.Float32), approx,
-    ) * x
+    dx = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_d.to(cutlass.Float32), approx) * x
     return dx, dy * (x * rstd)
 
 

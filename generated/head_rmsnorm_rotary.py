@@ -179,7 +179,7 @@ def head_rmsnorm_rotary_frozen_chain(
     rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, approx)
     t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
     t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
-    t2 = device.divide_by_shared(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
+    t2 = device.divide(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
     dx0 = weight0 * rstd * t0 - t2 * x0
     dx1 = weight1 * rstd * t1 - t2 * x1
     return dx0, dx1
@@ -425,7 +425,7 @@ def head_rmsnorm_rotary_backward_chain(
     rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, False)
     t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
     t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
-    t2 = device.divide_by_shared(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
+    t2 = device.divide(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
     dx0 = weight0 * rstd * t0 - t2 * x0
     dx1 = weight1 * rstd * t1 - t2 * x1
     t3 = x0 * rstd

@@ -311,9 +311,9 @@ def instance_norm_frozen_chain(dy, rstd, row_mean, x, weight, size_s, row_sum, r
     t0 = weight * rstd
     centred = x - row_mean
     t1 = size_s.to(cutlass.Float32)
-    dx = t0 * dy - device.divide_by_shared(
+    dx = t0 * dy - device.divide(
         weight * row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide_by_shared(t0 * row_sum2, t1, approx)
+    ) * centred - device.divide(t0 * row_sum2, t1, approx)
     return dx
 
 
@@ -515,9 +515,9 @@ def instance_norm_backward_chain(dy, rstd, row_mean, x, weight, size_s, row_sum,
     t0 = weight * rstd
     centred = x - row_mean
     t1 = size_s.to(cutlass.Float32)
-    dx = t0 * dy - device.divide_by_shared(
+    dx = t0 * dy - device.divide(
         weight * row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide_by_shared(t0 * row_sum2, t1, approx)
+    ) * centred - device.divide(t0 * row_sum2, t1, approx)
     return dx, dy * (centred * rstd), dy
 
 

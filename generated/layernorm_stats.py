@@ -200,8 +200,9 @@ def layernorm_stats_frozen_chain(dy, dmean, drstd, mean, rstd, x, weight, size_n
     """The chain, on one vector of each operand and the row's statistics."""
     t1 = x - mean
     t2 = size_n.to(cutlass.Float32)
-    t3 = weight * rstd * dy - device.divide_by_shared((drstd + row_sum) * rstd * rstd * rstd, t2, approx) * t1
-    dx = t3 + device.divide_by_shared(dmean - rstd * row_sum2, t2, approx)
+    dx = weight * rstd * dy - device.divide(
+        (drstd + row_sum) * rstd * rstd * rstd, t2, approx,
+    ) * t1 + device.divide(dmean - rstd * row_sum2, t2, approx)
     return dx
 
 
@@ -414,8 +415,9 @@ def layernorm_stats_backward_chain(dy, dmean, drstd, mean, rstd, x, weight, size
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     t1 = x - mean
     t2 = size_n.to(cutlass.Float32)
-    t3 = weight * rstd * dy - device.divide_by_shared((drstd + row_sum) * rstd * rstd * rstd, t2, approx) * t1
-    dx = t3 + device.divide_by_shared(dmean - rstd * row_sum2, t2, approx)
+    dx = weight * rstd * dy - device.divide(
+        (drstd + row_sum) * rstd * rstd * rstd, t2, approx,
+    ) * t1 + device.divide(dmean - rstd * row_sum2, t2, approx)
     return dx, dy * (t1 * rstd), dy
 
 

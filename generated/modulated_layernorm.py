@@ -387,9 +387,9 @@ def modulated_layernorm_backward_chain(dy, rstd, row_mean, x, scale, size_n, row
     t0 = 1.0 + scale
     centred = x - row_mean
     t2 = size_n.to(cutlass.Float32)
-    dx = t0 * rstd * dy - device.divide_by_shared(
+    dx = t0 * rstd * dy - device.divide(
         row_sum * rstd * rstd * rstd, t2, approx,
-    ) * centred - device.divide_by_shared(rstd * row_sum2, t2, approx)
+    ) * centred - device.divide(rstd * row_sum2, t2, approx)
     return dx, dy * (centred * rstd), dy
 
 

@@ -176,9 +176,9 @@ def qk_rmsnorm_frozen_chain(
     """The chain, on one vector of each operand and the row's statistics."""
     q_rstd = device.rsqrt(row_mean + eps, approx)
     t0 = size_d.to(cutlass.Float32)
-    dq = q_weight * q_rstd * dq_out - device.divide_by_shared(row_sum * q_rstd * q_rstd * q_rstd, t0, approx) * q
+    dq = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t0, approx) * q
     k_rstd = device.rsqrt(row_mean2 + eps, approx)
-    dk = k_weight * k_rstd * dk_out - device.divide_by_shared(row_sum2 * k_rstd * k_rstd * k_rstd, t0, approx) * k
+    dk = k_weight * k_rstd * dk_out - device.divide(row_sum2 * k_rstd * k_rstd * k_rstd, t0, approx) * k
     return dq, dk
 
 
@@ -442,9 +442,9 @@ def qk_rmsnorm_backward_chain(
     """The chain: dq, dk; what is folded into column_sum, column_sum2, on one vector of each operand."""
     q_rstd = device.rsqrt(row_mean + eps, approx)
     t0 = size_d.to(cutlass.Float32)
-    dq = q_weight * q_rstd * dq_out - device.divide_by_shared(row_sum * q_rstd * q_rstd * q_rstd, t0, approx) * q
+    dq = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t0, approx) * q
     k_rstd = device.rsqrt(row_mean2 + eps, approx)
-    dk = k_weight * k_rstd * dk_out - device.divide_by_shared(row_sum2 * k_rstd * k_rstd * k_rstd, t0, approx) * k
+    dk = k_weight * k_rstd * dk_out - device.divide(row_sum2 * k_rstd * k_rstd * k_rstd, t0, approx) * k
     return dq, dk, dq_out * (q * q_rstd), dk_out * (k * k_rstd)
 
 

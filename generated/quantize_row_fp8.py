@@ -56,14 +56,14 @@ def quantize_row_fp8_row_max(x):
 
 def quantize_row_fp8_chain(x, largest, amax_min, row_max):
     """The chain, on one vector of each operand and the row's statistics."""
-    scale = device.divide_by_shared(device.maximum(row_max, amax_min), largest, False)
+    scale = device.divide(device.maximum(row_max, amax_min), largest, False)
     q = device.divide_by_row(x, scale, True)
     return q
 
 
 def quantize_row_fp8_row(largest, amax_min, row_max):
     """The row's own results, from its statistics."""
-    scale = device.divide_by_shared(device.maximum(row_max, amax_min), largest, False)
+    scale = device.divide(device.maximum(row_max, amax_min), largest, False)
     return scale
 
 

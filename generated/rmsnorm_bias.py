@@ -136,9 +136,7 @@ def rmsnorm_bias_frozen_stage0(dy, x, weight):
 def rmsnorm_bias_frozen_chain(dy, x, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy - device.divide_by_shared(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
-    ) * x
+    dx = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     return dx
 
 
@@ -322,9 +320,7 @@ def rmsnorm_bias_backward_stage0(dy, x, weight):
 def rmsnorm_bias_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy - device.divide_by_shared(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
-    ) * x
+    dx = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     return dx, dy * (x * rstd), dy
 
 

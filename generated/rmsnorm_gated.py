@@ -144,9 +144,7 @@ def rmsnorm_gated_frozen_stage0(dy, x, weight, t0):
 def rmsnorm_gated_frozen_chain(dy, x, z, weight, size_n, eps, t0, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy * t0 - device.divide_by_shared(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
-    ) * x
+    dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     dz = dy * (x * rstd * weight) * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
     return dx, dz
 
@@ -365,9 +363,7 @@ def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, row_mean, row_su
     rstd = device.rsqrt(row_mean + eps, approx)
     t2 = device.sigmoid(z, approx)
     t0 = z * t2
-    dx = weight * rstd * dy * t0 - device.divide_by_shared(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
-    ) * x
+    dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     t1 = x * rstd
     dz = dy * (t1 * weight) * t2 * (1.0 + z * device.sigmoid(-z, approx))
     return dx, dz, dy * t0 * t1

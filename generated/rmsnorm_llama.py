@@ -141,7 +141,7 @@ def rmsnorm_llama_frozen_chain(dy, x, weight, size_n, eps, row_mean, row_sum):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, True)
     t0 = device.cast(weight * dy, cutlass.BFloat16).to(cutlass.Float32)
-    dx = rstd * t0 - device.divide_by_shared(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * x
+    dx = rstd * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * x
     return dx
 
 
@@ -326,7 +326,7 @@ def rmsnorm_llama_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, True)
     t0 = device.cast(weight * dy, cutlass.BFloat16).to(cutlass.Float32)
-    dx = rstd * t0 - device.divide_by_shared(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * x
+    dx = rstd * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * x
     return dx, dy * device.cast(x * rstd, cutlass.BFloat16).to(cutlass.Float32)
 
 

@@ -161,8 +161,9 @@ def rmsnorm_rstd_frozen_row_sum(dy, x, weight):
 
 def rmsnorm_rstd_frozen_chain(dy, drstd, rstd, x, weight, size_n, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.divide_by_shared((drstd + row_sum) * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx)
-    dx = weight * rstd * dy - t0 * x
+    dx = weight * rstd * dy - device.divide(
+        (drstd + row_sum) * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
+    ) * x
     return dx
 
 
@@ -339,8 +340,9 @@ def rmsnorm_rstd_backward_row_sum(dy, x, weight):
 
 def rmsnorm_rstd_backward_chain(dy, drstd, rstd, x, weight, size_n, row_sum, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
-    t0 = device.divide_by_shared((drstd + row_sum) * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx)
-    dx = weight * rstd * dy - t0 * x
+    dx = weight * rstd * dy - device.divide(
+        (drstd + row_sum) * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
+    ) * x
     return dx, dy * (x * rstd)
 
 

@@ -250,7 +250,7 @@ def rmsnorm_silu_frozen_row_sum(dy, x, weight, t2, t3):
 
 def rmsnorm_silu_frozen_chain(dy, rstd, x, weight, size_n, t2, t3, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    dx = weight * rstd * dy * t2 * t3 - device.divide_by_shared(
+    dx = weight * rstd * dy * t2 * t3 - device.divide(
         row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
     ) * x
     return dx
@@ -470,7 +470,7 @@ def rmsnorm_silu_backward_chain(dy, rstd, x, weight, size_n, row_sum, approx):
     t1 = device.multiply(t0, weight)
     t2 = device.sigmoid(t1, approx)
     t3 = 1.0 + device.multiply(t1, device.sigmoid(-t1, approx))
-    dx = weight * rstd * dy * t2 * t3 - device.divide_by_shared(
+    dx = weight * rstd * dy * t2 * t3 - device.divide(
         row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
     ) * x
     return dx, dy * t2 * t3 * t0

@@ -153,7 +153,7 @@ def row_moments_reference(x):
 def row_moments_backward_chain(dmean, dvariance, mean, x, size_n, approx):
     """The chain, on one vector of each operand."""
     t0 = size_n.to(cutlass.Float32)
-    dx = device.divide_by_shared(dvariance * 2.0, t0, approx) * (x - mean) + device.divide_by_shared(dmean, t0, approx)
+    dx = device.divide(dvariance * 2.0, t0, approx) * (x - mean) + device.divide(dmean, t0, approx)
     return dx
 
 

@@ -111,7 +111,7 @@ def row_rms_reference(x, eps):
 
 def row_rms_backward_chain(drms, rms, x, size_n, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide_by_shared(device.divide(drms, rms, approx), size_n.to(cutlass.Float32), approx) * x
+    dx = device.divide(device.divide(drms, rms, approx), size_n.to(cutlass.Float32), approx) * x
     return dx
 
 

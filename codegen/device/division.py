@@ -79,9 +79,10 @@ def _parts(b: Float32, approx: bool) -> tuple[Float32, Float32, Float32]:
     size = cute.math.abs(one)
     scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
     one = one * scale
-    high = 1.0 / one
     if approx:
+        high = cute.math.rcp(one, approx=True, ftz=True)
         return scale[0], high[0], high[0]
+    high = 1.0 / one
     rest = fma(-one, high, 1.0)
     above = rest < 0.0  # in magnitude: then the float below it
     high = where(above, (high.bitcast(Int32) - 1).bitcast(Float32), high)

@@ -48,6 +48,7 @@ class Dialect:
     like: str = ""  # a vector of the compute type, for constants that need one
     order: tuple[str, ...] = ()  # jnp: the axes of every operand that is not a scalar
     columns: tuple[str, ...] = ()  # the axes along a vector, where other axes make a row
+    innermost: str = ""  # cute: the last axis of all
     approx_of: Mapping[int, str] = field(default_factory=dict)  # the flag of single nodes, by identity
     written: Mapping[int, str] = field(default_factory=dict)  # the text of single nodes, by identity
     given: Mapping[int, str] = field(default_factory=dict)  # the names of nodes that are computed already, by identity
@@ -249,11 +250,11 @@ class _Emitter:
         dtype = f", dtype={self.dialect.integer}" if widened else ""
         return f"{REDUCTIONS[node.op][2]}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"
 
-    @staticmethod
-    def is_shared(node: Node) -> bool:
+    def is_shared(self, node: Node) -> bool:
         """Whether neighbouring elements of a vector are divided by one value, in whatever kernel."""
         dividend, divisor = node.args
-        return bool(dividend.dims) and dividend.dims[-1] not in divisor.dims and not divisor.is_const
+        last = self.dialect.innermost
+        return last in dividend.dims and last not in divisor.dims and not divisor.is_const
 
     def by_one(self, node: Node) -> bool:
         """Whether a vector is divided by one value, of its row or of its group of columns."""

@@ -222,6 +222,17 @@ def topological(
             yield node
 
 
+def reaching(statements: Iterable[Statement], names: Iterable[str]) -> dict[int, set[str]]:
+    """The named values that each node is part of, by the node's identity."""
+    wanted = set(names)
+    found: dict[int, set[str]] = {}
+    for statement in statements:
+        if statement.name in wanted:
+            for node in topological([statement.value]):
+                found.setdefault(id(node), set()).add(statement.name)
+    return found
+
+
 def part_text(name: str, part: int | None) -> str:
     """x, or x[0]"""
     return name if part is None else f"{name}[{part}]"

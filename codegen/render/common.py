@@ -120,7 +120,7 @@ class Context:
             "cute", self.leaves(), self.compute(), f"cutlass.{self.integer}", types, approx,
             self.spec.math == "precise", self.spec.math == "fast", self.like(), approx_of=self.approximations()[0],
             written=self.cheaper() | dict.fromkeys(self.terms(), "device.exp_term({0}, {approx})"),
-            rounding=self.rounding,
+            rounding=self.rounding, innermost=self.spec.axes[-1] if self.spec.axes else "",
         )  # fmt: skip
 
     # Approximations under `math: auto`

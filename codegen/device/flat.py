@@ -129,12 +129,21 @@ class Flat:
                 device.copy_whole_or_part(self._own(r.tensor, r.parts), x, _times(r.parts, self.valid))
             else:
                 rest.append((r, x))
-        mentioned = [i for i in range(len(self.extents)) if any(r == Axis(i) or _at_place(r, i) for r, _ in rest)]
-        if mentioned:
-            _load_ragged(self, rest, mentioned[0])
-        else:
-            self._load_in_row(rest)
+        axes = [[i for i in range(len(self.extents)) if self._asks(r, i)] for r, _ in rest]
+        alike = [o for o, asked in zip(rest, axes, strict=True) if not asked]
+        of_row = [o for o, asked in zip(rest, axes, strict=True) if asked and self.inner not in asked]
+        inside = [o for o, asked in zip(rest, axes, strict=True) if self.inner in asked]
+        self._load_in_row(alike)
+        if of_row:
+            _load_of_rows(self, of_row, min(i for asked in axes for i in asked))
+        if inside:
+            _load_ragged(self, inside, min(i for asked in axes for i in asked))
         return found
+
+    @staticmethod
+    def _asks(read: Read | Axis, number: int) -> bool:
+        """Whether what is read depends on an axis."""
+        return read == Axis(number) or _at_place(read, number)
 
     def _registers(self, read: Read | Axis) -> cute.Tensor:
         vec = self.how.vec
@@ -268,6 +277,57 @@ def _load_elements(rest: list[tuple[Read | Axis, cute.Tensor]], i: int, at: tupl
             x[i] = r.tensor[_where(r.tensor, r.place, at)]
 
 
+def _load_elements_at_places(own: Flat, rest: list[tuple[Read | Axis, cute.Tensor]], outermost: int) -> None:
+    """Every element at its own place, which depends on the axes from the `outermost` on."""
+    at = own.first
+    for i in range(own.how.vec):
+        _load_element(own, rest, i, at)
+        at = _next(at, own, outermost)
+
+
+@cute.jit
+def _load_element(
+    own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], i: cutlass.Constexpr[int], at: tuple[Int32, ...]
+):
+    if i < own.valid:
+        _load_elements(rest, i, at)
+
+
+@cute.jit
+def _load_of_rows(own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], outermost: cutlass.Constexpr[int]):
+    """What is the same for all elements of a row: where rows are not shorter than vectors, a vector has elements of two rows at
+    most."""
+    vec, left = own.how.vec, own.extents[-1] - own.first[-1]
+    if own.extents[-1] >= vec:
+        after = _next((*own.first[:-1], own.extents[-1] - 1), own, outermost)
+        for k in cutlass.range_constexpr(len(rest)):
+            _load_two_rows(rest[k][0], rest[k][1], own.first, after, left, own.valid)
+    else:
+        _load_elements_at_places(own, rest, outermost)
+
+
+@cute.jit
+def _load_two_rows(
+    read: cutlass.Constexpr[Read | Axis],
+    dst: cute.Tensor,
+    at: tuple[Int32, ...],
+    after: tuple[Int32, ...],
+    left: Int32,
+    valid: Int64,
+):
+    """A row's value for the `left` elements of a vector that are in the row `at`, and that of the row `after` for the others."""
+    if cutlass.const_expr(isinstance(read, Axis)):
+        for i in cutlass.range_constexpr(cute.size(dst)):
+            dst[i] = cutlass.select_(i < left, at[read.number], after[read.number])
+    else:
+        dst.fill(read.tensor[_where(read.tensor, read.place, at)])
+        if (left < cute.size(dst)) & (left < valid):
+            other = read.tensor[_where(read.tensor, read.place, after)]
+            for i in cutlass.range_constexpr(cute.size(dst)):
+                if i >= left:
+                    dst[i] = other
+
+
 @cute.jit
 def _load_ragged(own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], outermost: cutlass.Constexpr[int]):
     """Vectors that may cross the end of a row: where they do not, wide loads, wherever they start; else every element at its own
@@ -276,11 +336,7 @@ def _load_ragged(own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], ou
     if whole:
         own._load_in_row(rest)
     else:
-        at = own.first
-        for i in cutlass.range_constexpr(own.how.vec):
-            if i < own.valid:
-                _load_elements(rest, i, at)
-            at = _next(at, own, outermost)
+        _load_elements_at_places(own, rest, outermost)
 
 
 def _stored_wide(own: Flat, written: tuple[tuple[cute.Tensor, cute.Tensor, Place], ...]) -> list[cutlass.Uint32]:

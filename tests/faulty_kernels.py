@@ -39,7 +39,7 @@ def double_kernel(mX: cute.Tensor, mY: cute.Tensor, fault: cutlass.Constexpr[str
     if cutlass.const_expr(fault == "two writers"):
         if i < size:
             mY[i] = mX[i] * 2.0
-            mY[i // 2] = mX[i] * 3.0  # collides with another element
+            mY[i // 2] = mX[i] * 3.0  # collides
     if cutlass.const_expr(fault == "store into an input"):
         if i < size:
             mX[i] = mX[i] * 2.0  # in place
@@ -143,7 +143,7 @@ def cluster_sum_kernel(mX: cute.Tensor, mY: cute.Tensor, fault: cutlass.Constexp
         cute.arch.cluster_arrive()  # again
         cute.arch.cluster_wait()
     elif cutlass.const_expr(fault == "a wait with no arrival"):
-        cute.arch.cluster_wait()  # not announced
+        cute.arch.cluster_wait()  # unannounced
     else:
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
@@ -196,7 +196,7 @@ def staged_kernel(mX: cute.Tensor, mY: cute.Tensor, fault: cutlass.Constexpr[str
         cute.arch.sync_threads()
     other = (THREADS - 1 - tidx) * 4
     for i in cutlass.range_constexpr(4):
-        mY[start + i] = sX[other + i] * 2.0  # another thread's
+        mY[start + i] = sX[other + i] * 2.0  # another's
 
 
 @cute.jit

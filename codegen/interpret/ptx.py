@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from dataclasses import dataclass, field
@@ -78,7 +79,12 @@ class Instruction:
 
     @property
     def words(self) -> tuple[str, ...]:
-        return tuple(self.op.split("."))
+        return _words(self.op)
+
+
+@functools.cache
+def _words(op: str) -> tuple[str, ...]:
+    return tuple(op.split("."))
 
 
 @dataclass
@@ -149,6 +155,7 @@ class _Scope:
     def __init__(self, tag: str, outer: _Scope | None = None):
         self.tag, self.outer = tag, outer
         self.names: dict[str, str] = {}  # to names that are unique in the program; "%r<" for all of %r<32>
+        self.operands: dict[str, Operand] = {}  # operands that were read within this scope, by their text
 
     def declare(self, name: str) -> str:
         self.names[name] = self.tag + name
@@ -207,13 +214,10 @@ class _Parser:
 
     def closing(self, start: int) -> int:
         depth = 0
-        for i in range(start, len(self.text)):
-            if self.text[i] == "{":
-                depth += 1
-            elif self.text[i] == "}":
-                depth -= 1
-                if depth == 0:
-                    return i + 1
+        for brace in re.compile("[{}]").finditer(self.text, start):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                return brace.end()
         raise PtxError("PTX ends inside a function")
 
     def entry(self, name: str, params: str, directives: str, body: str) -> Program:
@@ -332,7 +336,7 @@ class _Parser:
         self.label(program, end)
 
     def instruction(self, program: Program, line: str, place: str, scope: _Scope) -> Instruction:
-        match = re.match(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$", line)
+        match = _INSTRUCTION.match(line)
         if not match:
             raise PtxError(f"{program.name}: cannot read {line!r}")
         negated, guard, op, rest = match.groups()
@@ -346,7 +350,16 @@ class _Parser:
         return Reg(full)
 
     def operand(self, program: Program, word: str, scope: _Scope) -> Operand:
+        """An operand; all names of its scope are declared."""
         word = word.strip()
+        found = scope.operands.get(word)
+        if found is None:
+            found = self.new_operand(program, word, scope)
+            if not isinstance(found, Symbol):  # a register without "%" is one only after its declaration was looked up
+                scope.operands[word] = found
+        return found
+
+    def new_operand(self, program: Program, word: str, scope: _Scope) -> Operand:
         if word[0] in "{(":
             items = [w.strip() for w in word[1:-1].split(",")]
             return Vector(tuple(None if w == "_" else self.operand(program, w, scope) for w in items if w))  # type: ignore[misc]
@@ -385,6 +398,7 @@ class _Parser:
 
 
 _RETURN = "after the call"  # the label that a function's body returns to
+_INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$")
 
 
 def _statements(body: str) -> list[str]:
@@ -431,8 +445,14 @@ def _extents(directive: str, text: str) -> tuple[int, int, int] | None:
     return x, y, z
 
 
+_BRACKET = re.compile(r"[{}()\[\]]")
+
+
 def _split(text: str) -> list[str]:
     """Operands between commas outside brackets; a destination `p|q` stays one operand."""
+    if not _BRACKET.search(text):
+        plain = text.split(",")
+        return plain if plain[-1].strip() else plain[:-1]
     words, depth, start = [], 0, 0
     for i, char in enumerate(text):
         depth += (char in "{[(") - (char in "}])")

@@ -296,8 +296,7 @@ def _reached(launch: Callable[..., None], records: tuple[type, ...]) -> tuple[li
             found += vars(value).values()
         elif isinstance(function, FunctionType):
             functions.append(function)
-            names = {name for code in _nested(_code(function)) for name in code.co_names}
-            named = {name: function.__globals__[name] for name in names if name in function.__globals__}
+            named = {n: function.__globals__[n] for n in _names(_code(function)) if n in function.__globals__}
             constants |= {f"{name} = {v!r}" for name, v in named.items() if isinstance(v, bool | int | float | str)}
             found += named.values()
     return functions, constants
@@ -306,6 +305,12 @@ def _reached(launch: Callable[..., None], records: tuple[type, ...]) -> tuple[li
 def _code(function: FunctionType) -> CodeType:
     """A function's code as imported: CuTe DSL replaces the code of functions that it has traced."""
     return getattr(function, "_original_code", function.__code__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: CodeType) -> frozenset[str]:
+    """The global names that a function and those within it may read."""
+    return frozenset(name for nested in _nested(code) for name in nested.co_names)
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

@@ -124,15 +124,20 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
     from codegen.explain.report import fused_bytes
     from codegen.language.sizes import array_shape
     from codegen.measuring.bench import typical
+    from codegen.measuring.compile import resources_of_call
     from codegen.runtime.call import arguments
     from codegen.runtime.call.arguments import Types
+    from codegen.runtime.compiled import interpreted
 
     binding = typical(op.spec, {})
     assert binding is not None
     arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), binding.dtype(a)) for a in op.spec.inputs}
     axes, types = arguments.bind_axes(op.spec, arrays), Types(binding.types)
-    how = op.launch_for(types, axes, os.environ.get("CUTE_DSL_ARCH"))
+    how = op.launch_for(types, axes)
+    registers, stack, _ = resources_of_call(op, types, shape, interpreted.architecture())
     return {
+        "registers": registers,
+        "stack": stack,
         "kind": op.plan.kind,
         "bytes": fused_bytes(binding, shape, op.statements),
         "large": max(math.prod(x.shape) for x in arrays.values()) >= LARGE // 4,
@@ -374,7 +379,7 @@ def told(row: dict[str, Any]) -> list[str]:
     lines = [
         f"#{row['number']} {row['way']} {row['kind']} {row['shape']}: {row['of_limit']:.3f} of the limit, {row['over_xla']:.3f}x XLA;"
         f" us: ours {us['ours']:.1f}, XLA {us['xla']:.1f}, copy {us['copy']:.1f}" + (f"; XLA took it: {row['left']}" if row["left"] else ""),
-        f"  {row['launch']}",
+        f"  {row['registers']} registers, {row['stack']} bytes of stack; {row['launch']}",
     ]  # fmt: skip
     return lines + [f"    {line}" for line in row["text"].splitlines() if not line.startswith(("op:", "summary:"))]
 

@@ -20,13 +20,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from codegen import cache, extras
 from codegen.graph.nodes import DTYPES
+from codegen.language.sizes import Shape, array_shape
 from codegen.plan.launches import Extents
 from codegen.plan.planner import overrides
 from codegen.plan.reductions import Reduction
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
+from codegen.runtime.call.described import Key
 from codegen.runtime.compiled import kernels
 from codegen.runtime.compiled.kernels import CompiledCall, nameable
 from codegen.runtime.compiled.launcher_call import LauncherCall
@@ -297,6 +301,31 @@ def read_cubin(cubin: bytes) -> tuple[int, int, int]:
     if not registers:
         raise RuntimeError("the cubin has no register count for its kernel")
     return registers, stack, shared
+
+
+def resources_of_call(op: Op, types: Types, shape: Shape, arch: str) -> tuple[int, int, int]:
+    """Registers, stack and shared memory of the kernel that a call at a shape runs, the largest of each where it runs several.
+    It is compiled as the call compiles it, or taken from the cache on disk."""
+    arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in op.spec.inputs}
+    scalar = {"float": "float32", "int": "int32", "bool": "bool"}
+    dynamic = [jax.ShapeDtypeStruct((), scalar[p.kind]) for p in op.spec.params if not p.static]
+    static = tuple((p.name, p.example) for p in op.spec.params if p.static)
+    call = op._kernel_call(Key("cute", types, tuple(arrays), static), (*arrays.values(), *dynamic), arch)
+    module = kernels.binary(call.compiled_for(arch)).module
+    found = [read_cubin(module[place:]) for place in _elf_files(module, _EM_CUDA)]
+    return tuple(max(numbers) for numbers in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+_EM_CUDA = 190
+
+
+def _elf_files(data: bytes, machine: int) -> Iterator[int]:
+    """Where files for a machine begin in an object file that holds them."""
+    place = data.find(b"\x7fELF")
+    while place >= 0:
+        if struct.unpack_from("<H", data, place + 18)[0] == machine:
+            yield place
+        place = data.find(b"\x7fELF", place + 4)
 
 
 # Attributes of .nv.info (EIATTR_... in cuobjdump -elf): a stack's size includes called functions

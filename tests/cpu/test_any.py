@@ -38,6 +38,7 @@ def test_a_tiny_run_compares_and_times_both_ways(tmp_path):
     assert (forward["way"], backward["way"]) == ("forward", "backward")
     for row in (forward, backward):
         assert row["differs"] == 0
+        assert 16 <= row["registers"] <= 255
         assert all(row["us"][name] > 0 for name in ("ours", "xla", "copy"))
         assert row["of_limit"] == pytest.approx(row["us"]["copy"] / row["us"]["ours"], rel=1e-2)
 
@@ -48,6 +49,8 @@ def row(number: int, of_limit: float, over_xla: float, **more) -> dict:
         "way": "forward",
         "kind": "row",
         "launch": "",
+        "registers": 32,
+        "stack": 0,
         "left": "",
         "large": True,
         "differs": 0.0,

@@ -12,11 +12,11 @@ from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.language.chain import read_chain
 from codegen.language.check import check
 from codegen.language.reference import read_reference
-from codegen.plan.choose import plan_of
 from codegen.plan.launches import Tuned
 from codegen.plan.limits import why_not_in_place
 from codegen.plan.op import Op
 from codegen.spec.specfile import read_spec
+from codegen.stages.choose import plan_of
 
 
 def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Op:

@@ -56,6 +56,9 @@ Contractions:
   linear_cross_entropy, logits_logsumexp, matmul_dgelu, matmul_dgelu_dbias,
   matmul_drelu_dbias, matmul_dsilu, matmul_dswiglu_pairs, scaled_matmul_fp8,
   scaled_matmul_fp8_gelu, scaled_matmul_int8
+
+Several kernels:
+  batch_norm_train
 """
 
 import sys
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
     from .all_finite import all_finite as all_finite
     from .attention_scores import attention_scores as attention_scores
     from .axpby import axpby as axpby
+    from .batch_norm_train import batch_norm_train as batch_norm_train
     from .batched_dense_gelu import batched_dense_gelu as batched_dense_gelu
     from .bias_gelu import bias_gelu as bias_gelu
     from .bias_gelu_fp8 import bias_gelu_fp8 as bias_gelu_fp8
@@ -305,6 +309,7 @@ __all__ = [
     "all_finite",
     "attention_scores",
     "axpby",
+    "batch_norm_train",
     "batched_dense_gelu",
     "bias_gelu",
     "bias_gelu_fp8",

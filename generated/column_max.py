@@ -134,22 +134,22 @@ def column_max_reference(x):
     return jnp.max(x, axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])
 
 
-def column_max_first_chain(y, x):
+def column_max_backward_stage1_chain(y, x):
     """What is folded into column_sum, on one vector of each operand."""
     return device.where(x == y, 1.0, 0.0)
 
 
-def column_max_first_columns(column_sum):
+def column_max_backward_stage1_columns(column_sum):
     """The columns' results, from their statistics."""
-    of_rows0 = column_sum
-    return of_rows0
+    sum_of_n = column_sum
+    return sum_of_n
 
 
 @cute.kernel
-def column_max_first_kernel(
+def column_max_backward_stage1_kernel(
     mY: cute.Tensor,  # (N) T
     mX: cute.Tensor,  # (rows, N) T
-    mOfRows0: cute.Tensor,  # (N) float32
+    mSumOfN: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     how: cutlass.Constexpr[Walk],
 ):
@@ -184,7 +184,9 @@ def column_max_first_kernel(
             own = rowwise.walked(how, row < rows, N, first)
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
-                column_sum_of = column_max_first_chain(device.floats(rY[None, v]), device.floats(rX[None, v, u]))
+                column_sum_of = column_max_backward_stage1_chain(
+                    device.floats(rY[None, v]), device.floats(rX[None, v, u]),
+                )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
@@ -195,8 +197,8 @@ def column_max_first_kernel(
 
 
 @cute.kernel
-def column_max_first_finish(
-    mOfRows0: cute.Tensor,  # (N) float32
+def column_max_backward_stage1_finish(
+    mSumOfN: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
     # All parts of a column, in a fixed order.
@@ -207,16 +209,16 @@ def column_max_first_finish(
     c = bidx * beside + tidx % beside
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rOfRows0 = access.registers(mOfRows0, (1,))
+    rSumOfN = access.registers(mSumOfN, (1,))
     if there:
-        of_rows0 = column_max_first_columns(device.full(1, column_sum))
-        rOfRows0.store(of_rows0.to(mOfRows0.element_type))
-        mOfRows0[c] = rOfRows0[0]
+        sum_of_n = column_max_backward_stage1_columns(device.full(1, column_sum))
+        rSumOfN.store(sum_of_n.to(mSumOfN.element_type))
+        mSumOfN[c] = rSumOfN[0]
 
 
 @cute.jit
-def column_max_first_launch(
-    stream: cuda.CUstream, mY: cute.Tensor, mX: cute.Tensor, mOfRows0: cute.Tensor, mColumnSumParts: cute.Tensor,
+def column_max_backward_stage1_launch(
+    stream: cuda.CUstream, mY: cute.Tensor, mX: cute.Tensor, mSumOfN: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
     vec, per_row = how.vec, how.per_row
@@ -224,33 +226,33 @@ def column_max_first_launch(
     pieces = (N + vec * per_row - 1) // (vec * per_row)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        column_max_first_kernel(mY, mX, mOfRows0, mColumnSumParts, how).launch(
+        column_max_backward_stage1_kernel(mY, mX, mSumOfN, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
     beside = partials.columns_beside(mColumnSumParts)
     blocks = (N + beside - 1) // beside
     if blocks > 0:
-        column_max_first_finish(mOfRows0, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
+        column_max_backward_stage1_finish(mSumOfN, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 
 
-def column_max_first_xla(y, x, row_axes):
+def column_max_backward_stage1_xla(y, x, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    of_rows0 = jnp.sum(jnp.where(x == y, jnp.asarray(1.0, jnp.float32), 0.0), axis=row_axes, keepdims=True)
-    return of_rows0
+    sum_of_n = jnp.sum(jnp.where(x == y, jnp.asarray(1.0, jnp.float32), 0.0), axis=row_axes, keepdims=True)
+    return sum_of_n
 
 
-def column_max_backward_chain(dy, y, x, of_rows0, approx):
+def column_max_backward_stage2_chain(dy, y, x, sum_of_n, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide(device.where(x == y, dy, 0.0), of_rows0, approx)
+    dx = device.divide(device.where(x == y, dy, 0.0), sum_of_n, approx)
     return dx
 
 
 @cute.kernel
-def column_max_backward_kernel(
+def column_max_backward_stage2_kernel(
     mDy: cute.Tensor,  # (N) T
     mY: cute.Tensor,  # (N) T
     mX: cute.Tensor,  # (rows, N) T
-    mOfRows0: cute.Tensor,  # (N) float32
+    mSumOfN: cute.Tensor,  # (N) float32
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
@@ -258,24 +260,24 @@ def column_max_backward_kernel(
     _, iN = at.axes
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDy, rY, rX, rOfRows0 = at.load(flat.read(mDy, (iN,)), flat.read(mY, (iN,)), mX, flat.read(mOfRows0, (iN,)))
-        dx = column_max_backward_chain(
-            device.floats(rDy), device.floats(rY), device.floats(rX), device.floats(rOfRows0), approx,
+        rDy, rY, rX, rSumOfN = at.load(flat.read(mDy, (iN,)), flat.read(mY, (iN,)), mX, flat.read(mSumOfN, (iN,)))
+        dx = column_max_backward_stage2_chain(
+            device.floats(rDy), device.floats(rY), device.floats(rX), device.floats(rSumOfN), approx,
         )
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
-def column_max_backward_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mY: cute.Tensor, mX: cute.Tensor, mOfRows0: cute.Tensor, mDx: cute.Tensor,
+def column_max_backward_stage2_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mY: cute.Tensor, mX: cute.Tensor, mSumOfN: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    column_max_backward_kernel(mDy, mY, mX, mOfRows0, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+    column_max_backward_stage2_kernel(mDy, mY, mX, mSumOfN, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def column_max_backward_xla(dy, y, x, of_rows0):
+def column_max_backward_stage2_xla(dy, y, x, sum_of_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = jnp.where(x == y, dy, 0.0) / of_rows0
+    dx = jnp.where(x == y, dy, 0.0) / sum_of_n
     return dx
 
 
@@ -284,10 +286,10 @@ def column_max_backward_xla(dy, y, x, of_rows0):
     launch=column_max_launch,
     xla=column_max_xla,
     reference=column_max_reference,
-    first_launch=column_max_first_launch,
-    first_xla=column_max_first_xla,
-    backward_launch=column_max_backward_launch,
-    backward_xla=column_max_backward_xla,
+    backward_stage1_launch=column_max_backward_stage1_launch,
+    backward_stage1_xla=column_max_backward_stage1_xla,
+    backward_stage2_launch=column_max_backward_stage2_launch,
+    backward_stage2_xla=column_max_backward_stage2_xla,
 )
 def column_max(
     x: jax.Array,

@@ -130,22 +130,22 @@ def full_amax_reference(x):
     return jnp.linalg.norm(x.reshape(-1), ord=jnp.inf)
 
 
-def full_amax_first_chain(amax, x):
+def full_amax_backward_stage1_chain(amax, x):
     """What is folded into total_sum, on one vector of each operand."""
     return device.where(cute.math.abs(x) == amax, 1.0, 0.0)
 
 
-def full_amax_first_columns(total_sum):
+def full_amax_backward_stage1_columns(total_sum):
     """The result."""
-    of_rows0 = total_sum
-    return of_rows0
+    sum_of_all = total_sum
+    return sum_of_all
 
 
 @cute.kernel
-def full_amax_first_kernel(
+def full_amax_backward_stage1_kernel(
     mAmax: cute.Tensor,  # (1) float32
     mX: cute.Tensor,  # (rows, cols) T
-    mOfRows0: cute.Tensor,  # (1) float32
+    mSumOfAll: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
     how: cutlass.Constexpr[Walk],
 ):
@@ -179,7 +179,7 @@ def full_amax_first_kernel(
             own = rowwise.walked_piece(how, row, total, first)
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
-                total_sum_of = full_amax_first_chain(
+                total_sum_of = full_amax_backward_stage1_chain(
                     device.floats(device.full(vec, rAmax[0], rAmax.element_type)), device.floats(rX[None, v, u]),
                 )
                 inside = at.inside()
@@ -194,8 +194,8 @@ def full_amax_first_kernel(
 
 
 @cute.kernel
-def full_amax_first_finish(
-    mOfRows0: cute.Tensor,  # (1) float32
+def full_amax_backward_stage1_finish(
+    mSumOfAll: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
     # All parts of everything, in a fixed order.
@@ -203,74 +203,74 @@ def full_amax_first_finish(
     tidx, _, _ = cute.arch.thread_idx()
     (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
-    rOfRows0 = access.registers(mOfRows0, (1,))
+    rSumOfAll = access.registers(mSumOfAll, (1,))
     if there:
-        of_rows0 = full_amax_first_columns(device.full(1, total_sum))
-        rOfRows0.store(of_rows0.to(mOfRows0.element_type))
-        mOfRows0[0] = rOfRows0[0]
+        sum_of_all = full_amax_backward_stage1_columns(device.full(1, total_sum))
+        rSumOfAll.store(sum_of_all.to(mSumOfAll.element_type))
+        mSumOfAll[0] = rSumOfAll[0]
 
 
 @cute.jit
-def full_amax_first_launch(
-    stream: cuda.CUstream, mAmax: cute.Tensor, mX: cute.Tensor, mOfRows0: cute.Tensor, mTotalSumParts: cute.Tensor,
+def full_amax_backward_stage1_launch(
+    stream: cuda.CUstream, mAmax: cute.Tensor, mX: cute.Tensor, mSumOfAll: cute.Tensor, mTotalSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
-        full_amax_first_kernel(mAmax, mX, mOfRows0, mTotalSumParts, how).launch(
+        full_amax_backward_stage1_kernel(mAmax, mX, mSumOfAll, mTotalSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
     blocks = 1
     if blocks > 0:
-        full_amax_first_finish(mOfRows0, mTotalSumParts).launch(**partials.finishing_grid(blocks, stream))
+        full_amax_backward_stage1_finish(mSumOfAll, mTotalSumParts).launch(**partials.finishing_grid(blocks, stream))
 
 
-def full_amax_first_xla(amax, x):
+def full_amax_backward_stage1_xla(amax, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    of_rows0 = jnp.sum(jnp.where(jnp.abs(x) == amax, jnp.asarray(1.0, jnp.float32), 0.0), axis=None, keepdims=True)
-    return of_rows0
+    sum_of_all = jnp.sum(jnp.where(jnp.abs(x) == amax, jnp.asarray(1.0, jnp.float32), 0.0), axis=None, keepdims=True)
+    return sum_of_all
 
 
-def full_amax_backward_chain(damax, amax, x, of_rows0, approx):
+def full_amax_backward_stage2_chain(damax, amax, x, sum_of_all, approx):
     """The chain, on one vector of each operand."""
     dx = device.divide_by_shared(
-        device.where(cute.math.abs(x) == amax, damax, 0.0), of_rows0, approx,
+        device.where(cute.math.abs(x) == amax, damax, 0.0), sum_of_all, approx,
     ) * device.where(x >= 0.0, 1, -1).to(cutlass.Float32)
     return dx
 
 
 @cute.kernel
-def full_amax_backward_kernel(
+def full_amax_backward_stage2_kernel(
     mDamax: cute.Tensor,  # (1) float32
     mAmax: cute.Tensor,  # (1) float32
     mX: cute.Tensor,  # (rows, cols) T
-    mOfRows0: cute.Tensor,  # (1) float32
+    mSumOfAll: cute.Tensor,  # (1) float32
     mDx: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
     at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDamax, rAmax, rX, rOfRows0 = at.load(
-            flat.read(mDamax, (0,)), flat.read(mAmax, (0,)), mX, flat.read(mOfRows0, (0,)),
+        rDamax, rAmax, rX, rSumOfAll = at.load(
+            flat.read(mDamax, (0,)), flat.read(mAmax, (0,)), mX, flat.read(mSumOfAll, (0,)),
         )
-        dx = full_amax_backward_chain(
-            device.floats(rDamax), device.floats(rAmax), device.floats(rX), device.floats(rOfRows0), approx,
+        dx = full_amax_backward_stage2_chain(
+            device.floats(rDamax), device.floats(rAmax), device.floats(rX), device.floats(rSumOfAll), approx,
         )
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
-def full_amax_backward_launch(
-    stream: cuda.CUstream, mDamax: cute.Tensor, mAmax: cute.Tensor, mX: cute.Tensor, mOfRows0: cute.Tensor,
+def full_amax_backward_stage2_launch(
+    stream: cuda.CUstream, mDamax: cute.Tensor, mAmax: cute.Tensor, mX: cute.Tensor, mSumOfAll: cute.Tensor,
     mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    full_amax_backward_kernel(mDamax, mAmax, mX, mOfRows0, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+    full_amax_backward_stage2_kernel(mDamax, mAmax, mX, mSumOfAll, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def full_amax_backward_xla(damax, amax, x, of_rows0):
+def full_amax_backward_stage2_xla(damax, amax, x, sum_of_all):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = jnp.where(jnp.abs(x) == amax, damax, 0.0) / of_rows0 * jnp.where(
+    dx = jnp.where(jnp.abs(x) == amax, damax, 0.0) / sum_of_all * jnp.where(
         x >= 0.0, jnp.asarray(1, jnp.int32), -1,
     ).astype(jnp.float32)
     return dx
@@ -281,10 +281,10 @@ def full_amax_backward_xla(damax, amax, x, of_rows0):
     launch=full_amax_launch,
     xla=full_amax_xla,
     reference=full_amax_reference,
-    first_launch=full_amax_first_launch,
-    first_xla=full_amax_first_xla,
-    backward_launch=full_amax_backward_launch,
-    backward_xla=full_amax_backward_xla,
+    backward_stage1_launch=full_amax_backward_stage1_launch,
+    backward_stage1_xla=full_amax_backward_stage1_xla,
+    backward_stage2_launch=full_amax_backward_stage2_launch,
+    backward_stage2_xla=full_amax_backward_stage2_xla,
 )
 def full_amax(
     x: jax.Array,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Collection, Iterable, Sequence
@@ -10,38 +9,30 @@ from dataclasses import dataclass, replace
 
 from codegen.autodiff.products import pull
 from codegen.autodiff.reverse import Backward, Reverse
-from codegen.autodiff.splitting import restricted, split
 from codegen.errors import Mistake, SpecError
 from codegen.graph.nodes import Leaf, topological
-from codegen.graph.ops import REDUCTIONS
 from codegen.language.reference import Reference
-from codegen.plan.choose import derived, gemm_plan
-from codegen.plan.op import Gemm, Op
-from codegen.plan.reducing import waited_for
+from codegen.plan.op import Gemm, Op, Staged
 from codegen.spec.spec import Array, Spec
+from codegen.stages.choose import derived, gemm_plan, one_kernel
+from codegen.stages.splitting import restricted
 
 
 @dataclass(frozen=True)
 class Derived:
-    """An op's backward as ops: `op`, and up to three others.
+    """An op's backward. `how` says which arrays of the op the inputs and outputs are. `forward` is the op with more outputs, if it
+    saves more than its outputs for the backward, and than what its stages write."""
 
-    `forward` is the op with more outputs, if it saves more than its outputs for the backward. `first` runs before `op`, which
-    takes its results: reductions over all rows that every row needs. `columns` computes gradients with fewer axes than the
-    others, if `op` cannot. `how` says which arrays of the op the inputs and outputs are.
-    """
-
-    first: Op | None
     op: Op
     how: Backward
     forward: Op | None
     products: tuple[tuple[str, str], ...] = ()  # (a product that it takes, the output of `forward` that saves it)
-    columns: Op | None = None
 
     @functools.cached_property
     def shared(self) -> frozenset[str]:
         """The inputs and parameters with a gradient that all rows share. Their gradients are reduced over the rows."""
         rows = self.op.plan.order[0] if self.op.plan.order else None
-        arrays = {a.name: a for op in (self.op, self.columns) if op is not None for a in op.spec.outputs}
+        arrays = {a.name: a for a in self.op.spec.outputs}
         found = [*((name, arrays[dx]) for name, dx in self.how.gradients), *self.how.same]
         return frozenset(name for name, dx in found if rows not in dx.axes)
 
@@ -60,8 +51,8 @@ class Derived:
     @functools.cached_property
     def frozen(self) -> Derived | None:
         """The backward without the gradients that all rows share, such as those of weights that are not trained. It does not
-        reduce over rows. None if it would be the same kernel, or would compute nothing."""
-        if self.first is not None or self.columns is not None or not self.shared or self.copies_rows:
+        reduce over rows. None if it would be the same kernels, or would compute nothing."""
+        if not self.shared or self.copies_rows:
             return None
         base = self.op.spec.op.removesuffix("_backward")
         summary = f"The gradients of {base}, without those that all rows share."
@@ -69,9 +60,11 @@ class Derived:
             op, how = _of_some(self.op.spec, self.how, self._of_rows, f"{base}_frozen", summary)
         except (SpecError, Mistake):
             return None
+        if isinstance(op.plan, Staged) and op.plan.kernels >= self.op.plan.kernels:
+            return None
         how = replace(how, same=tuple(pair for pair in how.same if pair[0] not in self.shared))
         products = tuple(pair for pair in self.products if pair[0] in {a.name for a in op.spec.inputs})
-        return Derived(None, op, how, self.forward, products)
+        return Derived(op, how, self.forward, products)
 
 
 _found: weakref.WeakKeyDictionary[Op, Derived | Mistake] = weakref.WeakKeyDictionary()
@@ -90,7 +83,7 @@ def _backward_of(op: Op) -> Derived | Mistake:
     try:
         if isinstance(op.plan, Gemm):
             return gemm_backward(op.spec, op.plan)
-        return row_backward(op.spec)
+        return row_backward(op)
     except SpecError as error:
         return Mistake(error.diagnostics[0].message)
     except Mistake as mistake:
@@ -160,74 +153,47 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
     return op, replace(how, same=tuple(same))
 
 
-def _in_parts(spec: Spec) -> tuple[Op | None, Op, Op | None]:
-    """The ops `first`, `op` and `columns` of a backward (`Derived`). Raises `SpecError`."""
-    try:
-        return None, *_with_columns(spec)
-    except SpecError:
-        statements = spec.read.statements
-        waited = waited_for(spec, statements)
-        if not waited:
-            raise
-        first, then = split(spec, statements, waited)
-        name = f"{spec.op.removesuffix('_backward')}_first"
-        first = replace(first, op=name, summary=f"The reductions over all rows that {spec.op} takes.")
-        return derived(first), *_with_columns(then)
-
-
-def _with_columns(spec: Spec) -> tuple[Op, Op | None]:
-    """A backward as one op, or as two if one kernel cannot compute it with its outputs of fewer axes. The second computes those;
-    first without the ones that are reductions, which `op` may compute. Raises `SpecError`."""
-    try:
-        return derived(spec), None
-    except SpecError as error:
-        most = max((a.axes for a in spec.outputs), key=len)
-        reduced = {s.name for s in spec.read.statements if any(n.op in REDUCTIONS for n in topological([s.value]))}
-        fewer = tuple(a.name for a in spec.outputs if a.axes != most)
-        name, summary = f"{spec.op.removesuffix('_backward')}_columns", f"The gradients of {spec.op} with fewer axes."
-        for names in dict.fromkeys((tuple(n for n in fewer if n not in reduced), fewer)):
-            if not names:
-                continue
-            with contextlib.suppress(SpecError, Mistake):
-                columns = _only(spec, names)
-                others = _only(spec, [a.name for a in spec.outputs if a.name not in names])
-                if columns.computes_as(spec) and others.computes_as(spec):
-                    # It takes all parameters, since the caller takes the other op's values from them
-                    made = derived(replace(others, params=spec.params))
-                    return made, derived(replace(columns, op=name, summary=summary))
-        raise error
-
-
-def row_backward(spec: Spec) -> Derived:
-    """The backward of an op that does not contract: the first of these that kernels can compute. It takes statistics of rows from
-    the forward, if that saves a sweep; takes none; takes statistics of columns. Then the same, with the gradients of tables
-    added up by index after the kernel. Raises `SpecError` or `Mistake` if there is none."""
+def row_backward(op: Op) -> Derived:
+    """The backward of an op that does not contract: of these, the one of fewest kernels. It takes statistics of rows from the
+    forward, if that saves a sweep; takes none; takes statistics of columns. Of an op in stages, it takes what these write. If
+    there is none, the same with the gradients of tables added up by index after the kernel. Raises `SpecError` or `Mistake` if
+    there is none."""
+    spec, held = op.spec, op.plan.held if isinstance(op.plan, Staged) else ()
     takes = any(n.op == "take" for n in spec.read.nodes)
     reasons: dict[str | None, SpecError | Mistake] = {}
     for by_index in (False, True) if takes else (False,):
         try:
-            reverse = Reverse(spec, by_index=by_index)
+            reverse = Reverse(spec, by_index=by_index, held=held)
         except (SpecError, Mistake) as reason:
             reasons.setdefault(None, reason)
             continue
         tried: set[tuple[str, ...]] = set()
-        for statistics in ("rows", None, "columns"):
+        found: list[Derived] = []
+        for statistics in ("held",) if isinstance(op.plan, Staged) else ("rows", None, "columns"):
             try:
                 how = reverse.backward(statistics)
                 if how.saved not in tried:  # else it saves the same values as an earlier one
                     tried.add(how.saved)
-                    return _row_backward(how)
+                    found.append(_row_backward(op, how))
             except (SpecError, Mistake) as reason:
                 reasons.setdefault(statistics, reason)
-    raise reasons.get(None) or reasons["rows"]
+            if found and not isinstance(found[-1].op.plan, Staged):
+                return found[-1]
+        if found:
+            return min(found, key=lambda d: len(_stages(d.op)))
+    raise next(iter(reasons.values()))
 
 
-def _row_backward(how: Backward) -> Derived:
-    forward = derived(how.forward) if how.forward else None
-    first, op, columns = _in_parts(how.spec)
-    if first is None and columns is None:
-        op, how = _once(op, how)
-    return Derived(first, op, how, forward, columns=columns)
+def _stages(op: Op) -> tuple[Op, ...]:
+    return op.plan.stages if isinstance(op.plan, Staged) else (op,)
+
+
+def _row_backward(op: Op, how: Backward) -> Derived:
+    forward = None
+    if how.forward is not None:  # of no more kernels than the op
+        forward = derived(how.forward) if isinstance(op.plan, Staged) else one_kernel(how.forward)
+    made, how = _once(derived(how.spec), how)
+    return Derived(made, how, forward)
 
 
 def gemm_backward(spec: Spec, plan: Gemm) -> Derived:
@@ -235,7 +201,7 @@ def gemm_backward(spec: Spec, plan: Gemm) -> Derived:
     found = pull(spec, plan.products, plan.epilogue.spec)
     forward = None
     if found.forward is not None:
-        epilogue = derived(found.forward)
+        epilogue = one_kernel(found.forward)
         forward = Op(found.forward, epilogue.statements, Reference(()), gemm_plan(plan.products, epilogue))
     op, how = _once(derived(found.how.spec), found.how)
-    return Derived(None, op, how, forward, tuple(pair for pair in found.products if pair[0] in how.inputs))
+    return Derived(op, how, forward, tuple(pair for pair in found.products if pair[0] in how.inputs))

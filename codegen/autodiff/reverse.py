@@ -92,12 +92,15 @@ class Reverse:
 
     `kept` is the type of saved values. If it is not float32, the backward's inputs are rounded to it, but the forward had them in
     more bits; so the backward does not take statistics from outputs, since they are not statistics of the rounded inputs. With
-    `by_index`, the gradients of all tables are added up by index, also if each index selects from its own row. Raises `Mistake`
-    if there is no derivative that kernels can compute.
+    `by_index`, the gradients of all tables are added up by index, also if each index selects from its own row. `held` are the
+    values, by name, that the op's stages write in any case. Raises `Mistake` if there is no derivative that kernels can compute.
     """
 
-    def __init__(self, spec: Spec, kept: str = "float32", by_index: bool = False):
+    def __init__(
+        self, spec: Spec, kept: str = "float32", by_index: bool = False, held: Iterable[tuple[str, Node]] = ()
+    ):
         self.spec, self.scope, self.kept, self.by_index = spec, make_scope(spec, spec.read), kept, by_index
+        self.held = dict(held)
         self.save = spec.save
         self.saved_type = spec.compute if kept == "float32" else kept
         self.statements = spec.read.statements
@@ -110,6 +113,7 @@ class Reverse:
         self.calls = self.graph.calls
         self.made = {a.name for a in spec.outputs}
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
+        self.taken |= self.held.keys()
         self.cotangents = {
             a.name: replace(a, name=fresh(self.taken, f"d{a.name}"), default=None)
             for a in spec.outputs
@@ -267,13 +271,13 @@ class Reverse:
 
     def backward(self, statistics: str | None = None, save: tuple[str, ...] | None = None) -> Backward:
         """The backward that takes the values of the chain in `save`, or in the spec's own `save` if None. The forward may also save
-        `statistics` of "rows" or of "columns" for it. Raises `Mistake` if kernels cannot compute it."""
+        `statistics` of "rows" or of "columns" for it, or those that it has "held". Raises `Mistake` if kernels cannot compute it."""
         outputs, assigned = self.results, self.assigned
         self.taken, self.save = set(self.known), self.spec.save if save is None else save
         if not assigned:
             raise Mistake("no output varies with an input that has a derivative")
         saved = self.saved(assigned)
-        ways = {"rows": self.statistics, "columns": self.column_statistics}
+        ways = {"rows": self.statistics, "columns": self.column_statistics, "held": self.held_statistics}
         more_saved = ways[statistics](assigned, saved) if statistics and not self.save else {}
         saved |= more_saved
         leaves = {id(node): Leaf(name) for name, node in saved.items()}
@@ -296,7 +300,7 @@ class Reverse:
         if len(spec.read.statements) > MAX_STATEMENTS:
             raise Mistake(f"the backward has more than {MAX_STATEMENTS} statements")
         forward = None
-        if more:
+        if not {a.name for a in more} <= self.held.keys():
             forward = replace(
                 self.spec, op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none",
                 save=(), kept=tuple(more_saved), bench=(),
@@ -452,6 +456,15 @@ class Reverse:
                 if id(node) not in compared or self.exact(name, node):
                     found[name] = node
         return found
+
+    def held_statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
+        """What the forward's stages write anyway, and the backward takes."""
+        leaves = {id(v) for v in saved.values()} | {id(v) for v in self.held.values()}
+        nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
+        compared = {id(a) for a in _compared(nodes)}
+        taken = {id(n) for n in nodes} - {id(v) for v in saved.values()}
+        found = {name: node for name, node in self.held.items() if id(node) in taken}
+        return {name: n for name, n in found.items() if id(n) not in compared or self.exact(name, n)}
 
     def row_reductions(
         self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]

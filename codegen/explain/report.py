@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import Mistake
+from codegen.explain.launching import Binding, bindings, launch_facts, launch_of, launched, stages_of
 from codegen.explain.words import words
-from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, dtype_of, lost_axes, topological
+from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
-from codegen.plan.launches import Extents, Tuned
+from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
-from codegen.plan.op import Gemm, Op
+from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.reductions import Reduction
 from codegen.plan.tiles import Product
-from codegen.shared import Launch, RowLaunch, WalkLaunch
-from codegen.spec.spec import Array, Spec
+from codegen.spec.spec import Array
 from codegen.tuning import choosing
 
 
@@ -121,35 +121,6 @@ def _leaf(node: Node) -> str:
 # Bytes
 
 
-@dataclass(frozen=True)
-class Binding:
-    """One choice of the type variables' dtypes."""
-
-    spec: Spec
-    types: tuple[tuple[str, str], ...]
-
-    def dtype(self, array: Array | str) -> str:
-        name = array if isinstance(array, str) else array.dtype
-        return dtype_of(name, dict(self.types))
-
-    def __str__(self) -> str:
-        return " ".join(f"{name}={dtype}" for name, dtype in self.types) or "-"
-
-    def width(self, kind: str) -> int:
-        """The bytes of a computed value: the size of its kind's compute type."""
-        return self._widths[kind]
-
-    @functools.cached_property
-    def _widths(self) -> dict[str, int]:
-        wide = any(self.dtype(a) == "float64" for a in self.spec.inputs)
-        return {"float": 8 if wide else 4, "bool": 1, "int": DTYPES[self.spec.integer].size}
-
-
-def bindings(spec: Spec) -> Iterator[Binding]:
-    for dtypes in itertools.product(*(dtypes for _, dtypes in spec.types)):
-        yield Binding(spec, tuple(zip((name for name, _ in spec.types), dtypes, strict=True)))
-
-
 def fused_bytes(binding: Binding, shape: Shape, statements: Sequence[Statement]) -> int:
     """The bytes that a kernel of this chain moves: each input and output once, and only the gathered elements of a table."""
     tables: dict[str, int] = {}
@@ -224,60 +195,10 @@ def _source(node: Node) -> Node:
 # The kernel
 
 
-def launched(op: Op) -> Op:
-    """The op whose launch is reported: for one that contracts, its epilogue, as it runs after XLA's matmul."""
-    return op.plan.epilogue if isinstance(op.plan, Gemm) else op
-
-
-def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
-    """The launch of a call with these dtypes and sizes, by default on an architecture without clusters."""
-    tuned, op = tuned_for(op, binding, shape, arch), launched(op)
-    assert not isinstance(op.plan, Gemm)
-    dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
-    return choosing.launch(op.plan, op.spec, dtypes, _extents(op, shape), arch, tuned)
-
-
-def tuned_for(op: Op, binding: Binding, shape: Shape, arch: str | None) -> Tuned | None:
-    """What was measured for such calls of an op, or of its epilogue."""
-    own = launched(op)
-    assert not isinstance(own.plan, Gemm)
-    sizes = choosing.sizes_of(own.plan, _extents(own, shape))
-    return choosing.found(op.tuning, own.spec.op, arch, binding.types, sizes)
-
-
-def _extents(op: Op, shape: Shape) -> Extents:
-    rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
-    inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
-    apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
-    return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart)
-
-
-def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int:
-    """The blocks of that launch."""
-    return how.blocks(*launched(op).plan.rows_and_columns(functools.partial(elements, shape=shape)))
-
-
-def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> dict[str, Any]:
-    """The entry of a launch in --json."""
-    how, tuned = launch_of(op, binding, shape, arch), tuned_for(op, binding, shape, arch)
-    op = launched(op)
-    plan = op.plan
-    vector_bytes = {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in plan.full}
-    facts = {"vector": how.vec, "vector_bytes": vector_bytes, "threads": how.threads, "ragged": how.ragged}
-    if isinstance(plan, Reduction) and plan.rows and isinstance(how, RowLaunch | WalkLaunch):
-        facts |= {"threads_a_row": how.per_row, "vectors_a_thread": how.vectors, "cluster": how.cluster}
-        facts |= {"rows_at_once": how.at_once, "rows_read": plan.rows_read(how)}
-    if isinstance(plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
-        dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
-        facts |= {"left_to_xla": choosing.left_to_xla(plan, how, dtypes, _extents(op, shape), tuned)}
-    if tuned is not None:
-        facts |= {"left_to_xla": tuned.why if tuned.take == "xla" else "", "measured": dict(tuned.measured)}
-    # each block of a kernel that reduces over rows loops over the rows
-    return facts | {"blocks": blocks_of(op, how, shape) if not plan.columns else None}
-
-
 def accesses(op: Op) -> list[dict[str, Any]]:
     """How the kernel accesses each array, in words."""
+    if isinstance(op.plan, Staged):
+        return [{**row, "stage": i + 1} for i, stage in enumerate(op.plan.stages) for row in accesses(stage)]
     rows: list[dict[str, Any]] = []
     words_of = words(op.plan)
     for stored, found in ((False, op.plan.loads), (True, op.plan.stores)):
@@ -356,16 +277,42 @@ def backward(op: Op) -> dict[str, Any] | None:
     spec = found.op.spec
     return {
         "kernel": True,
-        "first": None if found.first is None else found.first.spec.chain.value.splitlines(),
-        "columns": None if found.columns is None else found.columns.spec.chain.value.splitlines(),
         "kind": found.op.plan.kind,
         "why": words(found.op.plan).kind(),
         "inputs": {a.name: str(a) for a in spec.inputs},
-        "outputs": {a.name: str(a) for a in (*spec.outputs, *(found.columns.spec.outputs if found.columns else ()))},
+        "outputs": {a.name: str(a) for a in spec.outputs},
         "chain": spec.chain.value.splitlines(),
+        "stages": stages(found.op),
         "same": {name: array.name for name, array in found.how.same},
         "frozen": _frozen(found),
     }
+
+
+def stages(op: Op) -> list[dict[str, Any]]:
+    """The kernels of an op that needs several: what each reads, writes and computes, and why it is not one with those before."""
+    if not isinstance(op.plan, Staged):
+        return []
+    made: dict[str, int] = {}
+    found = []
+    for place, stage in enumerate(op.plan.stages):
+        waits = [a.name for a in stage.spec.inputs if a.name in made]
+        found.append(
+            {
+                "kind": stage.plan.kind,
+                "why": words(stage.plan).kind(),
+                "waits_for": waits,
+                "inputs": {a.name: str(a) for a in stage.spec.inputs},
+                "outputs": {a.name: str(a) for a in stage.spec.outputs},
+                "chain": stage.spec.chain.value.splitlines(),
+            }
+        )
+        made |= dict.fromkeys((a.name for a in stage.spec.outputs), place)
+    return found
+
+
+def moved_bytes(op: Op, binding: Binding, shape: Shape) -> int:
+    """The bytes that the op's kernels move: what a stage writes and another reads is moved twice."""
+    return sum(fused_bytes(replace(binding, spec=s.spec), shape, s.statements) for s in stages_of(op))
 
 
 def _frozen(found: Derived) -> dict[str, Any] | None:
@@ -430,11 +377,11 @@ def _roofline(op: Op, binding: Binding, moved: int, found: list[tuple[Product, i
 def explain(op: Op, shape: Shape) -> dict[str, Any]:
     """The whole report, as --json prints it; `tables.as_text` shows the same."""
     spec, found = op.spec, graph(op)
-    reducing = graph(op.plan.epilogue) if isinstance(op.plan, Gemm) else found
-    calls = {id(o.node): f"{o.op}({', '.join(o.args)})" for o in reducing.operations}
+    reducing = [graph(op.plan.epilogue)] if isinstance(op.plan, Gemm) else [graph(stage) for stage in stages_of(op)]
+    calls = {id(o.node): f"{o.op}({', '.join(o.args)})" for one in reducing for o in one.operations}
     costs = []
     for binding in bindings(spec):
-        fused = fused_bytes(binding, shape, op.statements)
+        fused = moved_bytes(op, binding, shape)
         facts, clustered = (launch_facts(op, binding, shape, arch) for arch in (None, "sm_90a"))
         keeps = saved(op)["names"]
         costs.append(
@@ -481,10 +428,12 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                 "value": calls[id(s.node)],
                 "stage": s.stage,
                 "over": s.over,
-                "same_pass": s.over == "row" and isinstance(op.plan, Reduction) and s.stage in op.plan.following,
+                "same_pass": s.over == "row" and isinstance(one.plan, Reduction) and s.stage in one.plan.following,
             }
-            for s in (*op.plan.rows, *op.plan.inner, *op.plan.columns)
+            for one in stages_of(op)
+            for s in (*one.plan.rows, *one.plan.inner, *one.plan.columns)
         ],
+        "stages": stages(op),
         "accesses": accesses(op),
         "ragged": ragged_words(op),
         "kernels": {"fused": op.plan.kernels, "unfused": unfused_kernels(op)},

@@ -20,6 +20,8 @@ def as_text(report: dict[str, Any]) -> Group:
     parts: list[Table | Group] = [_facts(report), _steps(report), _arrays(report), _costs(report), _rooflines(report)]
     if report["products"]:
         parts.insert(4, _main_loops(report))
+    if report["stages"]:
+        parts.insert(1, _stages(report["stages"]))
     if report["backward"]:
         parts.append(_backward(report["backward"]))
     if "interpreted" in report:
@@ -64,9 +66,9 @@ def _backward(made: dict[str, Any]) -> Table:
     table.add_row("kind", escape(made["why"]))
     for what in ("inputs", "outputs"):
         table.add_row(what, escape(", ".join(f"{name}: {array}" for name, array in made[what].items())))
-    for what in ("first", "chain", "columns"):
-        for place, line in enumerate(made[what] or ()):
-            table.add_row("" if place else what, escape(line))
+    for name, lines in _chains(made).items():
+        for place, line in enumerate(lines):
+            table.add_row("" if place else name, escape(line))
     for name, other in made["same"].items():
         table.add_row("", escape(f"the gradient of {name} is {other}"))
     if frozen := made["frozen"]:
@@ -74,6 +76,22 @@ def _backward(made: dict[str, Any]) -> Table:
         table.add_row("frozen", escape(f"where no gradient of {names} is requested: {frozen['why']}"))
         for line in frozen["chain"]:
             table.add_row("", escape(line))
+    return table
+
+
+def _chains(made: dict[str, Any]) -> dict[str, list[str]]:
+    """The chain of a backward, or those of its stages."""
+    return {f"stage {i + 1}": stage["chain"] for i, stage in enumerate(made["stages"])} or {"chain": made["chain"]}
+
+
+def _stages(stages: list[dict[str, Any]]) -> Table:
+    """The kernels of an op that needs several."""
+    table = _table("stage", "kernel", "reads", "writes")
+    for place, stage in enumerate(stages):
+        reads, writes = (
+            "\n".join(f"{name}: {array}" for name, array in stage[key].items()) for key in ("inputs", "outputs")
+        )
+        table.add_row(*map(escape, (str(place + 1), stage["why"], reads, writes)))
     return table
 
 
@@ -90,6 +108,8 @@ def _steps(report: dict[str, Any]) -> Table:
 def _arrays(report: dict[str, Any]) -> Table:
     table = _table("array", "", "type", "shape", "how the kernel accesses it", "and in a ragged call")
     arrays = {**report["inputs"], **report["outputs"], **report["products"]}
+    between: dict[str, Any] = {name: {"shape": []} for stage in report["stages"] for name in stage["outputs"]}
+    arrays = {**between, **arrays}
     for name in dict.fromkeys(p[factor] for factor in "ab" for p in report["products"].values()):
         shape = " x ".join(map(str, arrays[name]["shape"]))
         table.add_row(
@@ -99,7 +119,8 @@ def _arrays(report: dict[str, Any]) -> Table:
         shape = " x ".join(map(str, arrays[a["array"]]["shape"])) if a["array"] else ""
         verb = ("write" if a["stored"] else "read") if a["array"] else ""
         verb = "" if a["array"] in report["products"] else verb
-        table.add_row(*map(escape, (a["value"], verb, a["type"] or "", shape, a["how"], a["ragged"])))
+        how = f"stage {a['stage']}: {a['how']}" if "stage" in a else a["how"]
+        table.add_row(*map(escape, (a["value"], verb, a["type"] or "", shape, how, a["ragged"])))
     return table
 
 

@@ -9,12 +9,16 @@ from codegen.errors import Mistake
 from codegen.graph.nodes import ROWS, lost_axes, part_text
 from codegen.plan.access import Access, Plan
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.op import Gemm
+from codegen.plan.op import Gemm, Staged
 from codegen.plan.reductions import Reduction
 
 
-def words(plan: Elementwise | Reduction | Gemm) -> ElementwiseWords | ReductionWords | GemmWords:
+def words(
+    plan: Elementwise | Reduction | Gemm | Staged,
+) -> ElementwiseWords | ReductionWords | GemmWords | StagedWords:
     """The words of a plan."""
+    if isinstance(plan, Staged):
+        return StagedWords(plan)
     if isinstance(plan, Gemm):
         return GemmWords(plan)
     return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
@@ -200,3 +204,29 @@ class GemmWords:
 
     def ragged(self) -> str:
         return self.epilogue.ragged()
+
+
+class StagedWords:
+    """The words of an op of several kernels: each stage has its own."""
+
+    def __init__(self, plan: Staged):
+        self.plan = plan
+
+    def kind(self) -> str:
+        made = {a.name for stage in self.plan.stages for a in stage.spec.outputs}
+        waits = dict.fromkeys(a.name for stage in self.plan.stages for a in stage.spec.inputs if a.name in made)
+        why = (
+            f"what needs {listed(waits)} waits for all blocks of a kernel"
+            if waits
+            else "the outputs have different axes"
+        )
+        return f"{self.plan.kind}: {len(self.plan.stages)} stages, one after the other, since {why}"
+
+    def groups(self) -> str:
+        return "each stage has its own"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        return value_name(self.plan, access), "in one of the stages", ""
+
+    def ragged(self) -> str:
+        return words(self.plan.stages[-1].plan).ragged()

@@ -29,7 +29,7 @@ REDUCING_NAMES = frozenset("""
 IMPORTED_NAMES = frozenset("flat functools gemm vectors".split())
 # The endings, after the op's name, of the other functions in its module.
 SUFFIXES = re.compile(
-    r"chain|row|kernel|launch|xla|reference|(backward|frozen|forward|first|beside|rows|keep)_\w+|(columns|finish|stage)\d*"
+    r"chain|row|kernel|launch|xla|reference|(backward|frozen|forward|rows|keep|stage\d+)_\w+|(columns|finish|stage)\d*"
 )
 # Names of the package and of the test module, with which an op would clash.
 PACKAGE_NAMES = IMPORTED_NAMES | frozenset("importlib sys types pytest check_op check_gradient".split())

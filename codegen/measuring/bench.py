@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.checking.draw import whole_range
-from codegen.explain.report import Binding, fused_bytes
+from codegen.explain.launching import Binding
+from codegen.explain.report import fused_bytes
 from codegen.explain.tables import time_text
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from codegen.errors import Mistake
-from codegen.explain.report import Binding, bindings
+from codegen.explain.launching import Binding, bindings
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_bytes, elements
 from codegen.measuring.bench import make_inputs, static_arguments, wide_types

@@ -11,7 +11,7 @@ from codegen.graph.nodes import DTYPES, Statement, topological
 from codegen.plan.access import BoundTypes
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
-from codegen.plan.op import Gemm
+from codegen.plan.op import Gemm, Staged
 from codegen.plan.reductions import Reduction
 from codegen.shared import RowLaunch, WalkLaunch
 from codegen.spec.spec import Spec
@@ -46,10 +46,12 @@ def lacks(op: Described, types: BoundTypes, arch: str) -> str | None:
     return None
 
 
-def why_not_in_place(plan: Elementwise | Reduction | Gemm, output: str, source: str) -> str:
+def why_not_in_place(plan: Elementwise | Reduction | Gemm | Staged, output: str, source: str) -> str:
     """Why no kernel of a plan writes an output into an input's buffer; empty where one does."""
     if isinstance(plan, Gemm):
         return "tiles of a product (@) are written while others are still read"
+    if isinstance(plan, Staged):
+        return "it is several kernels, one after the other, which read the inputs again"
     if plan.columns:
         return "a kernel that reduces over rows may read a row again after it has written it"
     reads = [a for a in plan.loads if source in (a.array and a.array.name, a.index_of and a.index_of[0])]
@@ -62,7 +64,7 @@ def why_not_in_place(plan: Elementwise | Reduction | Gemm, output: str, source: 
 
 
 def left_to_xla(
-    plan: Elementwise | Reduction | Gemm, how: AnyLaunch, dtypes: Mapping[str, str], extents: Extents
+    plan: Elementwise | Reduction | Gemm | Staged, how: AnyLaunch, dtypes: Mapping[str, str], extents: Extents
 ) -> str:
     """Why XLA's form is faster, "" where it is not: it splits long rows further than a cluster does, and folds a few rows of
     many columns in fewer blocks."""

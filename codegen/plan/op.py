@@ -1,4 +1,5 @@
-"""A planned op: what all stages after planning take. A contraction holds another, its epilogue."""
+"""A planned op: what everything after planning takes. A contraction holds another, its epilogue; an op of several kernels holds
+one for each."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.errors import Mistake
-from codegen.graph.nodes import Statement
+from codegen.graph.nodes import Node, Statement
 from codegen.language.reference import Reference
-from codegen.plan.access import INT_MAX, BoundTypes
+from codegen.plan.access import INT_MAX, Access, BoundTypes, Group, View
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import GemmLaunch, Tuned
 from codegen.plan.reductions import Reduction
@@ -24,8 +25,54 @@ class Op:
     spec: Spec
     statements: tuple[Statement, ...]
     reference: Reference
-    plan: Elementwise | Reduction | Gemm
+    plan: Elementwise | Reduction | Gemm | Staged
     tuning: tuple[Tuned, ...] = ()  # of its kernel, and of those of its gradients
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The plan of an op that several kernels compute, one after the other.
+
+    A stage is an op that is one kernel: its inputs are the op's own, and outputs of stages before it. What those write for later
+    ones is `held`: values of the chain, by name, that are no outputs. `groups`, `views`, `loads` and `stores` say how the whole
+    chain reaches the op's arrays, each axis by itself.
+    """
+
+    stages: tuple[Op, ...]
+    held: tuple[tuple[str, Node], ...]
+    groups: tuple[Group, ...]
+    views: tuple[View, ...]
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    extremes: tuple[Node, ...]
+    together: bool  # whether stages compare values with what another stage computed: all are kernels, or none
+    kind: str = "staged"
+    collapsed: bool = False
+    rows: tuple[()] = ()  # the stages have the reductions
+    columns: tuple[()] = ()
+    inner: tuple[()] = ()
+    apart: tuple[()] = ()
+
+    @property
+    def kernels(self) -> int:
+        return sum(stage.plan.kernels for stage in self.stages)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Every axis, in the order of the jnp form's operands."""
+        return tuple(axis for group in self.groups for axis in group.axes)
+
+    @property
+    def full(self) -> tuple[()]:
+        return ()
+
+    def view(self, name: str) -> View:
+        return next(v for v in self.views if v.array.name == name)
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """The sizes of the innermost axis at which one of its kernels works in another way."""
+        own = {a.name: "float32" for stage in self.stages for a in stage.spec.arrays} | dict(dtypes)
+        return tuple(dict.fromkeys(n for stage in self.stages for n in stage.plan.edges(own, schedule)))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Container, Iterable
 
 from codegen.errors import Diagnostic, Mistake
-from codegen.graph.nodes import ROWS, Leaf, Node, Statement, topological
+from codegen.graph.nodes import ROWS, Leaf, Node, Statement, lost_axes, topological
+from codegen.graph.ops import REDUCTIONS
 from codegen.language.chain import line_with
 from codegen.language.statements import Placed
 from codegen.plan.access import Access, Group, ModeOf, Tokens
@@ -32,6 +33,15 @@ class Planner:
         self.nodes = list(topological(s.value for s in statements))
         self.axes = tuple(a for a in spec.axes if any(a in o.axes for o in spec.outputs))
 
+    def used_axes(self) -> tuple[str, ...]:
+        """The axes of the chain's values; not those that only tables have."""
+        used = {axis for node in self.nodes for axis in node.dims}
+        taken = {n.attr for n in self.nodes if n.op == "take"}
+        tables = {a for n in self.nodes if n.op == "take" for a in n.args[0].dims} & taken
+        others = {a for n in self.nodes if n.op not in ("take", "input") for a in n.dims}
+        others |= {a for n in self.nodes if n.op in REDUCTIONS for a in lost_axes(n)}
+        return tuple(a for a in self.spec.axes if a in used and (a not in tables or a in others))
+
     def mistake(self, message: str, hint: str, array: Array) -> Diagnostic:
         return self.spec.source.diagnostic(array.span or self.spec.chain.span, message, hint)
 
@@ -50,6 +60,14 @@ class Planner:
             if node.op == "size" and node.attr not in self.axes:
                 message = f"no kernel for the size of {node.attr} yet, an axis that {why}"
                 return self.mistake_in_chain(node, message, "pass it as a parameter")
+        return None
+
+    def refuse_names(self) -> Diagnostic | None:
+        """Two parameters of one name in the kernel."""
+        for param in self.spec.params:
+            if param.constant != param.name and param.constant in {p.name for p in self.spec.params}:
+                message = f"{param.constant!r} cannot name a parameter here: a kernel calls {param.name!r} so"
+                return self.spec.source.diagnostic(self.spec.chain.span, message, "pick another name")
         return None
 
     def leaves(self) -> Iterable[Node]:

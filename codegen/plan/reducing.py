@@ -29,27 +29,11 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
     return planner.plan()
 
 
-def waited_for(spec: Spec, statements: tuple[Statement, ...]) -> list[Node]:
-    """The reductions that all rows of an op would wait for, if that is why it has no plan; none of them waits for another."""
-    planner = _Reductions(spec, statements)
-    found = [] if not planner.over or planner.refuse_axes() or planner.refuse_orders() else planner.waited
-    return [n for n in found if not any(id(n) in planner.reached_by([m]) for m in found if m is not n)]
-
-
 class _Reductions(Planner):
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         super().__init__(spec, statements)
-        used = {axis for node in self.nodes for axis in node.dims}
-        taken = {n.attr for n in self.nodes if n.op == "take"}
-        tables = {a for n in self.nodes if n.op == "take" for a in n.args[0].dims} & taken
-        others = {a for n in self.nodes if n.op not in ("take", "input") for a in n.dims}
-        self.axes = tuple(
-            a for a in spec.axes if a in used and (a not in tables or a in others or self.reduced_over(a))
-        )
+        self.axes = self.used_axes()
         self.reduced = [n for n in self.nodes if n.op in REDUCTIONS]
-
-    def reduced_over(self, axis: str) -> bool:
-        return any(n.op in REDUCTIONS and axis in lost_axes(n) for n in self.nodes)
 
     def refusals(self) -> list[Diagnostic]:
         """What no kernel does yet, or ever: one message for the first reason found."""
@@ -257,14 +241,6 @@ class _Reductions(Planner):
     def kept_apart(self, place: int) -> set[str]:
         """The axes of a row's place that reductions over rows keep."""
         return {a for n in self.over for a in n.dims if a in self.axes[:place]}
-
-    def refuse_names(self) -> Diagnostic | None:
-        """Two parameters of one name in the kernel."""
-        for param in self.spec.params:
-            if param.constant != param.name and param.constant in {p.name for p in self.spec.params}:
-                message = f"{param.constant!r} cannot name a parameter here: a kernel calls {param.name!r} so"
-                return self.spec.source.diagnostic(self.spec.chain.span, message, "pick another name")
-        return None
 
     def refuse_stages(self) -> Diagnostic | None:
         """Statistics that need others that need others ... each cost the row another pass."""

@@ -11,9 +11,9 @@ import re
 from codegen import extras, library
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.op import Gemm, Op
+from codegen.plan.op import Gemm, Op, Staged
 from codegen.render.columns import WalkContext
-from codegen.render.common import Context
+from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
 from codegen.render.literals import dict_literal, line_literal
@@ -44,6 +44,8 @@ def context_of(op: Op) -> Context:
         return ElementwiseContext(op)
     if isinstance(op.plan, Gemm):
         return GemmContext(op)
+    if isinstance(op.plan, Staged):
+        return StagedContext(op)
     return WalkContext(op) if op.plan.columns else RowContext(op)
 
 
@@ -66,24 +68,30 @@ def render_op(op: Op) -> str:
 
 
 def derived_ops(op: Op) -> dict[str, Op]:
-    """The ops that a module contains in addition to its own op, by their roles."""
-    found = {"epilogue": op.plan.epilogue} if isinstance(op.plan, Gemm) else {}
+    """The ops of one kernel that an op's module holds besides it, by what they are to it."""
+    found = kernels("", op) if isinstance(op.plan, Staged) else {}
+    found |= kernels("epilogue", op.plan.epilogue) if isinstance(op.plan, Gemm) else {}
     backward = backward_of(op)
     if isinstance(backward, Derived):
         if backward.forward is not None:
-            found["forward"] = backward.forward
-        if backward.first is not None:
-            found["first"] = backward.first
-        if backward.columns is not None:
-            found["columns"] = backward.columns
+            found |= kernels("forward", backward.forward)
         if backward.frozen is not None:
-            found["frozen"] = backward.frozen.op
-        found["backward"] = backward.op
+            found |= kernels("frozen", backward.frozen.op)
+        found |= kernels("backward", backward.op)
     return found
+
+
+def kernels(name: str, op: Op) -> dict[str, Op]:
+    """An op by its name in a module, or its stages by theirs."""
+    if not isinstance(op.plan, Staged):
+        return {name: op}
+    return {"_".join(filter(None, (name, f"stage{i + 1}"))): stage for i, stage in enumerate(op.plan.stages)}
 
 
 def kernel_text(context: Context, values: dict) -> str:
     """The kernel, or kernels, and what launches them."""
+    if isinstance(context, StagedContext):
+        return ""
     if isinstance(context, GemmContext):
         values = values["tile"]
         if values is None:

@@ -16,7 +16,7 @@ from codegen.graph.ops import PINNED
 from codegen.graph.precision import deciding_types, widths
 from codegen.plan.access import Access, access_key
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.op import Gemm, Op
+from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import dtype_constant, unheld_types
 from codegen.plan.reductions import Reduction
 from codegen.spec.spec import Array, Param
@@ -78,7 +78,7 @@ class Context:
         # Parts that lie next to each other come in one fragment
         self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}
 
-    def planned(self, op: Op) -> Elementwise | Reduction | Gemm:
+    def planned(self, op: Op) -> Elementwise | Reduction | Gemm | Staged:
         return op.plan
 
     def in_registers(self) -> frozenset[str]:
@@ -382,6 +382,22 @@ class Context:
             "  TypeError, ValueError: an argument's dtype or shape does not fit; the message says which.",
         ]
         return lines
+
+
+class StagedContext(Context):
+    """What the module of an op of several kernels shows besides them, each of which has a context of its own."""
+
+    template = "op.py.jinja"
+
+    def kernel(self) -> dict:
+        return {}
+
+    def xla(self) -> dict:
+        """The stages have their jnp forms."""
+        return {}
+
+    def tensor_lines(self) -> list[dict]:
+        return []
 
 
 def full(width: str, value: str, dtype: str) -> str:

@@ -89,6 +89,7 @@ KINDS = {
     "row": "Reductions along rows",
     "column": "Reductions over rows",
     "gemm": "Contractions",
+    "op": "Several kernels",
 }
 
 

@@ -25,6 +25,7 @@ KINDS = {
     "column": "Over rows",
     "row+column": "Along rows and over them",
     "gemm": "Matrix products",
+    "staged": "Several kernels",
 }
 GPU = "H100 SXM"
 

@@ -29,7 +29,7 @@ def derived_of(op: Op) -> list[Op]:
     if isinstance(found, Mistake):
         return []
     frozen = found.frozen.op if found.frozen is not None else None
-    return [made for made in (found.first, found.op, found.forward, found.columns, frozen) if made is not None]
+    return [made for made in (found.op, found.forward, frozen) if made is not None]
 
 
 def test_each_chain_is_read_once_and_none_is_printed(monkeypatch):

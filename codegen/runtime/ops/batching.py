@@ -1,7 +1,8 @@
 """`vmap` of an op: where possible, the mapped axis joins an axis of the op, and a single call computes everything.
 
 It becomes one more axis of `...` where every output and every mapped array has `...`. In an op without `...`, it joins the
-first axis of all outputs and mapped arrays. No value may depend on a position along that axis, or on its size. Arrays that are
+first axis of all outputs and mapped arrays. No value may depend on a position along that axis, on its size, or on a reduction
+over it. Arrays that are
 not mapped are unchanged, unless they have that axis themselves: these are repeated.
 
 In other cases (a mapped weight, a mapped scalar, a result over all rows) the jnp form is mapped. With
@@ -16,7 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen.graph.nodes import ROWS
+from codegen.graph.nodes import ROWS, lost_axes, topological
+from codegen.graph.ops import REDUCTIONS
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding.partition import asked_axes, whole_axes
 from codegen.spec.spec import Array
@@ -56,7 +58,8 @@ def joined_axis(op: CalledOp, mapped: Sequence[Array | None]) -> str | None:
     if axis is None or any(other != axis for other in first):
         return None
     apart = axis != ROWS and any(axis in a.axes and _first(a) != axis for a in op.spec.inputs)
-    return None if apart or axis in whole_axes(op) | asked_axes(op) else axis
+    reduced = {a for n in topological(s.value for s in op.statements) if n.op in REDUCTIONS for a in lost_axes(n)}
+    return None if apart or axis in whole_axes(op) | asked_axes(op) | reduced else axis
 
 
 def _first(array: Array | None) -> str | None:

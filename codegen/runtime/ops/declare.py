@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from codegen.runtime.ops.derived import BackwardOp
+from codegen.runtime.ops.derived import BackwardOp, StagedOp
 from codegen.runtime.ops.gemm_op import GemmBackwardOp, GemmOp
 from codegen.runtime.ops.op import Op
 
@@ -18,9 +18,10 @@ def op(content: dict[str, Any], **parts: Any) -> Callable[[Callable[P, R]], Op[P
 
     `content` is the spec as data. `launch`, `xla` and `reference` are the generated launcher, jnp form and reference. Derived
     ops have a launcher and a jnp form each: `backward_launch` and `backward_xla` for a backward that is a kernel;
-    `forward_launch` and `forward_xla` for a forward that saves more than the op's outputs; `first_launch` and `first_xla` for an
-    op that runs before the backward; `beside_launch` and `beside_xla` for one that is independent of it; `epilogue_launch` and
-    `epilogue_xla` for an op that contracts. `result` is the NamedTuple of several outputs."""
+    `forward_launch` and `forward_xla` for a forward that saves more than the op's outputs; `epilogue_launch` and `epilogue_xla`
+    for an op that contracts. An op of several kernels has `stage1_launch`, `stage1_xla` and so on instead of its own, and so have
+    derived ops: `backward_stage1_launch`. `result` is the NamedTuple of several outputs."""
     if "epilogue_launch" in parts:
         return lambda function: GemmOp(function, content, parts, GemmBackwardOp)
-    return lambda function: Op(function, content, parts, BackwardOp)
+    kind = StagedOp if "stage1_launch" in parts else Op
+    return lambda function: kind(function, content, parts, BackwardOp)

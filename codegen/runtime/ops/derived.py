@@ -1,9 +1,9 @@
-"""The ops that are generated with another: its backward, ops that run with the backward, and a forward that saves more for it."""
+"""The ops that are generated with another: its backward, a forward that saves more for it, and the stages of these."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,14 +12,16 @@ import jax.numpy as jnp
 from codegen.autodiff import backward as backwards
 from codegen.plan.launches import Tuned
 from codegen.plan.op import Op as PlannedOp
+from codegen.plan.op import Staged
+from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.described import Key
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import Op, P, R
 from codegen.runtime.xla.scatter import add_taken
 
 
 class DerivedOp(Op):
-    """An op generated with another: its backward, the op that runs before the backward or independently of it, or the forward
-    that saves more than its outputs."""
+    """An op generated with another: its backward, a stage of it or of its backward, or the forward that saves more than its
+    outputs."""
 
     def __init__(self, forward: Op, which: str, parts: dict[str, Any]):
         self.__name__ = f"{forward.__name__}_{which}"  # type: ignore[attr-defined]
@@ -42,9 +44,7 @@ class DerivedOp(Op):
 
     @functools.cached_property
     def planned(self) -> PlannedOp:
-        found = {"first": self.derived.first, "forward": self.derived.forward, "columns": self.derived.columns}.get(
-            self._which, self.derived.op
-        )
+        found = self.derived.forward if self._which == "forward" else self.derived.op
         assert found is not None
         return found
 
@@ -53,14 +53,117 @@ class DerivedOp(Op):
         """False: its jnp form has gradients, the second derivatives of the op."""
         return False
 
-    def given(self, key: Key, there: dict[str, jax.Array]) -> tuple:
-        """The outputs for a call of the op it was generated with, from its own present inputs and dynamic parameters, by name."""
+    def call(self, key: Key, there: Mapping[str, jax.Array]) -> tuple[Key, tuple]:
+        """Its call in a call of the op it was generated with, where these arrays and dynamic parameters are `there`, by name."""
         arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
         static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
         own = Key(key.implementation, key.types, arrays, static)
         # its compute type may be narrower than the op's, which has other inputs
         dynamic = (jnp.asarray(there[p.name]).astype(self._scalar_dtype(own, p.kind)) for p in self._dynamic)
-        return self._functions(own)(*(there[name] for name in arrays), *dynamic)
+        return own, (*(there[name] for name in arrays), *dynamic)
+
+    def given(self, key: Key, there: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The outputs of that call, by name."""
+        own, operands = self.call(key, there)
+        return self.named(self._functions(own)(*operands))
+
+    def named(self, outputs: Sequence[jax.Array]) -> dict[str, jax.Array]:
+        return dict(zip((a.name for a in self.spec.outputs), outputs, strict=True))
+
+
+class Stage(DerivedOp):
+    """One of the kernels of an op that needs several."""
+
+    def __init__(self, whole: Op, place: int, which: str, parts: dict[str, Any]):
+        super().__init__(whole.origin if isinstance(whole, DerivedOp) else whole, which, parts)
+        self.whole, self.place = whole, place
+
+    @functools.cached_property
+    def planned(self) -> PlannedOp:
+        return self.plan_of_whole.stages[self.place]
+
+    @property
+    def plan_of_whole(self) -> Staged:
+        plan = self.whole.plan
+        assert isinstance(plan, Staged)
+        return plan
+
+    def left_to_xla(self, types: Types, axes: Axes) -> str:
+        """Why such a call runs its jnp form although there is a kernel, or "": XLA's functions have other bits."""
+        return "" if self.plan_of_whole.together else super().left_to_xla(types, axes)
+
+
+def stages_of(whole: Op, prefix: str, parts: dict[str, Any]) -> tuple[Stage, ...]:
+    """The stages of an op, whose launchers are `parts` that begin with `prefix`; none where it is one kernel."""
+    names = [f"{prefix}stage{place + 1}" for place in range(len(parts))]
+    return tuple(Stage(whole, place, n, parts) for place, n in enumerate(names) if f"{n}_launch" in parts)
+
+
+class InStages(Op[P, R]):
+    """An op of several kernels. Each stage is mapped, partitioned and lowered by itself."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def own_kernels(self) -> tuple[Op, ...]:
+        return self.stages
+
+    @property
+    def kernels(self) -> tuple[Op, ...]:
+        return (*self.stages, *(self._backward.generated if self._backward is not None else ()))
+
+    def written(self, key: Key, operands: tuple) -> dict[str, jax.Array]:
+        """Every array that the stages write, by name."""
+        return self._through(key, operands, Stage.given)
+
+    def _through(self, key: Key, operands: tuple, given: Callable[..., dict[str, jax.Array]]) -> dict[str, jax.Array]:
+        there = dict(zip(self.operand_names(key), operands, strict=True))
+        for stage in self.stages:
+            there |= given(stage, key, there)
+        return there
+
+    def _outputs(self, there: dict[str, jax.Array]) -> tuple:
+        return tuple(there[a.name] for a in self.spec.outputs)
+
+    def _run(self, key: Key) -> Callable[..., tuple]:
+        return lambda *operands: self._outputs(self.written(key, operands))
+
+    def jnp_form(self, key: Key, *operands) -> tuple:
+        def in_jnp(stage: Stage, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            own, values = stage.call(key, there)
+            return stage.named(stage.jnp_form(own, *values))
+
+        return self._outputs(self._through(key, operands, in_jnp))
+
+    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
+        del parts, given
+
+        def interpreted(stage: Stage, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            own, values = stage.call(key, there)
+            return stage.named(stage._run_interpret(own, *values))
+
+        return self._outputs(self._through(key, operands, interpreted))
+
+
+class StagedOp(InStages[P, R]):
+    """A generated op of several kernels."""
+
+    @functools.cached_property
+    def stages(self) -> tuple[Stage, ...]:  # type: ignore[override]
+        return stages_of(self, "", self._parts)
+
+
+class StagedForward(InStages, DerivedOp):
+    """Such an op, with more outputs for its backward."""
+
+    def __init__(self, forward: Op, parts: dict[str, Any]):
+        DerivedOp.__init__(self, forward, "forward", parts)
+        self.stages = stages_of(self, "forward_", parts)
+
+
+def has_kernels(which: str, parts: dict[str, Any]) -> bool:
+    """Whether `parts` have the launcher of a derived op, or of its first stage."""
+    return f"{which}_launch" in parts or f"{which}_stage1_launch" in parts
 
 
 WAYS = ("backward", "frozen", "xla")  # in which the gradients of a call may be computed
@@ -68,29 +171,33 @@ WAYS = ("backward", "frozen", "xla")  # in which the gradients of a call may be 
 
 class BackwardOp(DerivedOp):
     """The generated backward of an op: its inputs are cotangents, saved values and inputs of the op, its outputs the gradients.
-    Where only gradients of rows are requested, `frozen` replaces it, which computes only these. `columns` computes more
-    gradients."""
+    Where only gradients of rows are requested, `frozen` replaces it, which computes only these. Where it is several kernels,
+    they are its `stages`."""
 
     forward: DerivedOp | None = None
-    first: DerivedOp | None = None
-    columns: DerivedOp | None = None
     frozen: BackwardOp | None = None
+    stages: tuple[Stage, ...] = ()
 
     def __init__(self, forward: Op, parts: dict[str, Any], whole: BackwardOp | None = None):
-        super().__init__(forward, "backward" if whole is None else "frozen", parts)
+        which = "backward" if whole is None else "frozen"
+        super().__init__(forward, which, parts)
+        self.stages = stages_of(self, f"{which}_", parts)
         if whole is not None:
             self.forward = whole.forward
             return
         self.forward = DerivedOp(forward, "forward", parts) if "forward_launch" in parts else None
-        self.first = DerivedOp(forward, "first", parts) if "first_launch" in parts else None
-        self.columns = DerivedOp(forward, "columns", parts) if "columns_launch" in parts else None
-        self.frozen = type(self)(forward, parts, self) if "frozen_launch" in parts else None
+        self.forward = StagedForward(forward, parts) if "forward_stage1_launch" in parts else self.forward
+        self.frozen = type(self)(forward, parts, self) if has_kernels("frozen", parts) else None
 
     @property
     def generated(self) -> tuple[Op, ...]:
-        """The ops that are generated for gradients: this one is the last; before it, the ops that run with it or replace it."""
-        found = (self.forward, self.first, self.columns, self.frozen, self)
-        return tuple(op for op in found if op is not None)
+        """The kernels that are generated for gradients: its own are the last; before them, those that run with it or replace it."""
+        found = self.frozen.own_kernels if self.frozen is not None else ()
+        return (*(self.forward.own_kernels if self.forward is not None else ()), *found, *self.own_kernels)
+
+    @property
+    def own_kernels(self) -> tuple[Op, ...]:
+        return self.stages or (self,)
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
         """The way to compute the gradients of the operands that are `perturbed`. Where none of them is shared by all rows: "frozen",
@@ -145,6 +252,10 @@ class BackwardOp(DerivedOp):
 
     def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]:
         """The op's outputs (from `plain`), and the values that the backward `saves`, by name."""
+        if self.forward is None and (missing := [n for n in self.saves() if n not in self.origin.spec.asked_types]):
+            assert isinstance(self.origin, InStages), missing
+            made = self.origin.written(key, operands)
+            return self.origin._outputs(made), {name: made[name] for name in self.saves()}
         outputs = plain(*operands) if self.forward is None else self.forward._functions(key)(*operands)
         made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
         return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
@@ -161,9 +272,8 @@ class BackwardOp(DerivedOp):
         how = self.derived.how
         outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
         there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
-        for one in (self.first, self, self.columns):
-            if one is not None:
-                there |= dict(zip((a.name for a in one.spec.outputs), one.given(key, there), strict=True))
+        for one in self.stages or (self,):
+            there |= one.given(key, there)
         tables = {s.output for s in how.scattered}
         found = {name: there[dx] for name, dx in how.gradients if dx not in tables}
         found |= {name: there[a.name] for name, a in how.same}

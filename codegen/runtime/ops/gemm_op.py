@@ -32,7 +32,7 @@ from codegen.runtime.call.described import Key
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import choose
-from codegen.runtime.ops.derived import BackwardOp, DerivedOp
+from codegen.runtime.ops.derived import BackwardOp, DerivedOp, has_kernels, stages_of
 from codegen.runtime.ops.op import Op, P, R
 from codegen.runtime.sharding import shards, tile_folds
 from codegen.runtime.sharding.shards import Split
@@ -320,9 +320,11 @@ class GemmBackwardOp(BackwardOp):
     origin: GemmOp
 
     def __init__(self, forward: GemmOp, parts: dict[str, Any], whole: GemmBackwardOp | None = None):
-        DerivedOp.__init__(self, forward, "backward" if whole is None else "frozen", parts)
+        which = "backward" if whole is None else "frozen"
+        DerivedOp.__init__(self, forward, which, parts)
+        self.stages = stages_of(self, f"{which}_", parts)
         self._parts, self._whole = parts, whole
-        self.frozen = type(self)(forward, parts, self) if whole is None and "frozen_launch" in parts else None
+        self.frozen = type(self)(forward, parts, self) if whole is None and has_kernels("frozen", parts) else None
 
     @functools.cached_property
     def keeping(self) -> GemmForward | None:

@@ -68,7 +68,8 @@ class Op(Generic[P, R]):
         self._tuning: tuple[Tuned, ...] = tuple(map(entry_of, parts.get("tuning", ())))
         self._content, self._reference, self._result = content, parts["reference"], parts.get("result")
         self._begin(parts.get("launch"), parts.get("xla"))
-        self._backward: Gradient | None = backward(self, parts) if "backward_launch" in parts else None
+        made = {"backward_launch", "backward_stage1_launch"} & parts.keys()
+        self._backward: Gradient | None = backward(self, parts) if made else None
 
     def with_tuning(self, tuning: Sequence[Tuned]) -> Self:
         """The same op, and those generated with it, with other measured launches."""
@@ -369,8 +370,7 @@ class Op(Generic[P, R]):
             return self._evaluate_xla(key, operands)
 
     def _evaluate_xla(self, key: Key, operands: tuple) -> tuple:
-        spec, plan = self.spec, self.plan
-        arrays = self.arrays(key, operands)
+        spec, plan, arrays = self.spec, self.plan, self.arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         compute = self.compute(key)
         values: dict[str, Any] = {}

@@ -14,7 +14,8 @@ from matplotlib import image
 import generated
 from codegen import __main__ as command_line
 from codegen.checking import draw
-from codegen.explain.report import Binding, fused_bytes
+from codegen.explain.launching import Binding
+from codegen.explain.report import fused_bytes
 from codegen.language.sizes import bench_shapes, default_shape
 from codegen.measuring import bench, plot, results
 from codegen.measuring.bench import make_inputs, measure, sets_of, typical
@@ -248,7 +249,7 @@ def pretended_gpu(monkeypatch):
     return tasks
 
 
-KINDS = "column-elementwise-gemm-row-row+column"  # ops of the library: the name of a run of all of them
+KINDS = "column-elementwise-gemm-row-row+column-staged"  # of the library: what a run of all of them is called
 
 
 def test_the_command_measures_what_specs_ask_for(pretended_gpu, monkeypatch, capsys, tmp_path):
@@ -320,7 +321,7 @@ def test_the_table_fits_80_columns():
         (["nonsuch"], "no op 'nonsuch'"),
         (["relu", "--shape", "M=3"], "no axis 'M'"),
         (["relu", "--types", "T=int8"], "T=int8"),
-        (["--kind", "matrix"], "of the kinds column, elementwise, gemm, row, row+column"),
+        (["--kind", "matrix"], "of the kinds column, elementwise, gemm, row, row+column, staged"),
         (["--package", "nowhere"], "codegen build"),
     ],
 )

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 import generated
-from codegen.explain.report import bindings, blocks_of, fused_bytes, launch_of
+from codegen.explain.launching import bindings, blocks_of, launch_of
+from codegen.explain.report import fused_bytes
 from codegen.graph.nodes import ROWS, topological
 from codegen.language.sizes import default_shape
 from codegen.measuring.explained import interpreted_calls

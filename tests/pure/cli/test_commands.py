@@ -93,7 +93,9 @@ def test_the_list_is_searched(run):
     assert [line.split()[0] for line in run("list", "SOFTMAX", "mask", *specs).out.splitlines()] != []
     assert run("list", "nonsuch", *specs) == (2, "", "error: no op has 'nonsuch' in its name or summary\n")
     error = run("list", "--kind", "matrix", *specs).err
-    assert error == "error: --kind 'matrix': the ops are of the kinds column, elementwise, gemm, row, row+column\n"
+    assert (
+        error == "error: --kind 'matrix': the ops are of the kinds column, elementwise, gemm, row, row+column, staged\n"
+    )
 
 
 def test_the_long_list_has_types_and_arguments(run, tmp_path):

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from codegen import __main__ as command_line
 from codegen.errors import Mistake
-from codegen.explain.report import GPUS, bindings, explain, graph, unfused_bytes
+from codegen.explain.launching import bindings
+from codegen.explain.report import GPUS, explain, graph, unfused_bytes
 from codegen.explain.svg import draw
 from codegen.explain.tables import as_text, size_text, time_text
 from codegen.language.sizes import default_shape, parse_shape

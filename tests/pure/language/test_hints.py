@@ -126,7 +126,6 @@ ELSEWHERE = {
 
 # The ops that a spec becomes where its hint is to make several: inputs, outputs, chain of each
 SPLIT: dict[str, list[tuple[str, str, str]]] = {
-    "outputs_differ": [("x: float32[..., N]", "y: float32[..., N]", "y = x"), ("r: float32[...]", "z: float32[...]", "z = r")],
     "product_of_all_rows": [
         ("a: bfloat16[..., K]; b: bfloat16[K, N]", "z: float32[..., N]; top: float32[N]", "z = a @ b; top = max(z, axis=...)"),
         ("z: float32[..., N]; top: float32[N]", "y: bfloat16[..., N]", "y = z - top"),
@@ -139,53 +138,30 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
         ("a: bfloat16[..., K]; b: bfloat16[..., K]; c: bfloat16[K, N]", "y: bfloat16[..., N]", "u = a @ c; y = u + b @ c"),
     ],
     "product_over_parts": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "y: bfloat16[..., N]", "y = a @ b")],
-    "reduced_all_waiting": [
-        ("x: float32[..., N]", "scale: float32[]", "scale = max(abs(x), axis=(..., N)) / 448"),
-        ("x: float32[..., N]; scale: float32[]", "q: float8_e4m3fn[..., N]", "q = x / scale"),
-    ],
-    "reduced_apart": [
-        ("x: float32[..., C, S]", "m: float32[C]; s: float32[C, S]", "m = mean(x, axis=(..., S)); s = sum(x, axis=...)"),
+    "product_outputs_differ": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "y: float32[..., N]", "y = a @ b"), ("r: float32[...]", "z: float32[...]", "z = r")],
+    "product_reduced_apart": [
+        ("a: bfloat16[..., K]; b: bfloat16[K, C, S]", "m: float32[C]", "m = mean(a @ b, axis=(..., S))"),
+        ("a: bfloat16[..., K]; b: bfloat16[K, C, S]", "s: float32[C, S]", "s = sum(a @ b, axis=...)"),
         ("m: float32[C]; s: float32[C, S]", "y: float32[C, S]", "y = s - m"),
     ],
-    "reduced_groups": [
-        ("x: T[..., (B G=64)]", "q: T[..., (B G=64)]", "y = x / max(abs(x), axis=(B, G)); q = y - max(y, axis=G)"),
-        ("x: T[..., (B G=32)]", "q: T[..., (B G=32)]", "y = x / max(abs(x), axis=(B, G)); q = y - max(y, axis=G)"),
-    ],
-    "reduced_lacking": [
-        ("a: float32[..., C]", "y: float32[C]", "y = sum(a, axis=...)"),
-        ("x: float32[..., C, S]", "z: float32[C, S]", "z = sum(x, axis=...)"),
-    ],
-    "reduced_late": [
+    "product_reduced_late": [
         ("w: float32[C, S]", "v: float32[C]", "v = sum(w, axis=S)"),
-        ("x: float32[..., C, S]; v: float32[C]", "y: float32[C]", "y = sum(x, axis=(..., S)) + v"),
+        ("a: bfloat16[..., K]; b: bfloat16[K, C, S]; v: float32[C]", "y: float32[C]", "y = sum(a @ b, axis=(..., S)) + v"),
     ],
-    "reduced_middle": [
-        ("x: float32[B, C, S]", "m: float32[B, S]", "m = max(x, axis=C)"),
-        ("x: float32[B, C, S]; m: float32[B, S]", "y: float32[B, C, S]", "y = x - m"),
-    ],
-    "reduced_outputs": [("x: float32[..., N]", "m: float32[...]", "m = max(x, axis=N)"), ("w: float32[N]", "v: float32[N]", "v = w * 2")],
-    "reduced_overlapping": [
-        ("x: float32[B, C, S]", "y: float32[B, S]", "y = sum(x, axis=C)"),
-        ("x: float32[B, C, S]", "z: float32[B, C, S]", "z = x - max(x, axis=(C, S))"),
-    ],
-    "reduced_too_often": [("x: T[..., N]", "y: T[..., N]", "y = softmax(softmax(softmax(x, axis=N), axis=N), axis=N)")],
-    "reduced_two_ways": [("x: float32[..., (C S=32)]", "y: float32[..., C]", "m = max(x, axis=(C, S)); y = sum(x - m, axis=S)")],
-    "reduced_waiting": [
-        ("x: float32[..., N]", "m: float32[N]", "m = mean(x, axis=...)"),
-        ("x: float32[..., N]; m: float32[N]", "y: float32[..., N]", "y = x - m"),
-    ],
-    "row_of_groups": [
+    "product_reduced_outputs": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "m: float32[...]", "m = max(a @ b, axis=N)"), ("w: float32[N]", "v: float32[N]", "v = w * 2")],
+    "product_reduced_too_often": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "y: float32[..., N]", "y = softmax(softmax(softmax(a @ b, axis=N), axis=N), axis=N)")],
+    "product_row_of_groups": [
         ("keep: bool[..., G]", "kept: bool[...]", "kept = all(keep, axis=G)"),
-        ("x: float32[..., (B G=8)]; kept: bool[...]", "y: float32[..., (B G=8)]; total: float32[...]",
-         "y = x * where(kept, 2.0, 0.0); total = where(kept, sum(x, axis=(B, G)), 0.0)"),
+        ("a: bfloat16[..., K]; b: bfloat16[K, B, G]; kept: bool[...]", "y: float32[..., (B G=8)]; total: float32[...]",
+         "p = a @ b; y = p * where(kept, 2.0, 0.0); total = where(kept, sum(p, axis=(B, G)), 0.0)"),
     ],
-    "take_after_rows": [
-        ("x: float32[..., N]; table: float32[P, N]; i: int32[]", "y: float32[N]", "y = sum(x * take(table, i, axis=P), axis=...)"),
+    "product_take_after_rows": [
+        ("a: bfloat16[..., K]; b: bfloat16[K, N]", "s: float32[N]", "s = sum(a @ b, axis=...)"),
         ("s: float32[N]; table: float32[P, N]; i: int32[]", "y: float32[N]", "y = s * take(table, i, axis=P)"),
     ],
-    "waiting_reduction": [
-        ("x: float32[M, N]", "y: float32[M]; top: float32[N]", "y = logsumexp(x, axis=N); top = max(x * 2, axis=M)"),
-        ("x: float32[M, N]; top: float32[N]", "z: float32[N]", "z = log(sum(exp(x * 2 - top), axis=M))"),
+    "product_waiting_reduction": [
+        ("a: bfloat16[..., K]; b: bfloat16[K, N]", "p: float32[..., N]; y: float32[...]; top: float32[N]", "p = a @ b; y = logsumexp(p, axis=N); top = max(p * 2, axis=...)"),
+        ("p: float32[..., N]; top: float32[N]", "z: float32[N]", "z = log(sum(exp(p * 2 - top), axis=...))"),
     ],
 }  # fmt: skip
 
@@ -313,13 +289,6 @@ STATISTICS = [
     ("x: float32[..., K]; w: float32[K, N]", "y: float32[..., N]", "y = (x @ w) * sum(w, axis=K)",
      [("w: float32[K, N]", "s: float32[N]", "s = sum(w, axis=K)"),
       ("x: float32[..., K]; w: float32[K, N]; s: float32[N]", "y: float32[..., N]", "y = (x @ w) * s")]),
-    # a statistic of rows, reduced over some of the rows' axes
-    ("x: float32[A, B, N]", "y: float32[B]", "s = sum(x, axis=N); y = max(s, axis=A)",
-     [("x: float32[A, B, N]", "s: float32[A, B]", "s = sum(x, axis=N)"), ("s: float32[A, B]", "y: float32[B]", "y = max(s, axis=A)")]),
-    ("x: float32[..., C, S]", "y: float32[C]", "s = max(x, axis=S); y = sum(s, axis=...)",
-     [("x: float32[..., C, S]", "s: float32[..., C]", "s = max(x, axis=S)"), ("s: float32[..., C]", "y: float32[C]", "y = sum(s, axis=...)")]),
-    ("x: float32[..., K]; n: float32[..., N]", "y: float32[...]; r: float32[...]", "y = max(n, axis=N); r = sum(x, axis=K)",
-     [("n: float32[..., N]", "y: float32[...]", "y = max(n, axis=N)"), ("x: float32[..., K]", "r: float32[...]", "r = sum(x, axis=K)")]),
 ]  # fmt: skip
 
 

@@ -1,0 +1,108 @@
+"""The launch of a call, for `explain`: one choice of dtypes, one shape, one architecture."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.graph.nodes import DTYPES, dtype_of
+from codegen.language.sizes import Shape, elements
+from codegen.plan.launches import Extents, Tuned
+from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.reductions import Reduction
+from codegen.shared import Launch, RowLaunch, WalkLaunch
+from codegen.spec.spec import Array, Spec
+from codegen.tuning import choosing
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One choice of the type variables' dtypes."""
+
+    spec: Spec
+    types: tuple[tuple[str, str], ...]
+
+    def dtype(self, array: Array | str) -> str:
+        name = array if isinstance(array, str) else array.dtype
+        return dtype_of(name, dict(self.types))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={dtype}" for name, dtype in self.types) or "-"
+
+    def width(self, kind: str) -> int:
+        """The bytes of a computed value: the size of its kind's compute type."""
+        return self._widths[kind]
+
+    @functools.cached_property
+    def _widths(self) -> dict[str, int]:
+        wide = any(self.dtype(a) == "float64" for a in self.spec.inputs)
+        return {"float": 8 if wide else 4, "bool": 1, "int": DTYPES[self.spec.integer].size}
+
+
+def bindings(spec: Spec) -> Iterator[Binding]:
+    for dtypes in itertools.product(*(dtypes for _, dtypes in spec.types)):
+        yield Binding(spec, tuple(zip((name for name, _ in spec.types), dtypes, strict=True)))
+
+
+def stages_of(op: Op) -> tuple[Op, ...]:
+    """The op, or its stages where it is several kernels."""
+    return op.plan.stages if isinstance(op.plan, Staged) else (op,)
+
+
+def launched(op: Op) -> Op:
+    """The op whose launch is reported: for one that contracts, its epilogue, as it runs after XLA's matmul; of several stages, the
+    last."""
+    return op.plan.epilogue if isinstance(op.plan, Gemm) else stages_of(op)[-1]
+
+
+def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
+    """The launch of a call with these dtypes and sizes, by default on an architecture without clusters."""
+    tuned, op = tuned_for(op, binding, shape, arch), launched(op)
+    assert not isinstance(op.plan, Gemm | Staged)
+    dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
+    return choosing.launch(op.plan, op.spec, dtypes, _extents(op, shape), arch, tuned)
+
+
+def tuned_for(op: Op, binding: Binding, shape: Shape, arch: str | None) -> Tuned | None:
+    """What was measured for such calls of an op, or of its epilogue."""
+    own = launched(op)
+    assert not isinstance(own.plan, Gemm | Staged)
+    sizes = choosing.sizes_of(own.plan, _extents(own, shape))
+    return choosing.found(op.tuning, own.spec.op, arch, binding.types, sizes)
+
+
+def _extents(op: Op, shape: Shape) -> Extents:
+    assert not isinstance(op.plan, Staged)
+    rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
+    inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
+    apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
+    return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart)
+
+
+def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int:
+    """The blocks of that launch."""
+    plan = launched(op).plan
+    assert not isinstance(plan, Staged)
+    return how.blocks(*plan.rows_and_columns(functools.partial(elements, shape=shape)))
+
+
+def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> dict[str, Any]:
+    """The entry of a launch in --json."""
+    how, tuned = launch_of(op, binding, shape, arch), tuned_for(op, binding, shape, arch)
+    op = launched(op)
+    plan = op.plan
+    vector_bytes = {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in plan.full}
+    facts = {"vector": how.vec, "vector_bytes": vector_bytes, "threads": how.threads, "ragged": how.ragged}
+    if isinstance(plan, Reduction) and plan.rows and isinstance(how, RowLaunch | WalkLaunch):
+        facts |= {"threads_a_row": how.per_row, "vectors_a_thread": how.vectors, "cluster": how.cluster}
+        facts |= {"rows_at_once": how.at_once, "rows_read": plan.rows_read(how)}
+    if isinstance(plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
+        dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
+        facts |= {"left_to_xla": choosing.left_to_xla(plan, how, dtypes, _extents(op, shape), tuned)}
+    if tuned is not None:
+        facts |= {"left_to_xla": tuned.why if tuned.take == "xla" else "", "measured": dict(tuned.measured)}
+    # each block of a kernel that reduces over rows loops over the rows
+    return facts | {"blocks": blocks_of(op, how, shape) if not plan.columns else None}

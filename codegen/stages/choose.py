@@ -1,0 +1,106 @@
+"""The plan that a chain asks for: one kernel of some kind, or several that run one after the other."""
+
+from __future__ import annotations
+
+from codegen.errors import Mistake, SpecError
+from codegen.graph.contraction import is_definite
+from codegen.graph.nodes import ROWS, Node, Statement, topological
+from codegen.graph.ops import REDUCTIONS
+from codegen.language.chain import in_chain
+from codegen.language.reference import Reference
+from codegen.plan import contractions as gemms
+from codegen.plan import elementwise, reducing
+from codegen.plan.access import Access, Group, View, tokens_of
+from codegen.plan.elementwise import Elementwise
+from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.planner import Names, Planner
+from codegen.plan.reductions import Reduction
+from codegen.plan.tiles import Product, tile_of
+from codegen.spec.spec import Spec
+from codegen.stages.cut import Stages, cut
+
+
+def plan_of(spec: Spec) -> Elementwise | Reduction | Gemm | Staged:
+    """The plan of a chain: one kernel where one does it, else stages. Raises `SpecError` where no kernels of ours can do it."""
+    statements = spec.read.statements
+    try:
+        return kernel_of(spec)
+    except SpecError:
+        whole = _Whole(spec, statements)
+        if gemms.contracts(statements) or whole.refused() or (stages := cut(spec, one_kernel)) is None:
+            raise
+        return whole.plan(stages)
+
+
+def kernel_of(spec: Spec) -> Elementwise | Reduction | Gemm:
+    """The plan of a chain as one kernel. Raises `SpecError` where there is none."""
+    statements = spec.read.statements
+    if gemms.contracts(statements):
+        products, after = gemms.split(spec)
+        try:
+            return gemm_plan(products, one_kernel(after))
+        except SpecError as error:
+            raise SpecError([in_chain(spec, d) for d in error.diagnostics]) from None
+    reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
+    return (reducing if reduces else elementwise).make_plan(spec, statements)
+
+
+def derived(spec: Spec) -> Op:
+    """The op of a spec that was made from another. Raises `SpecError` where it has no kernel."""
+    return _made(spec, plan_of(spec))
+
+
+def one_kernel(spec: Spec) -> Op:
+    """The same, as one kernel. Raises `SpecError` or `Mistake` where none does it."""
+    return _made(spec, kernel_of(spec))
+
+
+def _made(spec: Spec, plan: Elementwise | Reduction | Gemm | Staged) -> Op:
+    if isinstance(plan, Elementwise | Reduction) and not plan.loads:
+        raise Mistake("it reads nothing: what it gives does not depend on anything")
+    return Op(spec, spec.read.statements, Reference(()), plan)
+
+
+class _Whole(Planner):
+    """The arrays and axes of an op that is several kernels: no kernel has them all."""
+
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        super().__init__(spec, statements)
+        used = {*self.used_axes(), *self.axes}
+        self.axes = tuple(a for a in spec.axes if a in used)
+
+    def refused(self) -> bool:
+        """Whether a kernel would lack what its stages lack too."""
+        return bool(self.refuse_names() or self.refuse_sizes(""))
+
+    def plan(self, stages: Stages) -> Staged:
+        groups = tuple(Group("rows" if axis == ROWS else axis, (axis,)) for axis in self.axes)
+        tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
+        names = Names(self.spec, self.statements)
+        outputs = {a.name for a in self.spec.outputs}
+        return Staged(
+            stages.ops,
+            stages.held,
+            groups,
+            tuple(View(a, tokens[a.name]) for a in self.spec.arrays),
+            tuple(self.load(node, tokens, groups, names, lambda _: "gather") for node in self.leaves()),
+            tuple(
+                Access(s.name if s.part is None else names.part(s.name, s.part), self.spec.array(s.name), s.part,
+                       "gather", tokens[s.name])
+                for s in self.statements if s.name in outputs
+            ),
+            tuple(n for n in self.nodes if n.op in ("max", "min")),
+            any(n.op == "eq" and not all(map(_same_everywhere, n.args)) for n in self.nodes),
+        )  # fmt: skip
+
+
+def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:
+    try:
+        return Gemm(products, epilogue, tile_of(products, epilogue.spec, epilogue.statements))
+    except Mistake as mistake:
+        return Gemm(products, epilogue, mistake)
+
+
+def _same_everywhere(value: Node) -> bool:
+    """Whether a value that is compared has the same bits in every kernel and in jnp; a reduction is computed once."""
+    return value.kind != "float" or value.op in REDUCTIONS or is_definite(value)

@@ -1,0 +1,259 @@
+"""Cuts an op that no single kernel computes into stages, each an op that is one kernel.
+
+The blocks of a kernel do not wait for each other. So no value of it can use a reduction over elements of other blocks, and
+the graph is cut there: one kernel reduces, and a later one takes the result. A round finds every reduction that some kernel
+gives from what is known, and makes those known that the next ones need. Reductions, and small outputs, share a kernel where
+one kernel gives them. Values of elements are computed again in each kernel that needs them, and only reductions are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from codegen.errors import Mistake, SpecError
+from codegen.graph.contraction import marks, meetings
+from codegen.graph.names import fresh
+from codegen.graph.nodes import Leaf, Node, Statement, topological
+from codegen.graph.ops import REDUCTIONS
+from codegen.graph.precision import deciding_types
+from codegen.language.chain import in_chain
+from codegen.plan.op import Op
+from codegen.spec.spec import Array, Axis, Spec, types_of
+from codegen.stages.splitting import restricted
+
+Kernel = Callable[[Spec], Op]  # a spec to the op that one kernel computes; raises `SpecError` or `Mistake`
+Item = Node | Array  # a reduction, or an output of the spec
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of an op, in the order in which they run. A stage takes inputs of the op and outputs of the stages before it.
+    `held` are the values of the chain, by name, that stages write for others, other than outputs of the op."""
+
+    ops: tuple[Op, ...]
+    held: tuple[tuple[str, Node], ...]
+
+
+def cut(spec: Spec, kernel: Kernel) -> Stages | None:
+    """The stages of an op. None where no part of the op has a `kernel`; raises `SpecError` where some part has none."""
+    made = _Cut(spec, kernel)
+    ops = made.stages()
+    return None if ops is None else Stages(ops, made.held())
+
+
+class _Cut:
+    def __init__(self, spec: Spec, kernel: Kernel):
+        self.spec, self.kernel = spec, kernel
+        self.statements = spec.read.statements
+        self.outputs = {a.name: a for a in spec.outputs}
+        nodes = list(topological(s.value for s in self.statements))
+        self.reductions = [n for n in nodes if n.op in REDUCTIONS]
+        self.pinned = [value for value, _ in meetings(nodes)]
+        self.read, self.variables = spec.float_types(spec.inputs), dict(spec.types)
+        self.asked = deciding_types(self.statements, spec.asked_types, self.read, self.variables)
+        self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
+        values = [s for s in reversed(self.statements) if s.part is None]
+        self.called = {id(s.value): s.name for s in values if s.name not in self.outputs}
+        self.given = {(id(s.value), self.outputs[s.name].dtype): s.name for s in values if s.name in self.outputs}
+        self.dtypes = {"float": spec.compute, "int": spec.integer, "bool": "bool"}
+        self.results = {id(n): self.result(n) for n in self.reductions}
+        self.known: dict[int, Leaf] = {}
+        self.left = list(spec.outputs)
+        self.made: list[Op] = []
+        self.tried: dict[tuple[frozenset[int], frozenset[int]], Op | SpecError | Mistake] = {}
+
+    def result(self, node: Node) -> Array:
+        """The array that holds a reduction for later stages: an output of the op, where one holds it as it is."""
+        dtype = self.dtypes[node.kind]
+        if (output := self.given.get((id(node), dtype))) is not None:
+            return self.outputs[output]
+        name = self.called.get(id(node)) or fresh(self.taken, f"{node.op.lstrip('_')}_of_{_axes_word(node)}")
+        dims = tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in node.dims)
+        return Array(name, dtype, dims)
+
+    def stages(self) -> tuple[Op, ...] | None:
+        while self.left:
+            if self.attempt(self.left):
+                self.add([self.left])
+                break
+            alone = sorted((a for a in self.left if self.attempt([a])), key=lambda a: -len(a.axes))
+            if len(alone) == len(self.left):
+                self.add(self.grouped(alone))
+                break
+            waiting = [a for a in self.left if a not in alone]
+            groups = self.groups(waiting)
+            if not groups and not self.made and not alone:
+                return None
+            if not groups:
+                self.refuse(waiting)
+            self.add([self.with_small(group, alone) for group in groups])
+        return tuple(self.made)
+
+    def held(self) -> tuple[tuple[str, Node], ...]:
+        known = [(self.known[id(n)].name, n) for n in self.reductions if self.is_known(n)]
+        return tuple((name, node) for name, node in known if name not in self.outputs)
+
+    def groups(self, waiting: Sequence[Array]) -> list[list[Item]]:
+        """The kernels that give the reductions which are needed next; those that are needed later as well, where they read what
+        these kernels read. Empty where no kernel gives any."""
+        values = [s.value for s in self.statements if s.name in {a.name for a in waiting}]
+        ready, blocked = self.ready(values)
+        later = self.first_of(values, ready)
+        now = self.first_of([n.args[0] for n in blocked], ready) if blocked else later
+        found = self.without_again(self.grouped(now))
+        large = self.large()
+        for item in later:
+            if any(item in group for group in found):
+                continue
+            reads = self.read_by([item]) & large
+            group = next((g for g in found if reads <= self.read_by(g) and self.attempt([*g, item])), None)
+            if group is not None and blocked:
+                group.append(item)
+        return found
+
+    def ready(self, values: Sequence[Node]) -> tuple[set[int], list[Node]]:
+        """The unknown reductions among what some values need: those that a kernel gives now, by identity, and all others."""
+        ready: set[int] = set()
+        blocked: list[Node] = []
+        for node in topological(values, self.is_known):
+            if node.op not in REDUCTIONS or self.is_known(node):
+                continue
+            before = topological([node.args[0]], self.is_known)
+            if any(n in blocked for n in before) or not self.attempt([node]):
+                blocked.append(node)
+            else:
+                ready.add(id(node))
+        return ready, blocked
+
+    def first_of(self, values: Sequence[Node], ready: set[int]) -> list[Node]:
+        """The `ready` reductions that values use, not through one another."""
+        return [n for n in topological(values, lambda n: self.is_known(n) or id(n) in ready) if id(n) in ready]
+
+    def large(self) -> set[str]:
+        """The inputs with as many axes as any array."""
+        most = max(len(a.axes) for a in self.spec.arrays)
+        return {a.name for a in self.spec.inputs if len(a.axes) == most}
+
+    def grouped(self, items: Iterable[Item]) -> list[list[Item]]:
+        """The items as few kernels."""
+        groups: list[list[Item]] = []
+        for item in items:
+            group = next((g for g in groups if self.attempt([*g, item])), None)
+            if group is None:
+                groups.append([item])
+            else:
+                group.append(item)
+        return groups
+
+    def without_again(self, groups: list[list[Item]]) -> list[list[Item]]:
+        """The kernels but for those whose results the last kernel computes again while it has what they read."""
+        for group in groups if len(groups) > 1 else ():
+            others = [g for g in groups if g is not group]
+            before = dict(self.known)
+            self.know(item for g in others for item in g)
+            enough = bool(others) and self.attempt(self.left)
+            self.known = before
+            groups = others if enough else groups
+        return groups
+
+    def with_small(self, group: list[Item], alone: list[Array]) -> list[Item]:
+        """A kernel's results, and the outputs that it gives too without reading or writing another large array."""
+        most, large = max(len(a.axes) for a in self.spec.arrays), self.large()
+        for output in alone:
+            small = len(output.axes) < most and self.read_by([output]) & large <= self.read_by(group)
+            if small and output in self.left and self.attempt([*group, output]):
+                group = [*group, output]
+                self.left = [a for a in self.left if a is not output]
+        return group
+
+    def read_by(self, items: Iterable[Item]) -> set[str]:
+        nodes = topological((s.value for s in self.assigned(items)), self.is_known)
+        return {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+
+    def is_known(self, node: Node) -> bool:
+        return id(node) in self.known
+
+    # Kernels
+
+    def add(self, groups: Iterable[Sequence[Item]]) -> None:
+        """A stage for each group, none of which takes what another gives."""
+        found = [(group, self.made_of(group)) for group in groups]
+        for group, op in found:
+            summary = f"Stage {len(self.made) + 1} of {self.spec.op}."
+            name = f"{self.spec.op}_stage{len(self.made) + 1}"
+            self.made.append(replace(op, spec=replace(op.spec, op=name, summary=summary)))
+            self.know(group)
+            self.left = [a for a in self.left if a not in op.spec.outputs]
+
+    def know(self, items: Iterable[Item]) -> None:
+        """From now on these reductions are read from memory."""
+        self.known |= {id(i): Leaf(self.results[id(i)].name) for i in items if isinstance(i, Node)}
+
+    def attempt(self, items: Sequence[Item]) -> bool:
+        """Whether one kernel gives these from what is known."""
+        try:
+            self.made_of(items)
+        except (SpecError, Mistake):
+            return False
+        return True
+
+    def made_of(self, items: Sequence[Item]) -> Op:
+        """The kernel that gives these. Raises `SpecError` or `Mistake` where there is none."""
+        key = frozenset(map(id, items)), frozenset(self.known)
+        if key not in self.tried:
+            try:
+                self.tried[key] = self.planned(items)
+            except (SpecError, Mistake) as error:
+                self.tried[key] = error
+        found = self.tried[key]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def planned(self, items: Sequence[Item]) -> Op:
+        assigned = self.assigned(items)
+        arrays = list(dict.fromkeys(self.results[id(i)] if isinstance(i, Node) else i for i in items))
+        nodes = list(topological((s.value for s in assigned), self.is_known))
+        read = {id(n) for n in nodes} & self.known.keys()
+        more = [replace(self.results[i], default=None) for i in self.results if i in read]
+        held = {i: self.results[i].dtype for i in self.known}
+        again = deciding_types(assigned, types_of(arrays), self.read, self.variables, held)
+        marked = marks(self.pinned, self.asked, again)
+        own = {a.name for a in arrays}
+        names = {i: name for i, name in self.called.items() if name not in own}
+        spec = replace(self.spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=())
+        title = f"{self.spec.op} ({', '.join(a.name for a in arrays)})"
+        calls = self.spec.read.graph.calls
+        made = restricted(spec, title, assigned, arrays, more, names, self.known, calls, marked)
+        if not made.computes_as(self.spec):
+            raise Mistake("a part of the op would be computed in float32, where the whole is computed in float64")
+        return self.kernel(made)
+
+    def assigned(self, items: Iterable[Item]) -> list[Statement]:
+        """The statements that assign the items' arrays."""
+        found: dict[tuple[str, int | None], Statement] = {}
+        for item in items:
+            if isinstance(item, Node):
+                statement = Statement(self.results[id(item)].name, None, item)
+                found.setdefault((statement.name, None), statement)
+            else:
+                found |= {(s.name, s.part): s for s in self.statements if s.name == item.name}
+        return list(found.values())
+
+    def refuse(self, waiting: Sequence[Array]) -> None:
+        """Raises the reason why no kernel gives the first value that waits."""
+        values = [s.value for s in self.statements if s.name in {a.name for a in waiting}]
+        first = next(
+            (n for n in topological(values, self.is_known) if n.op in REDUCTIONS and not self.is_known(n)), None
+        )
+        try:
+            self.made_of([waiting[0] if first is None else first])
+        except SpecError as error:
+            raise SpecError([in_chain(self.spec, d) for d in error.diagnostics]) from None
+        raise AssertionError(f"{self.spec.op} was cut nowhere")
+
+
+def _axes_word(node: Node) -> str:
+    """What a reduction gives a value for, as a part of a name."""
+    return "_".join("rows" if axis == "..." else axis.lower() for axis in node.dims) or "all"

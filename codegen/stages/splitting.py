@@ -1,0 +1,35 @@
+"""Some of a spec's statements as a spec of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from codegen.graph.nodes import Call, Leaf, Statement, topological
+from codegen.language.transfer import Values, derived_spec
+from codegen.spec.spec import Array, Spec
+
+
+def restricted(
+    spec: Spec,
+    title: str,
+    statements: Iterable[Statement],
+    outputs: list[Array],
+    more: list[Array],
+    names: Mapping[int, str],
+    leaves: Mapping[int, Leaf],
+    calls: Mapping[int, Call],
+    pinned: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
+) -> Spec:
+    """A spec of some statements: it takes what of the other's inputs they read, or need for an extent, and `more`. `pinned` values
+    are marked so."""
+    statements = list(statements)
+    nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))
+    read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+    params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
+    axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
+    taken = {a.name for a in (*spec.arrays, *more)} | {p.name for p in spec.params}
+    inputs = (*spec.inputs_for(read, more, axes), *more)
+    own = replace(spec, inputs=inputs, outputs=tuple(outputs), params=params)
+    return derived_spec(own, title, Values(tuple(statements), calls, names, leaves, pinned=pinned), taken)

@@ -58,7 +58,8 @@ Contractions:
   scaled_matmul_fp8_gelu, scaled_matmul_int8
 
 Several kernels:
-  batch_norm_train
+  batch_norm_train, column_quantize_fp8, global_response_norm,
+  layernorm_channels_first, weight_standardize
 """
 
 import sys
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
     from .column_max import column_max as column_max
     from .column_mean import column_mean as column_mean
     from .column_moments import column_moments as column_moments
+    from .column_quantize_fp8 import column_quantize_fp8 as column_quantize_fp8
     from .column_scale import column_scale as column_scale
     from .column_sum import column_sum as column_sum
     from .complex_mul_pairs import complex_mul_pairs as complex_mul_pairs
@@ -178,6 +180,7 @@ if TYPE_CHECKING:
     from .gelu_tanh_mul import gelu_tanh_mul as gelu_tanh_mul
     from .gemm_linear import gemm_linear as gemm_linear
     from .gemma_rmsnorm import gemma_rmsnorm as gemma_rmsnorm
+    from .global_response_norm import global_response_norm as global_response_norm
     from .glu import glu as glu
     from .glu_pairs import glu_pairs as glu_pairs
     from .group_norm import group_norm as group_norm
@@ -193,6 +196,7 @@ if TYPE_CHECKING:
     from .l2_normalize import l2_normalize as l2_normalize
     from .label_log_prob import label_log_prob as label_log_prob
     from .layernorm import layernorm as layernorm
+    from .layernorm_channels_first import layernorm_channels_first as layernorm_channels_first
     from .layernorm_fp8 import layernorm_fp8 as layernorm_fp8
     from .layernorm_int8 import layernorm_int8 as layernorm_int8
     from .layernorm_stats import layernorm_stats as layernorm_stats
@@ -293,6 +297,7 @@ if TYPE_CHECKING:
     from .total_variation_grad import total_variation_grad as total_variation_grad
     from .triple_split import triple_split as triple_split
     from .vector_add import vector_add as vector_add
+    from .weight_standardize import weight_standardize as weight_standardize
     from .weighted_column_sum import weighted_column_sum as weighted_column_sum
     from .weighted_row_sum import weighted_row_sum as weighted_row_sum
     from .where_select import where_select as where_select
@@ -332,6 +337,7 @@ __all__ = [
     "column_max",
     "column_mean",
     "column_moments",
+    "column_quantize_fp8",
     "column_scale",
     "column_sum",
     "complex_mul_pairs",
@@ -410,6 +416,7 @@ __all__ = [
     "gelu_tanh_mul",
     "gemm_linear",
     "gemma_rmsnorm",
+    "global_response_norm",
     "glu",
     "glu_pairs",
     "group_norm",
@@ -425,6 +432,7 @@ __all__ = [
     "l2_normalize",
     "label_log_prob",
     "layernorm",
+    "layernorm_channels_first",
     "layernorm_fp8",
     "layernorm_int8",
     "layernorm_stats",
@@ -525,6 +533,7 @@ __all__ = [
     "total_variation_grad",
     "triple_split",
     "vector_add",
+    "weight_standardize",
     "weighted_column_sum",
     "weighted_row_sum",
     "where_select",

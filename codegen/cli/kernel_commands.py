@@ -262,16 +262,16 @@ def bench(
     from codegen.measuring import bench as timing
     from codegen.measuring import results
     from codegen.runtime.compiled.platform import on_gpu
-    from codegen.runtime.ops.derived import BackwardOp
+    from codegen.runtime.ops.derived import backward_ops
 
     ops, wanted = load_ops(find_project().at(package=package).package, names), read_types(types)
     kind, kinds = kind or suite, sorted({op.plan.kind for op in ops})
     check_kind(kind, kinds)
     ops = [op for op in ops if (names or op.spec.bench) and (not kind or op.plan.kind == kind)]
     if backward:
-        if names and (none := [op.spec.op for op in ops if not isinstance(op.kernels[-1], BackwardOp)]):
+        if names and (none := [op.spec.op for op in ops if not backward_ops(op)]):
             raise UsageError(f"--backward: {', '.join(none)} has no generated backward; `codegen explain` says why")
-        ops = [kernel for op in ops for kernel in op.kernels if isinstance(kernel, BackwardOp)]
+        ops = [made for op in ops for made in backward_ops(op)]
     bindings = {op.spec.op: timing.typical(op.spec, wanted) for op in ops}
     _check_wanted(ops, wanted, any(bindings.values()))
     tasks = [

@@ -24,14 +24,19 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
     """The plan for a checked spec with a reduction. Raises `SpecError` where no kernel of ours can do it."""
     planner = _Reductions(spec, statements)
     problems = planner.refusals()
-    if problems:
+    if problems and planner.along:
+        planner = _Reductions(spec, statements, only_over=True)
+    if problems and planner.refusals():
         raise SpecError(problems)
     return planner.plan()
 
 
 class _Reductions(Planner):
-    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+    """`only_over`: reductions over trailing axes, too, are of partial results of blocks, as those over rows are."""
+
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...], only_over: bool = False):
         super().__init__(spec, statements)
+        self.only_over = only_over
         self.axes = self.used_axes()
         self.reduced = [n for n in self.nodes if n.op in REDUCTIONS]
 
@@ -60,6 +65,8 @@ class _Reductions(Planner):
     def along(self) -> list[Node]:
         """The reductions of each row alone: over trailing axes. One over all axes is among them where there is no `...` and a
         value with axes needs it."""
+        if self.only_over:
+            return []
         trailing = [n for n in self.reduced if lost_axes(n) == self.axes[-len(lost_axes(n)) :]]
         full = [n for n in trailing if lost_axes(n) == self.axes]
         reached = self.reached_by(full)
@@ -105,7 +112,8 @@ class _Reductions(Planner):
         if sets:
             least = min(map(len, sets))
             begin = next((i for i in range(least) if any(s[i] != self.axes[i] for s in sets)), least)
-            found += [begin or max(map(self.first_run, sets)), len(self.axes) - 1]
+            found += [p for p in (begin or max(map(self.first_run, sets)),) if p < len(self.axes)]
+            found.append(len(self.axes) - 1)
         elif not found:
             found.append(self.axes.index(self.groups(self.placed)[-1].axes[0]) or min(1, len(self.axes) - 1))
         return found

@@ -290,3 +290,9 @@ class BackwardOp(DerivedOp):
             gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)
             for name in self.origin.operand_names(key)
         )
+
+
+def backward_ops(op: Op) -> tuple[BackwardOp, ...]:
+    """The generated backward of an op, each of its ways as one op, the whole one last; empty where there is none."""
+    whole = op._backward
+    return (*filter(None, (whole.frozen,)), whole) if isinstance(whole, BackwardOp) else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -94,15 +95,16 @@ def _kernel(folder: Path, task: Task) -> Op:
 
 
 def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
-    """All kernels of each named op of a package. `NAME_backward` and `NAME_forward`, where they exist, name a single kernel.
+    """All kernels of each named op of a package. `NAME_backward`, `NAME_stage1` and so on, where they exist, name a single kernel.
     Raises KeyError for other names."""
     found: list[Op] = []
     for name in names:
         if name in package.__all__:
             found += getattr(package, name).kernels
             continue
-        origin = name.rpartition("_")[0]
-        found += [k for k in getattr(package, origin).kernels if k.spec.op == name] if origin in package.__all__ else []
+        origins = (name[: match.start()] for match in re.finditer("_", name))
+        for origin in (origin for origin in origins if origin in package.__all__):
+            found += [k for k in getattr(package, origin).kernels if k.spec.op == name]
         if not found or found[-1].spec.op != name:
             raise KeyError(name)
     return found

@@ -19,6 +19,7 @@ from codegen.graph.ops import REDUCTIONS
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
 from codegen.plan.op import Op
+from codegen.plan.reductions import Reduction
 from codegen.spec.spec import Array, Axis, Spec, types_of
 from codegen.stages.splitting import restricted
 
@@ -228,7 +229,17 @@ class _Cut:
         made = restricted(spec, title, assigned, arrays, more, names, self.known, calls, marked)
         if not made.computes_as(self.spec):
             raise Mistake("a part of the op would be computed in float32, where the whole is computed in float64")
-        return self.kernel(made)
+        op = self.kernel(made)
+        plan = op.plan
+        if (
+            isinstance(plan, Reduction)
+            and plan.columns
+            and not plan.collapsed
+            and not plan.walked_groups
+            and len(arrays) > 1
+        ):
+            raise Mistake("no thread would reduce anything: partial results would be as large as what is reduced")
+        return op
 
     def assigned(self, items: Iterable[Item]) -> list[Statement]:
         """The statements that assign the items' arrays."""

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -183,7 +183,7 @@ def column_quantize_fp8_stage1_xla(x, largest, amax_min, row_axes):
 
 def column_quantize_fp8_stage2_chain(x, max_of_n, largest, amax_min):
     """The chain, on one vector of each operand."""
-    q = device.divide(x, device.divide(device.maximum(max_of_n, amax_min), largest, True), True)
+    q = device.divide(x, device.divide_by_shared(device.maximum(max_of_n, amax_min), largest, True), True)
     return q
 
 
@@ -196,47 +196,14 @@ def column_quantize_fp8_stage2_kernel(
     amax_min: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    N = mQ.shape[1]
-    size = cutlass.Int64(mQ.shape[0]) * N
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iN.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iN = cutlass.Int32(start % N)
-
-    rX = access.registers(mX, (vec,))
-    rMaxOfN = access.registers(mMaxOfN, (vec,))
-    rQ = access.registers(mQ, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gQ = cute.make_tensor(mQ.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(cute.local_tile(mMaxOfN, (vec,), (iN // vec,)), rMaxOfN)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iN + vec <= N:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mMaxOfN, cute.crd2idx((iN,), mMaxOfN.layout), rMaxOfN)
-            else:
-                iN_i = iN
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rMaxOfN[i] = mMaxOfN[iN_i]
-                    (iN_i,) = device.next_coordinates((iN_i,), (N,))
-
+    at = flat.vector(how, mQ.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
+    if at.valid > 0:
+        rX, rMaxOfN = at.load(mX, flat.read(mMaxOfN, (iN,)))
         q = column_quantize_fp8_stage2_chain(
-            device.floats(rX), device.floats(rMaxOfN), device.full(vec, largest), device.full(vec, amax_min),
+            device.floats(rX), device.floats(rMaxOfN), device.full(how.vec, largest), device.full(how.vec, amax_min),
         )
-        rQ.store(device.cast(q, mQ.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rQ, gQ)
-        else:
-            device.copy_whole_or_part(rQ, gQ, valid)
+        at.store(device.cast(q, mQ.element_type), mQ)
 
 
 @cute.jit
@@ -244,11 +211,9 @@ def column_quantize_fp8_stage2_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mMaxOfN: cute.Tensor, mQ: cute.Tensor, largest: cutlass.Constexpr[float],
     amax_min: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mQ.shape[0]) * mQ.shape[1] // (how.vec * how.threads) + 1
-    column_quantize_fp8_stage2_kernel(mX, mMaxOfN, mQ, largest, amax_min, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    column_quantize_fp8_stage2_kernel(
+        mX, mMaxOfN, mQ, largest, amax_min, how,
+    ).launch(**flat.grid(how, mQ.shape, stream))
 
 
 def column_quantize_fp8_stage2_xla(x, max_of_n, largest, amax_min):

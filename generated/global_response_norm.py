@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, RowLaunch, Walk
 
 SPEC = {
@@ -570,10 +570,12 @@ def global_response_norm_frozen_stage3_chain(
     """The chain, on one vector of each operand."""
     length = device.sqrt(sum_of_b_c, approx)
     t0 = mean_of_b + eps
-    t1 = device.divide(gamma * sum_of_b_c2, t0, approx) - device.divide(
+    t1 = device.divide_by_shared(gamma * sum_of_b_c2, t0, approx) - device.divide(
         device.divide(sum_of_b, t0, approx), size_c.to(cutlass.Float32), approx,
     )
-    dx = dy + device.multiply(gamma * device.divide(length, t0, approx), dy) + device.divide(t1, length, approx) * x
+    dx = dy + device.multiply(
+        gamma * device.divide_by_shared(length, t0, approx), dy,
+    ) + device.divide(t1, length, approx) * x
     return dx
 
 
@@ -590,73 +592,20 @@ def global_response_norm_frozen_stage3_kernel(
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    S, C = mDx.shape[1], mDx.shape[2]
-    size = cutlass.Int64(mDx.shape[0]) * S * C
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iB, iS, iC).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iC = cutlass.Int32(start % C)
-    rest = start // C
-    iS = cutlass.Int32(rest % S)
-    iB = cutlass.Int32(rest // S)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    iB, _, iC = at.axes
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rSumOfBC = access.registers(mSumOfBC, (vec,))
-    rX = access.registers(mX, (vec,))
-    rGamma = access.registers(mGamma, (vec,))
-    rMeanOfB = access.registers(mMeanOfB, (vec,))
-    rSumOfBC2 = access.registers(mSumOfBC2, (vec,))
-    rSumOfB = access.registers(mSumOfB, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(cute.local_tile(mSumOfBC[iB, None], (vec,), (iC // vec,)), rSumOfBC)
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(cute.local_tile(mGamma, (vec,), (iC // vec,)), rGamma)
-            rMeanOfB.fill(mMeanOfB[iB])
-            cute.autovec_copy(cute.local_tile(mSumOfBC2[iB, None], (vec,), (iC // vec,)), rSumOfBC2)
-            rSumOfB.fill(mSumOfB[iB])
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-            if iC + vec <= C:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mSumOfBC, cute.crd2idx((iB, iC), mSumOfBC.layout), rSumOfBC)
-                device.load_anywhere(mGamma, cute.crd2idx((iC,), mGamma.layout), rGamma)
-                rMeanOfB.fill(mMeanOfB[iB])
-                device.load_anywhere(mSumOfBC2, cute.crd2idx((iB, iC), mSumOfBC2.layout), rSumOfBC2)
-                rSumOfB.fill(mSumOfB[iB])
-            else:
-                iB_i, iS_i, iC_i = iB, iS, iC
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rSumOfBC[i] = mSumOfBC[iB_i, iC_i]
-                        rGamma[i] = mGamma[iC_i]
-                        rMeanOfB[i] = mMeanOfB[iB_i]
-                        rSumOfBC2[i] = mSumOfBC2[iB_i, iC_i]
-                        rSumOfB[i] = mSumOfB[iB_i]
-                    iB_i, iS_i, iC_i = device.next_coordinates((iB_i, iS_i, iC_i), (S, C))
-
+    if at.valid > 0:
+        rDy, rSumOfBC, rX, rGamma, rMeanOfB, rSumOfBC2, rSumOfB = at.load(
+            mDy, flat.read(mSumOfBC, (iB, iC)), mX, flat.read(mGamma, (iC,)), flat.read(mMeanOfB, (iB,)),
+            flat.read(mSumOfBC2, (iB, iC)), flat.read(mSumOfB, (iB,)),
+        )
         dx = global_response_norm_frozen_stage3_chain(
             device.floats(rDy), device.floats(rSumOfBC), device.floats(rX), device.floats(rGamma),
             device.floats(rMeanOfB), device.floats(rSumOfBC2), device.floats(rSumOfB),
-            device.full(vec, C, cutlass.Int32), device.full(vec, eps), approx,
+            device.full(how.vec, mDx.shape[2], cutlass.Int32), device.full(how.vec, eps), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -665,11 +614,9 @@ def global_response_norm_frozen_stage3_launch(
     mMeanOfB: cute.Tensor, mSumOfBC2: cute.Tensor, mSumOfB: cute.Tensor, mDx: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2] // (how.vec * how.threads) + 1
     global_response_norm_frozen_stage3_kernel(
         mDy, mSumOfBC, mX, mGamma, mMeanOfB, mSumOfBC2, mSumOfB, mDx, eps, how,
-    ).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    ).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def global_response_norm_frozen_stage3_xla(dy, sum_of_b_c, x, gamma, mean_of_b, sum_of_b_c2, sum_of_b, size_c, eps):
@@ -995,10 +942,12 @@ def global_response_norm_backward_stage3_chain(
     """The chain, on one vector of each operand."""
     length = device.sqrt(sum_of_b_c, approx)
     t0 = mean_of_b + eps
-    t1 = device.divide(gamma * sum_of_b_c2, t0, approx) - device.divide(
+    t1 = device.divide_by_shared(gamma * sum_of_b_c2, t0, approx) - device.divide(
         device.divide(sum_of_b, t0, approx), size_c.to(cutlass.Float32), approx,
     )
-    dx = dy + device.multiply(gamma * device.divide(length, t0, approx), dy) + device.divide(t1, length, approx) * x
+    dx = dy + device.multiply(
+        gamma * device.divide_by_shared(length, t0, approx), dy,
+    ) + device.divide(t1, length, approx) * x
     return dx
 
 
@@ -1015,73 +964,20 @@ def global_response_norm_backward_stage3_kernel(
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    S, C = mDx.shape[1], mDx.shape[2]
-    size = cutlass.Int64(mDx.shape[0]) * S * C
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iB, iS, iC).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iC = cutlass.Int32(start % C)
-    rest = start // C
-    iS = cutlass.Int32(rest % S)
-    iB = cutlass.Int32(rest // S)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    iB, _, iC = at.axes
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rSumOfBC = access.registers(mSumOfBC, (vec,))
-    rX = access.registers(mX, (vec,))
-    rGamma = access.registers(mGamma, (vec,))
-    rMeanOfB = access.registers(mMeanOfB, (vec,))
-    rSumOfBC2 = access.registers(mSumOfBC2, (vec,))
-    rSumOfB = access.registers(mSumOfB, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(cute.local_tile(mSumOfBC[iB, None], (vec,), (iC // vec,)), rSumOfBC)
-            cute.autovec_copy(gX, rX)
-            cute.autovec_copy(cute.local_tile(mGamma, (vec,), (iC // vec,)), rGamma)
-            rMeanOfB.fill(mMeanOfB[iB])
-            cute.autovec_copy(cute.local_tile(mSumOfBC2[iB, None], (vec,), (iC // vec,)), rSumOfBC2)
-            rSumOfB.fill(mSumOfB[iB])
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-            if iC + vec <= C:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mSumOfBC, cute.crd2idx((iB, iC), mSumOfBC.layout), rSumOfBC)
-                device.load_anywhere(mGamma, cute.crd2idx((iC,), mGamma.layout), rGamma)
-                rMeanOfB.fill(mMeanOfB[iB])
-                device.load_anywhere(mSumOfBC2, cute.crd2idx((iB, iC), mSumOfBC2.layout), rSumOfBC2)
-                rSumOfB.fill(mSumOfB[iB])
-            else:
-                iB_i, iS_i, iC_i = iB, iS, iC
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rSumOfBC[i] = mSumOfBC[iB_i, iC_i]
-                        rGamma[i] = mGamma[iC_i]
-                        rMeanOfB[i] = mMeanOfB[iB_i]
-                        rSumOfBC2[i] = mSumOfBC2[iB_i, iC_i]
-                        rSumOfB[i] = mSumOfB[iB_i]
-                    iB_i, iS_i, iC_i = device.next_coordinates((iB_i, iS_i, iC_i), (S, C))
-
+    if at.valid > 0:
+        rDy, rSumOfBC, rX, rGamma, rMeanOfB, rSumOfBC2, rSumOfB = at.load(
+            mDy, flat.read(mSumOfBC, (iB, iC)), mX, flat.read(mGamma, (iC,)), flat.read(mMeanOfB, (iB,)),
+            flat.read(mSumOfBC2, (iB, iC)), flat.read(mSumOfB, (iB,)),
+        )
         dx = global_response_norm_backward_stage3_chain(
             device.floats(rDy), device.floats(rSumOfBC), device.floats(rX), device.floats(rGamma),
             device.floats(rMeanOfB), device.floats(rSumOfBC2), device.floats(rSumOfB),
-            device.full(vec, C, cutlass.Int32), device.full(vec, eps), approx,
+            device.full(how.vec, mDx.shape[2], cutlass.Int32), device.full(how.vec, eps), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -1090,11 +986,9 @@ def global_response_norm_backward_stage3_launch(
     mMeanOfB: cute.Tensor, mSumOfBC2: cute.Tensor, mSumOfB: cute.Tensor, mDx: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2] // (how.vec * how.threads) + 1
     global_response_norm_backward_stage3_kernel(
         mDy, mSumOfBC, mX, mGamma, mMeanOfB, mSumOfBC2, mSumOfB, mDx, eps, how,
-    ).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    ).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def global_response_norm_backward_stage3_xla(dy, sum_of_b_c, x, gamma, mean_of_b, sum_of_b_c2, sum_of_b, size_c, eps):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -422,70 +422,19 @@ def layernorm_channels_first_stage3_kernel(
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    C, S = mY.shape[1], mY.shape[2]
-    size = cutlass.Int64(mY.shape[0]) * C * S
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iB, iC, iS).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iS = cutlass.Int32(start % S)
-    rest = start // S
-    iC = cutlass.Int32(rest % C)
-    iB = cutlass.Int32(rest // C)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    iB, iC, iS = at.axes
     approx = device.narrow(mY)
-
-    rX = access.registers(mX, (vec,))
-    rWeight = access.registers(mWeight, (vec,), 1.0)
-    rBias = access.registers(mBias, (vec,), 0.0)
-    rMeanOfBS = access.registers(mMeanOfBS, (vec,))
-    rMeanOfBS2 = access.registers(mMeanOfBS2, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gX, rX)
-            if cutlass.const_expr(mWeight is not None):
-                rWeight.fill(mWeight[iC])
-            if cutlass.const_expr(mBias is not None):
-                rBias.fill(mBias[iC])
-            cute.autovec_copy(cute.local_tile(mMeanOfBS[iB, None], (vec,), (iS // vec,)), rMeanOfBS)
-            cute.autovec_copy(cute.local_tile(mMeanOfBS2[iB, None], (vec,), (iS // vec,)), rMeanOfBS2)
-        else:
-            device.copy_whole_or_part(gX, rX, valid)
-            if iS + vec <= S:  # the vector lies in one row: wide loads, wherever it starts
-                if cutlass.const_expr(mWeight is not None):
-                    rWeight.fill(mWeight[iC])
-                if cutlass.const_expr(mBias is not None):
-                    rBias.fill(mBias[iC])
-                device.load_anywhere(mMeanOfBS, cute.crd2idx((iB, iS), mMeanOfBS.layout), rMeanOfBS)
-                device.load_anywhere(mMeanOfBS2, cute.crd2idx((iB, iS), mMeanOfBS2.layout), rMeanOfBS2)
-            else:
-                iB_i, iC_i, iS_i = iB, iC, iS
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mWeight is not None):
-                            rWeight[i] = mWeight[iC_i]
-                        if cutlass.const_expr(mBias is not None):
-                            rBias[i] = mBias[iC_i]
-                        rMeanOfBS[i] = mMeanOfBS[iB_i, iS_i]
-                        rMeanOfBS2[i] = mMeanOfBS2[iB_i, iS_i]
-                    iB_i, iC_i, iS_i = device.next_coordinates((iB_i, iC_i, iS_i), (C, S))
-
+    if at.valid > 0:
+        rX, rWeight, rBias, rMeanOfBS, rMeanOfBS2 = at.load(
+            mX, flat.read(mWeight, (iC,), default=1.0), flat.read(mBias, (iC,), default=0.0),
+            flat.read(mMeanOfBS, (iB, iS)), flat.read(mMeanOfBS2, (iB, iS)),
+        )
         y = layernorm_channels_first_stage3_chain(
             device.floats(rX), device.floats(rWeight), device.floats(rBias), device.floats(rMeanOfBS),
-            device.floats(rMeanOfBS2), device.full(vec, eps), approx,
+            device.floats(rMeanOfBS2), device.full(how.vec, eps), approx,
         )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -494,11 +443,9 @@ def layernorm_channels_first_stage3_launch(
     mMeanOfBS: cute.Tensor, mMeanOfBS2: cute.Tensor, mY: cute.Tensor, eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] * mY.shape[2] // (how.vec * how.threads) + 1
-    layernorm_channels_first_stage3_kernel(mX, mWeight, mBias, mMeanOfBS, mMeanOfBS2, mY, eps, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    layernorm_channels_first_stage3_kernel(
+        mX, mWeight, mBias, mMeanOfBS, mMeanOfBS2, mY, eps, how,
+    ).launch(**flat.grid(how, mY.shape, stream))
 
 
 def layernorm_channels_first_stage3_xla(x, weight, bias, mean_of_b_s, mean_of_b_s2, eps):
@@ -735,8 +682,8 @@ def layernorm_channels_first_frozen_stage2_chain(
     """The chain, on one vector of each operand."""
     rstd = device.rsqrt(mean_of_b_s2 + eps, approx)
     t0 = size_c.to(cutlass.Float32)
-    t1 = weight * rstd * dy - device.divide(sum_of_b_s * rstd * rstd * rstd, t0, approx) * (x - mean_of_b_s)
-    dx = t1 - device.divide(rstd * sum_of_b_s2, t0, approx)
+    t1 = weight * rstd * dy - device.divide_by_shared(sum_of_b_s * rstd * rstd * rstd, t0, approx) * (x - mean_of_b_s)
+    dx = t1 - device.divide_by_shared(rstd * sum_of_b_s2, t0, approx)
     return dx
 
 
@@ -753,76 +700,20 @@ def layernorm_channels_first_frozen_stage2_kernel(
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    C, S = mDx.shape[1], mDx.shape[2]
-    size = cutlass.Int64(mDx.shape[0]) * C * S
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iB, iC, iS).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iS = cutlass.Int32(start % S)
-    rest = start // S
-    iC = cutlass.Int32(rest % C)
-    iB = cutlass.Int32(rest // C)
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    iB, iC, iS = at.axes
     approx = device.narrow(mDx)
-
-    rDy = access.registers(mDy, (vec,))
-    rMeanOfBS = access.registers(mMeanOfBS, (vec,))
-    rMeanOfBS2 = access.registers(mMeanOfBS2, (vec,))
-    rX = access.registers(mX, (vec,))
-    rWeight = access.registers(mWeight, (vec,), 1.0)
-    rSumOfBS = access.registers(mSumOfBS, (vec,))
-    rSumOfBS2 = access.registers(mSumOfBS2, (vec,))
-    rDx = access.registers(mDx, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(cute.local_tile(mMeanOfBS[iB, None], (vec,), (iS // vec,)), rMeanOfBS)
-            cute.autovec_copy(cute.local_tile(mMeanOfBS2[iB, None], (vec,), (iS // vec,)), rMeanOfBS2)
-            cute.autovec_copy(gX, rX)
-            if cutlass.const_expr(mWeight is not None):
-                rWeight.fill(mWeight[iC])
-            cute.autovec_copy(cute.local_tile(mSumOfBS[iB, None], (vec,), (iS // vec,)), rSumOfBS)
-            cute.autovec_copy(cute.local_tile(mSumOfBS2[iB, None], (vec,), (iS // vec,)), rSumOfBS2)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-            if iS + vec <= S:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mMeanOfBS, cute.crd2idx((iB, iS), mMeanOfBS.layout), rMeanOfBS)
-                device.load_anywhere(mMeanOfBS2, cute.crd2idx((iB, iS), mMeanOfBS2.layout), rMeanOfBS2)
-                if cutlass.const_expr(mWeight is not None):
-                    rWeight.fill(mWeight[iC])
-                device.load_anywhere(mSumOfBS, cute.crd2idx((iB, iS), mSumOfBS.layout), rSumOfBS)
-                device.load_anywhere(mSumOfBS2, cute.crd2idx((iB, iS), mSumOfBS2.layout), rSumOfBS2)
-            else:
-                iB_i, iC_i, iS_i = iB, iC, iS
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rMeanOfBS[i] = mMeanOfBS[iB_i, iS_i]
-                        rMeanOfBS2[i] = mMeanOfBS2[iB_i, iS_i]
-                        if cutlass.const_expr(mWeight is not None):
-                            rWeight[i] = mWeight[iC_i]
-                        rSumOfBS[i] = mSumOfBS[iB_i, iS_i]
-                        rSumOfBS2[i] = mSumOfBS2[iB_i, iS_i]
-                    iB_i, iC_i, iS_i = device.next_coordinates((iB_i, iC_i, iS_i), (C, S))
-
+    if at.valid > 0:
+        rDy, rMeanOfBS, rMeanOfBS2, rX, rWeight, rSumOfBS, rSumOfBS2 = at.load(
+            mDy, flat.read(mMeanOfBS, (iB, iS)), flat.read(mMeanOfBS2, (iB, iS)), mX,
+            flat.read(mWeight, (iC,), default=1.0), flat.read(mSumOfBS, (iB, iS)), flat.read(mSumOfBS2, (iB, iS)),
+        )
         dx = layernorm_channels_first_frozen_stage2_chain(
             device.floats(rDy), device.floats(rMeanOfBS), device.floats(rMeanOfBS2), device.floats(rX),
             device.floats(rWeight), device.floats(rSumOfBS), device.floats(rSumOfBS2),
-            device.full(vec, C, cutlass.Int32), device.full(vec, eps), approx,
+            device.full(how.vec, mDx.shape[1], cutlass.Int32), device.full(how.vec, eps), approx,
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
@@ -831,11 +722,9 @@ def layernorm_channels_first_frozen_stage2_launch(
     mWeight: cute.Tensor | None, mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mDx: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2] // (how.vec * how.threads) + 1
     layernorm_channels_first_frozen_stage2_kernel(
         mDy, mMeanOfBS, mMeanOfBS2, mX, mWeight, mSumOfBS, mSumOfBS2, mDx, eps, how,
-    ).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    ).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def layernorm_channels_first_frozen_stage2_xla(
@@ -848,43 +737,29 @@ def layernorm_channels_first_frozen_stage2_xla(
     return dx
 
 
-def layernorm_channels_first_backward_stage1_chain(dy, mean_of_b_s, mean_of_b_s2, x, weight, eps, approx):
-    """What is folded into column_sum, column_sum2, column_sum3, column_sum4, on one vector of each operand."""
+def layernorm_channels_first_backward_stage1_chain(dy, mean_of_b_s, x, weight):
+    """What is folded into column_sum, column_sum2, on one vector of each operand."""
     t0 = weight * dy
-    centred = x - mean_of_b_s
-    return t0 * centred, t0, dy * (centred * device.rsqrt(mean_of_b_s2 + eps, approx)), dy
+    return t0 * (x - mean_of_b_s), t0
 
 
 def layernorm_channels_first_backward_stage1_columns(column_sum, column_sum2):
-    """The results of B x S, from their statistics."""
+    """The columns' results, from their statistics."""
     sum_of_b_s = column_sum
     sum_of_b_s2 = column_sum2
     return sum_of_b_s, sum_of_b_s2
-
-
-def layernorm_channels_first_backward_stage1_columns_C(column_sum3, column_sum4):
-    """The results of C, from their statistics."""
-    dweight = column_sum3
-    dbias = column_sum4
-    return dweight, dbias
 
 
 @cute.kernel
 def layernorm_channels_first_backward_stage1_kernel(
     mDy: cute.Tensor,  # (B, C, S) T
     mMeanOfBS: cute.Tensor,  # (B, S) float32
-    mMeanOfBS2: cute.Tensor,  # (B, S) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
     mSumOfBS: cute.Tensor,  # (B, S) float32
     mSumOfBS2: cute.Tensor,  # (B, S) float32
-    mDweight: cute.Tensor,  # (C) T
-    mDbias: cute.Tensor,  # (C) T
-    mColumnSumParts: cute.Tensor,  # (parts, B * C * S) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, B * C * S) column_sum2 of each part
-    mColumnSum3Parts: cute.Tensor,  # (parts, B * C * S) column_sum3 of each part
-    mColumnSum4Parts: cute.Tensor,  # (parts, B * C * S) column_sum4 of each part
-    eps: cutlass.Constexpr[float],
+    mColumnSumParts: cute.Tensor,  # (parts, B * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, B * S) column_sum2 of each part
     how: cutlass.Constexpr[Walk],
 ):
     tidx, _, _ = cute.arch.thread_idx()
@@ -896,90 +771,147 @@ def layernorm_channels_first_backward_stage1_kernel(
     pieces = (S + vec * per_row - 1) // (vec * per_row)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B * C), part % (B * C)  # only rows of one place meet
-    iC = place % C
-    iB = (place // C)
+    part, place = part // (B), part % (B)  # only rows of one place meet
+    iB = place
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
     step = per_row * cluster * vec
     rows_a_block = threads // per_row
     pace = parts * rows_a_block  # from one row of a thread to its next
-    approx = device.narrow(mDweight)
 
-    rDy = access.registers(mDy, (vec, vectors))
+    rDy = access.registers(mDy, (vec, vectors, at_once))
     rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
-    rMeanOfBS2 = access.registers(mMeanOfBS2, (vec, vectors))
-    rX = access.registers(mX, (vec, vectors))
-    rWeight = access.registers(mWeight, (1,), 1.0)
+    rX = access.registers(mX, (vec, vectors, at_once))
+    rWeight = access.registers(mWeight, (1, at_once), 1.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum4 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = partials.shared_columns(
-        threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32),
-    )
-    rowwise.load_one(mWeight, (iC,), True, rWeight)
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, S, first)
-    all_rows.load_shared(mDy, (iB, iC, 0), rDy)
     all_rows.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
-    all_rows.load_shared(mMeanOfBS2, (iB, 0), rMeanOfBS2)
-    all_rows.load_shared(mX, (iB, iC, 0), rX)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        early = rowwise.walked(how, row < 1, S, first)
-    for base in cutlass.range(part * rows_a_block, 1, pace * at_once):
+        iC = row
+        early = rowwise.walked(how, row < C, S, first)
+        early.load_one(mWeight, (iC,), rWeight[None, u])
+        early.load(mDy, (iB, iC, 0), rDy[None, None, u])
+        early.load(mX, (iB, iC, 0), rX[None, None, u])
+    for base in cutlass.range(part * rows_a_block, C, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            own = rowwise.walked(how, row < 1, S, first)
+            iC = row
+            own = rowwise.walked(how, row < C, S, first)
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
-                (
-                    column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,
-                ) = layernorm_channels_first_backward_stage1_chain(
-                    device.floats(rDy[None, v]), device.floats(rMeanOfBS[None, v]), device.floats(rMeanOfBS2[None, v]),
-                    device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0], rWeight.element_type)),
-                    device.full(vec, eps), approx,
+                column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage1_chain(
+                    device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]), device.floats(rX[None, v, u]),
+                    device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                 )
                 inside = at.inside()
                 reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
-                    (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
+                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            later = rowwise.walked(how, row < 1, S, first)
+            iC = row
+            later = rowwise.walked(how, row < C, S, first)
+            later.load_one(mWeight, (iC,), rWeight[None, u])
+            later.load(mDy, (iB, iC, 0), rDy[None, None, u])
+            later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
-        [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
-        [
-            cute.domain_offset((0, place * (S)), mColumnSumParts),
-            cute.domain_offset((0, place * (S)), mColumnSum2Parts),
-            cute.domain_offset((0, place * (S)), mColumnSum3Parts),
-            cute.domain_offset((0, place * (S)), mColumnSum4Parts),
-        ], sColumns, part, first, step, S, per_row, how.ragged,
+        [fColumnSum, fColumnSum2], ("sum", "sum"),
+        [cute.domain_offset((0, place * (S)), mColumnSumParts), cute.domain_offset((0, place * (S)), mColumnSum2Parts)],
+        sColumns, part, first, step, S, per_row, how.ragged,
     )
+
+
+@cute.kernel
+def layernorm_channels_first_backward_stage1_places(
+    mDy: cute.Tensor,  # (B, C, S) T
+    mMeanOfBS: cute.Tensor,  # (B, S) float32
+    mX: cute.Tensor,  # (B, C, S) T
+    mWeight: cute.Tensor | None,  # (C) T
+    mSumOfBS: cute.Tensor,  # (B, S) float32
+    mSumOfBS2: cute.Tensor,  # (B, S) float32
+    mColumnSumParts: cute.Tensor,  # (parts, B * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, B * S) column_sum2 of each part
+    how: cutlass.Constexpr[Walk],
+):
+    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+    pieces = (S + how.each_place - 1) // how.each_place
+    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    unit = bidx * (threads // per_row) + tidx // per_row
+    place, piece = unit // pieces, unit % pieces
+    there = place < B
+    iB = place
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+
+    rDy = access.registers(mDy, (vec, vectors, at_once))
+    rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
+    rX = access.registers(mX, (vec, vectors, at_once))
+    rWeight = access.registers(mWeight, (1, at_once), 1.0)
+    rSumOfBS = access.registers(mSumOfBS, (vec,))
+    rSumOfBS2 = access.registers(mSumOfBS2, (vec,))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    every = rowwise.walked(how, there, S, first)
+    every.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
+
+    for base in cutlass.range(0, C, at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iC = row
+            own = rowwise.walked(how, there & (row < C), S, first)
+            own.load_one(mWeight, (iC,), rWeight[None, u])
+            own.load(mDy, (iB, iC, 0), rDy[None, None, u])
+            own.load(mX, (iB, iC, 0), rX[None, None, u])
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iC = row
+            own = rowwise.walked(how, there & (row < C), S, first)
+            for v in cutlass.range_constexpr(vectors):
+                at = own.vector(v)
+                column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage1_chain(
+                    device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]), device.floats(rX[None, v, u]),
+                    device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
+                )
+                inside = at.inside()
+                reduce.accumulate_at(
+                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                )
+
+    for v in cutlass.range_constexpr(vectors):
+        at = every.vector(v)
+        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        sum_of_b_s, sum_of_b_s2 = layernorm_channels_first_backward_stage1_columns(column_sum, column_sum2)
+        rSumOfBS.store(sum_of_b_s.to(mSumOfBS.element_type))
+        rSumOfBS2.store(sum_of_b_s2.to(mSumOfBS2.element_type))
+        at.store(rSumOfBS, mSumOfBS, (iB, 0))
+        at.store(rSumOfBS2, mSumOfBS2, (iB, 0))
 
 
 @cute.kernel
 def layernorm_channels_first_backward_stage1_finish(
     mSumOfBS: cute.Tensor,  # (B, S) float32
     mSumOfBS2: cute.Tensor,  # (B, S) float32
-    mColumnSumParts: cute.Tensor,  # (parts, B * C * S) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, B * C * S) column_sum2 of each part
-    B: cutlass.Int32,
-    C: cutlass.Int32,
+    mColumnSumParts: cute.Tensor,  # (parts, B * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, B * S) column_sum2 of each part
     S: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
+    # All parts of a column, in a fixed order.
     partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    beside = partials.columns_beside(mColumnSumParts)
+    c = bidx * beside + tidx % beside
     iS = c % S
     iB = (c // S)
-    column_sum, column_sum2 = partials.over_parts_of(
-        [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (B, C, S,), (True, False, True),
-    )
-    there = tidx == 0
+    column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
+    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
     rSumOfBS = access.registers(mSumOfBS, (1,))
     rSumOfBS2 = access.registers(mSumOfBS2, (1,))
     if there:
@@ -992,85 +924,59 @@ def layernorm_channels_first_backward_stage1_finish(
         mSumOfBS2[iB, iS] = rSumOfBS2[0]
 
 
-@cute.kernel
-def layernorm_channels_first_backward_stage1_finish_C(
-    mDweight: cute.Tensor,  # (C) T
-    mDbias: cute.Tensor,  # (C) T
-    mColumnSum3Parts: cute.Tensor,  # (parts, B * C * S) column_sum3 of each part
-    mColumnSum4Parts: cute.Tensor,  # (parts, B * C * S) column_sum4 of each part
-    B: cutlass.Int32,
-    C: cutlass.Int32,
-    S: cutlass.Int32,
-):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
-    column_sum3, column_sum4 = partials.over_parts_of(
-        [mColumnSum3Parts, mColumnSum4Parts], ("sum", "sum"), c, (B, C, S,), (False, True, False),
-    )
-    there = tidx == 0
-    rDweight = access.registers(mDweight, (1,))
-    rDbias = access.registers(mDbias, (1,))
-    if there:
-        dweight, dbias = layernorm_channels_first_backward_stage1_columns_C(
-            device.full(1, column_sum3), device.full(1, column_sum4),
-        )
-        rDweight.store(dweight.to(mDweight.element_type))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDweight[c] = rDweight[0]
-        mDbias[c] = rDbias[0]
-
-
 @cute.jit
 def layernorm_channels_first_backward_stage1_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS: cute.Tensor, mMeanOfBS2: cute.Tensor, mX: cute.Tensor,
-    mWeight: cute.Tensor | None, mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mDweight: cute.Tensor,
-    mDbias: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, mColumnSum3Parts: cute.Tensor,
-    mColumnSum4Parts: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
+    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS: cute.Tensor, mX: cute.Tensor, mWeight: cute.Tensor | None,
+    mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
+    how: cutlass.Constexpr[Walk],
 ):
     vec, per_row = how.vec, how.per_row
-    B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
-    pieces = (S + vec * per_row - 1) // (vec * per_row)
-    blocks = mColumnSumParts.shape[0] * pieces * B * C
-    if blocks > 0:
-        layernorm_channels_first_backward_stage1_kernel(
-            mDy, mMeanOfBS, mMeanOfBS2, mX, mWeight, mSumOfBS, mSumOfBS2, mDweight, mDbias, mColumnSumParts,
-            mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts, eps, how,
-        ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = B * S
-    if blocks > 0:
-        layernorm_channels_first_backward_stage1_finish(
-            mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, B, C, S,
-        ).launch(**partials.finishing_grid(blocks, stream))
-    blocks = C
-    if blocks > 0:
-        layernorm_channels_first_backward_stage1_finish_C(
-            mDweight, mDbias, mColumnSum3Parts, mColumnSum4Parts, B, C, S,
-        ).launch(**partials.finishing_grid(blocks, stream))
+    B, S = mDy.shape[0], mDy.shape[2]
+    if cutlass.const_expr(how.by_place):
+        layernorm_channels_first_backward_stage1_places(
+            mDy, mMeanOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
+        ).launch(**rowwise.places_grid(how, B, S, stream))
+    else:
+        pieces = (S + vec * per_row - 1) // (vec * per_row)
+        blocks = mColumnSumParts.shape[0] * pieces * B
+        if blocks > 0:
+            layernorm_channels_first_backward_stage1_kernel(
+                mDy, mMeanOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
+            ).launch(**rowwise.walking_grid(how, blocks, stream))
+        beside = partials.columns_beside(mColumnSumParts)
+        blocks = (B * S + beside - 1) // beside
+        if blocks > 0:
+            layernorm_channels_first_backward_stage1_finish(
+                mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, S,
+            ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def layernorm_channels_first_backward_stage1_xla(dy, mean_of_b_s, mean_of_b_s2, x, weight, eps):
+def layernorm_channels_first_backward_stage1_xla(dy, mean_of_b_s, x, weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
-    centred = x - mean_of_b_s
-    sum_of_b_s = jnp.sum(t0 * centred, axis=-2, keepdims=True)
+    sum_of_b_s = jnp.sum(t0 * (x - mean_of_b_s), axis=-2, keepdims=True)
     sum_of_b_s2 = jnp.sum(t0, axis=-2, keepdims=True)
-    dweight = jnp.sum(dy * (centred * jax.lax.rsqrt(mean_of_b_s2 + eps)), axis=(-3, -1), keepdims=True)
-    dbias = jnp.sum(dy, axis=(-3, -1), keepdims=True)
-    return sum_of_b_s, sum_of_b_s2, dweight, dbias
+    return sum_of_b_s, sum_of_b_s2
 
 
 def layernorm_channels_first_backward_stage2_chain(
     dy, mean_of_b_s, mean_of_b_s2, x, weight, sum_of_b_s, sum_of_b_s2, size_c, eps, approx,
 ):
-    """The chain, on one vector of each operand."""
+    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
     rstd = device.rsqrt(mean_of_b_s2 + eps, approx)
+    centred = x - mean_of_b_s
     t0 = size_c.to(cutlass.Float32)
-    t1 = weight * rstd * dy - device.divide(sum_of_b_s * rstd * rstd * rstd, t0, approx) * (x - mean_of_b_s)
-    dx = t1 - device.divide(rstd * sum_of_b_s2, t0, approx)
-    return dx
+    dx = weight * rstd * dy - device.divide_by_row(
+        sum_of_b_s * rstd * rstd * rstd, t0, approx,
+    ) * centred - device.divide_by_row(rstd * sum_of_b_s2, t0, approx)
+    return dx, dy * (centred * rstd), dy
+
+
+def layernorm_channels_first_backward_stage2_columns(column_sum, column_sum2):
+    """The results of C, from their statistics."""
+    dweight = column_sum
+    dbias = column_sum2
+    return dweight, dbias
 
 
 @cute.kernel
@@ -1083,92 +989,141 @@ def layernorm_channels_first_backward_stage2_kernel(
     mSumOfBS: cute.Tensor,  # (B, S) float32
     mSumOfBS2: cute.Tensor,  # (B, S) float32
     mDx: cute.Tensor,  # (B, C, S) T
+    mDweight: cute.Tensor,  # (C) T
+    mDbias: cute.Tensor,  # (C) T
+    mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
     eps: cutlass.Constexpr[float],
-    how: cutlass.Constexpr[Launch],
+    how: cutlass.Constexpr[Walk],
 ):
-    vec, ragged = how.vec, how.ragged
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    C, S = mDx.shape[1], mDx.shape[2]
-    size = cutlass.Int64(mDx.shape[0]) * C * S
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    each = how.each
+    B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iB, iC, iS).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iS = cutlass.Int32(start % S)
-    rest = start // S
-    iC = cutlass.Int32(rest % C)
-    iB = cutlass.Int32(rest // C)
+    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
+    pieces = (C * S + vec * per_row - 1) // (vec * per_row)
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // pieces, bidx % pieces
+    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    step = per_row * cluster * vec
+    rows_a_block = threads // per_row
+    pace = parts * rows_a_block  # from one row of a thread to its next
     approx = device.narrow(mDx)
 
-    rDy = access.registers(mDy, (vec,))
-    rMeanOfBS = access.registers(mMeanOfBS, (vec,))
-    rMeanOfBS2 = access.registers(mMeanOfBS2, (vec,))
-    rX = access.registers(mX, (vec,))
-    rWeight = access.registers(mWeight, (vec,), 1.0)
-    rSumOfBS = access.registers(mSumOfBS, (vec,))
-    rSumOfBS2 = access.registers(mSumOfBS2, (vec,))
+    rDy = access.registers(mDy, (vec, vectors, at_once))
+    rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors, at_once))
+    rMeanOfBS2 = access.registers(mMeanOfBS2, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, at_once))
+    rWeight = access.registers(mWeight, (vec, vectors), 1.0)
+    rSumOfBS = access.registers(mSumOfBS, (vec, vectors, at_once))
+    rSumOfBS2 = access.registers(mSumOfBS2, (vec, vectors, at_once))
     rDx = access.registers(mDx, (vec,))
+    fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
+    all_rows = rowwise.every_row(how, C * S, first)
+    all_rows.gather(mWeight, (0,), (0,), (C, S,), rWeight)
 
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gX = cute.make_tensor(mX.iterator + start, cute.make_layout((vec,)))
-        gDx = cute.make_tensor(mDx.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(cute.local_tile(mMeanOfBS[iB, None], (vec,), (iS // vec,)), rMeanOfBS)
-            cute.autovec_copy(cute.local_tile(mMeanOfBS2[iB, None], (vec,), (iS // vec,)), rMeanOfBS2)
-            cute.autovec_copy(gX, rX)
-            if cutlass.const_expr(mWeight is not None):
-                rWeight.fill(mWeight[iC])
-            cute.autovec_copy(cute.local_tile(mSumOfBS[iB, None], (vec,), (iS // vec,)), rSumOfBS)
-            cute.autovec_copy(cute.local_tile(mSumOfBS2[iB, None], (vec,), (iS // vec,)), rSumOfBS2)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gX, rX, valid)
-            if iS + vec <= S:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mMeanOfBS, cute.crd2idx((iB, iS), mMeanOfBS.layout), rMeanOfBS)
-                device.load_anywhere(mMeanOfBS2, cute.crd2idx((iB, iS), mMeanOfBS2.layout), rMeanOfBS2)
-                if cutlass.const_expr(mWeight is not None):
-                    rWeight.fill(mWeight[iC])
-                device.load_anywhere(mSumOfBS, cute.crd2idx((iB, iS), mSumOfBS.layout), rSumOfBS)
-                device.load_anywhere(mSumOfBS2, cute.crd2idx((iB, iS), mSumOfBS2.layout), rSumOfBS2)
-            else:
-                iB_i, iC_i, iS_i = iB, iC, iS
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rMeanOfBS[i] = mMeanOfBS[iB_i, iS_i]
-                        rMeanOfBS2[i] = mMeanOfBS2[iB_i, iS_i]
-                        if cutlass.const_expr(mWeight is not None):
-                            rWeight[i] = mWeight[iC_i]
-                        rSumOfBS[i] = mSumOfBS[iB_i, iS_i]
-                        rSumOfBS2[i] = mSumOfBS2[iB_i, iS_i]
-                    iB_i, iC_i, iS_i = device.next_coordinates((iB_i, iC_i, iS_i), (C, S))
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        iB = row
+        early = rowwise.walked(how, row < B, C * S, first)
+        early.load(mDy, (iB, 0, 0), rDy[None, None, u])
+        early.gather(mMeanOfBS, (iB, 0), (None, 1), (C, S,), rMeanOfBS[None, None, u])
+        early.gather(mMeanOfBS2, (iB, 0), (None, 1), (C, S,), rMeanOfBS2[None, None, u])
+        early.load(mX, (iB, 0, 0), rX[None, None, u])
+        early.gather(mSumOfBS, (iB, 0), (None, 1), (C, S,), rSumOfBS[None, None, u])
+        early.gather(mSumOfBS2, (iB, 0), (None, 1), (C, S,), rSumOfBS2[None, None, u])
+    for base in cutlass.range(part * rows_a_block, B, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            iB = row
+            own = rowwise.walked(how, row < B, C * S, first)
+            for v in cutlass.range_constexpr(vectors):
+                at = own.vector(v)
+                dx, column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage2_chain(
+                    device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v, u]),
+                    device.floats(rMeanOfBS2[None, v, u]), device.floats(rX[None, v, u]),
+                    device.floats(rWeight[None, v]), device.floats(rSumOfBS[None, v, u]),
+                    device.floats(rSumOfBS2[None, v, u]), device.full(vec, C, cutlass.Int32), device.full(vec, eps),
+                    approx,
+                )
+                inside = at.inside()
+                reduce.accumulate_at(
+                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                )
+                rDx.store(dx.to(mDx.element_type))
+                at.store(rDx, mDx, (iB, 0, 0))
+            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
+            iB = row
+            later = rowwise.walked(how, row < B, C * S, first)
+            later.load(mDy, (iB, 0, 0), rDy[None, None, u])
+            later.gather(mMeanOfBS, (iB, 0), (None, 1), (C, S,), rMeanOfBS[None, None, u])
+            later.gather(mMeanOfBS2, (iB, 0), (None, 1), (C, S,), rMeanOfBS2[None, None, u])
+            later.load(mX, (iB, 0, 0), rX[None, None, u])
+            later.gather(mSumOfBS, (iB, 0), (None, 1), (C, S,), rSumOfBS[None, None, u])
+            later.gather(mSumOfBS2, (iB, 0), (None, 1), (C, S,), rSumOfBS2[None, None, u])
+    partials.begin_next()
+    partials.store_parts(
+        [fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first // each,
+        step // each, C * S // each, per_row, how.ragged,
+    )
 
-        dx = layernorm_channels_first_backward_stage2_chain(
-            device.floats(rDy), device.floats(rMeanOfBS), device.floats(rMeanOfBS2), device.floats(rX),
-            device.floats(rWeight), device.floats(rSumOfBS), device.floats(rSumOfBS2),
-            device.full(vec, C, cutlass.Int32), device.full(vec, eps), approx,
+
+@cute.kernel
+def layernorm_channels_first_backward_stage2_finish(
+    mDweight: cute.Tensor,  # (C) T
+    mDbias: cute.Tensor,  # (C) T
+    mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
+    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
+    C: cutlass.Int32,
+    S: cutlass.Int32,
+):
+    # All parts of each result, in a fixed order.
+    partials.await_last()
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    c = bidx
+    column_sum, column_sum2 = partials.over_parts_of(
+        [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (C, S // each,), (True, False),
+    )
+    there = tidx == 0
+    rDweight = access.registers(mDweight, (1,))
+    rDbias = access.registers(mDbias, (1,))
+    if there:
+        dweight, dbias = layernorm_channels_first_backward_stage2_columns(
+            device.full(1, column_sum), device.full(1, column_sum2),
         )
-        rDx.store(dx.to(mDx.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDx, gDx)
-        else:
-            device.copy_whole_or_part(rDx, gDx, valid)
+        rDweight.store(dweight.to(mDweight.element_type))
+        rDbias.store(dbias.to(mDbias.element_type))
+        mDweight[c] = rDweight[0]
+        mDbias[c] = rDbias[0]
 
 
 @cute.jit
 def layernorm_channels_first_backward_stage2_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS: cute.Tensor, mMeanOfBS2: cute.Tensor, mX: cute.Tensor,
-    mWeight: cute.Tensor | None, mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mDx: cute.Tensor,
-    eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
+    mWeight: cute.Tensor | None, mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mDx: cute.Tensor, mDweight: cute.Tensor,
+    mDbias: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[Walk],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDx.shape[0]) * mDx.shape[1] * mDx.shape[2] // (how.vec * how.threads) + 1
-    layernorm_channels_first_backward_stage2_kernel(
-        mDy, mMeanOfBS, mMeanOfBS2, mX, mWeight, mSumOfBS, mSumOfBS2, mDx, eps, how,
-    ).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    vec, per_row = how.vec, how.per_row
+    C, S = mDy.shape[1], mDy.shape[2]
+    pieces = (C * S + vec * per_row - 1) // (vec * per_row)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        layernorm_channels_first_backward_stage2_kernel(
+            mDy, mMeanOfBS, mMeanOfBS2, mX, mWeight, mSumOfBS, mSumOfBS2, mDx, mDweight, mDbias, mColumnSumParts,
+            mColumnSum2Parts, eps, how,
+        ).launch(**rowwise.walking_grid(how, blocks, stream))
+    blocks = C
+    if blocks > 0:
+        layernorm_channels_first_backward_stage2_finish(
+            mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, how.each, C, S,
+        ).launch(**partials.finishing_grid(blocks, stream))
 
 
 def layernorm_channels_first_backward_stage2_xla(
@@ -1176,9 +1131,12 @@ def layernorm_channels_first_backward_stage2_xla(
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(mean_of_b_s2 + eps)
+    centred = x - mean_of_b_s
     t0 = size_c.astype(jnp.float32)
-    dx = weight * rstd * dy - sum_of_b_s * rstd * rstd * rstd / t0 * (x - mean_of_b_s) - rstd * sum_of_b_s2 / t0
-    return dx
+    dx = weight * rstd * dy - sum_of_b_s * rstd * rstd * rstd / t0 * centred - rstd * sum_of_b_s2 / t0
+    dweight = jnp.sum(dy * (centred * rstd), axis=(-3, -1), keepdims=True)
+    dbias = jnp.sum(dy, axis=(-3, -1), keepdims=True)
+    return dx, dweight, dbias
 
 
 @runtime.op(

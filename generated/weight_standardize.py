@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -288,60 +288,18 @@ def weight_standardize_stage3_kernel(
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    O = mY.shape[1]
-    size = cutlass.Int64(mY.shape[0]) * O
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at iO.
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iO = cutlass.Int32(start % O)
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iO = at.axes
     approx = device.narrow(mY)
-
-    rW = access.registers(mW, (vec,))
-    rGain = access.registers(mGain, (vec,), 1.0)
-    rMeanOfO = access.registers(mMeanOfO, (vec,))
-    rMeanOfO2 = access.registers(mMeanOfO2, (vec,))
-    rY = access.registers(mY, (vec,))
-
-    if valid > 0:
-        gW = cute.make_tensor(mW.iterator + start, cute.make_layout((vec,)))
-        gY = cute.make_tensor(mY.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gW, rW)
-            if cutlass.const_expr(mGain is not None):
-                cute.autovec_copy(cute.local_tile(mGain, (vec,), (iO // vec,)), rGain)
-            cute.autovec_copy(cute.local_tile(mMeanOfO, (vec,), (iO // vec,)), rMeanOfO)
-            cute.autovec_copy(cute.local_tile(mMeanOfO2, (vec,), (iO // vec,)), rMeanOfO2)
-        else:
-            device.copy_whole_or_part(gW, rW, valid)
-            if iO + vec <= O:  # the vector lies in one row: wide loads, wherever it starts
-                if cutlass.const_expr(mGain is not None):
-                    device.load_anywhere(mGain, cute.crd2idx((iO,), mGain.layout), rGain)
-                device.load_anywhere(mMeanOfO, cute.crd2idx((iO,), mMeanOfO.layout), rMeanOfO)
-                device.load_anywhere(mMeanOfO2, cute.crd2idx((iO,), mMeanOfO2.layout), rMeanOfO2)
-            else:
-                iO_i = iO
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        if cutlass.const_expr(mGain is not None):
-                            rGain[i] = mGain[iO_i]
-                        rMeanOfO[i] = mMeanOfO[iO_i]
-                        rMeanOfO2[i] = mMeanOfO2[iO_i]
-                    (iO_i,) = device.next_coordinates((iO_i,), (O,))
-
+    if at.valid > 0:
+        rW, rGain, rMeanOfO, rMeanOfO2 = at.load(
+            mW, flat.read(mGain, (iO,), default=1.0), flat.read(mMeanOfO, (iO,)), flat.read(mMeanOfO2, (iO,)),
+        )
         y = weight_standardize_stage3_chain(
             device.floats(rW), device.floats(rGain), device.floats(rMeanOfO), device.floats(rMeanOfO2),
-            device.full(vec, eps), approx,
+            device.full(how.vec, eps), approx,
         )
-        rY.store(y.to(mY.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rY, gY)
-        else:
-            device.copy_whole_or_part(rY, gY, valid)
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
@@ -349,11 +307,9 @@ def weight_standardize_stage3_launch(
     stream: cuda.CUstream, mW: cute.Tensor, mGain: cute.Tensor | None, mMeanOfO: cute.Tensor, mMeanOfO2: cute.Tensor,
     mY: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mY.shape[0]) * mY.shape[1] // (how.vec * how.threads) + 1
-    weight_standardize_stage3_kernel(mW, mGain, mMeanOfO, mMeanOfO2, mY, eps, how).launch(
-        grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream,
-    )
+    weight_standardize_stage3_kernel(
+        mW, mGain, mMeanOfO, mMeanOfO2, mY, eps, how,
+    ).launch(**flat.grid(how, mY.shape, stream))
 
 
 def weight_standardize_stage3_xla(w, gain, mean_of_o, mean_of_o2, eps):
@@ -519,9 +475,9 @@ def weight_standardize_backward_stage2_chain(
     t0 = device.rsqrt(mean_of_o2 + eps, approx)
     t1 = t0 * gain
     t4 = size_k.to(cutlass.Float32) * size_i.to(cutlass.Float32)
-    dw = t1 * dy - device.divide(
+    dw = t1 * dy - device.divide_by_shared(
         t3 * gain * t0 * t0 * t0, t4, approx,
-    ) * (w - mean_of_o) - device.divide(t1 * sum_of_o, t4, approx)
+    ) * (w - mean_of_o) - device.divide_by_shared(t1 * sum_of_o, t4, approx)
     return dw
 
 
@@ -538,76 +494,21 @@ def weight_standardize_backward_stage2_kernel(
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    vec, ragged = how.vec, how.ragged
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    K, I, O = mDw.shape[0], mDw.shape[1], mDw.shape[2]
-    size = cutlass.Int64(K) * I * O
-
-    # This thread's vector: vec consecutive elements of the outputs in memory order, the first at (iK, iI, iO).
-    start = cute.assume((cutlass.Int64(bidx) * how.threads + tidx) * vec, divby=vec)
-    valid = size - start
-    iO = cutlass.Int32(start % O)
-    rest = start // O
-    iI = cutlass.Int32(rest % I)
-    iK = cutlass.Int32(rest // I)
+    at = flat.vector(how, mDw.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, _, iO = at.axes
     approx = device.narrow(mDw)
-
-    rDy = access.registers(mDy, (vec,))
-    rMeanOfO = access.registers(mMeanOfO, (vec,))
-    rMeanOfO2 = access.registers(mMeanOfO2, (vec,))
-    rW = access.registers(mW, (vec,))
-    rGain = access.registers(mGain, (vec,), 1.0)
-    rT3 = access.registers(mT3, (vec,))
-    rSumOfO = access.registers(mSumOfO, (vec,))
-    rDw = access.registers(mDw, (vec,))
-
-    if valid > 0:
-        gDy = cute.make_tensor(mDy.iterator + start, cute.make_layout((vec,)))
-        gW = cute.make_tensor(mW.iterator + start, cute.make_layout((vec,)))
-        gDw = cute.make_tensor(mDw.iterator + start, cute.make_layout((vec,)))
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(gDy, rDy)
-            cute.autovec_copy(cute.local_tile(mMeanOfO, (vec,), (iO // vec,)), rMeanOfO)
-            cute.autovec_copy(cute.local_tile(mMeanOfO2, (vec,), (iO // vec,)), rMeanOfO2)
-            cute.autovec_copy(gW, rW)
-            if cutlass.const_expr(mGain is not None):
-                cute.autovec_copy(cute.local_tile(mGain, (vec,), (iO // vec,)), rGain)
-            cute.autovec_copy(cute.local_tile(mT3, (vec,), (iO // vec,)), rT3)
-            cute.autovec_copy(cute.local_tile(mSumOfO, (vec,), (iO // vec,)), rSumOfO)
-        else:
-            device.copy_whole_or_part(gDy, rDy, valid)
-            device.copy_whole_or_part(gW, rW, valid)
-            if iO + vec <= O:  # the vector lies in one row: wide loads, wherever it starts
-                device.load_anywhere(mMeanOfO, cute.crd2idx((iO,), mMeanOfO.layout), rMeanOfO)
-                device.load_anywhere(mMeanOfO2, cute.crd2idx((iO,), mMeanOfO2.layout), rMeanOfO2)
-                if cutlass.const_expr(mGain is not None):
-                    device.load_anywhere(mGain, cute.crd2idx((iO,), mGain.layout), rGain)
-                device.load_anywhere(mT3, cute.crd2idx((iO,), mT3.layout), rT3)
-                device.load_anywhere(mSumOfO, cute.crd2idx((iO,), mSumOfO.layout), rSumOfO)
-            else:
-                iK_i, iI_i, iO_i = iK, iI, iO
-                for i in cutlass.range_constexpr(vec):
-                    if i < valid:
-                        rMeanOfO[i] = mMeanOfO[iO_i]
-                        rMeanOfO2[i] = mMeanOfO2[iO_i]
-                        if cutlass.const_expr(mGain is not None):
-                            rGain[i] = mGain[iO_i]
-                        rT3[i] = mT3[iO_i]
-                        rSumOfO[i] = mSumOfO[iO_i]
-                    iK_i, iI_i, iO_i = device.next_coordinates((iK_i, iI_i, iO_i), (I, O))
-
+    if at.valid > 0:
+        rDy, rMeanOfO, rMeanOfO2, rW, rGain, rT3, rSumOfO = at.load(
+            mDy, flat.read(mMeanOfO, (iO,)), flat.read(mMeanOfO2, (iO,)), mW, flat.read(mGain, (iO,), default=1.0),
+            flat.read(mT3, (iO,)), flat.read(mSumOfO, (iO,)),
+        )
         dw = weight_standardize_backward_stage2_chain(
             device.floats(rDy), device.floats(rMeanOfO), device.floats(rMeanOfO2), device.floats(rW),
-            device.floats(rGain), device.floats(rT3), device.floats(rSumOfO), device.full(vec, K, cutlass.Int32),
-            device.full(vec, I, cutlass.Int32), device.full(vec, eps), approx,
+            device.floats(rGain), device.floats(rT3), device.floats(rSumOfO),
+            device.full(how.vec, mDw.shape[0], cutlass.Int32), device.full(how.vec, mDw.shape[1], cutlass.Int32),
+            device.full(how.vec, eps), approx,
         )
-        rDw.store(dw.to(mDw.element_type))
-
-        if cutlass.const_expr(not ragged):
-            cute.autovec_copy(rDw, gDw)
-        else:
-            device.copy_whole_or_part(rDw, gDw, valid)
+        at.store(dw.to(mDw.element_type), mDw)
 
 
 @cute.jit
@@ -616,11 +517,9 @@ def weight_standardize_backward_stage2_launch(
     mGain: cute.Tensor | None, mT3: cute.Tensor, mSumOfO: cute.Tensor, mDw: cute.Tensor, eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    # one more than full ones: for the rest, or where the arrays are empty
-    blocks = cutlass.Int64(mDw.shape[0]) * mDw.shape[1] * mDw.shape[2] // (how.vec * how.threads) + 1
     weight_standardize_backward_stage2_kernel(
         mDy, mMeanOfO, mMeanOfO2, mW, mGain, mT3, mSumOfO, mDw, eps, how,
-    ).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+    ).launch(**flat.grid(how, mDw.shape, stream))
 
 
 def weight_standardize_backward_stage2_xla(dy, mean_of_o, mean_of_o2, w, gain, t3, sum_of_o, size_k, size_i, eps):

@@ -57,7 +57,7 @@ def first(measured: Iterable[Measurement]) -> list[Measurement]:
 
 
 def bar(m: Measurement, group: str) -> Bar:
-    return Bar(group, m.op.removesuffix("_backward"), m.over_xla, m.of_copy)
+    return Bar(group, m.op.removesuffix("_backward"), m.over_xla, m.of_limit)
 
 
 def products() -> list[Bar]:

@@ -1,4 +1,8 @@
-"""The architectures of GPUs that CuTe DSL compiles for."""
+"""The architectures of GPUs that CuTe DSL compiles for, and what GPUs of them can do in a second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
 
 ARCHITECTURES = tuple("""
     sm_80 sm_86 sm_87 sm_89 sm_90 sm_90a sm_100 sm_100a sm_100f sm_101 sm_101a sm_101f sm_103 sm_103a sm_103f
@@ -10,3 +14,55 @@ USUAL = "sm_80,sm_90a,sm_100a,sm_120a"  # those that kernels are compiled for wh
 def family(arch: str) -> str:
     """An architecture without the letter of its variant: sm_90 of sm_90a."""
     return arch.rstrip("af")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Instructions, for an element or for a thread: all of them, each of which takes an issue slot; those on the unit for special
+    functions and conversions; and those of integers, comparisons and selections, which run at half the rate of float32."""
+
+    issue: float
+    special: float
+    half: float
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.issue + other.issue, self.special + other.special, self.half + other.half)
+
+    def times(self, factor: float) -> Work:
+        return Work(self.issue * factor, self.special * factor, self.half * factor)
+
+
+# What an SM does in a clock, in instructions of a thread. CUDA C++ Programming Guide, "Arithmetic Instructions", table "Throughput
+# of Native Arithmetic Instructions": results per clock and multiprocessor of float32 (128 where all four schedulers issue), of
+# reciprocals, logarithms and exponentials, and of comparisons, shifts and integer additions. The same on all architectures here
+PER_CLOCK = Work(issue=128, special=16, half=64)
+LIMITS = {"issue": "issue slots", "special": "special functions", "half": "integers and comparisons"}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of an architecture, with NVIDIA's figures: its memory bandwidth in bytes per second, the operations per second of its
+    tensor cores on dense bfloat16, summed in float32, its SMs, and the highest clock of these in hertz."""
+
+    arch: str
+    name: str
+    bandwidth: float
+    tensor_cores: float
+    processors: int
+    clock: float
+
+    def seconds(self, work: Work, clock: float | None = None) -> dict[str, float]:
+        """The least time that each kind of instruction takes, by the names in `LIMITS`, at this clock or the highest one."""
+        rate = self.processors * (clock or self.clock)
+        return {name: getattr(work, name) / getattr(PER_CLOCK, name) / rate for name in LIMITS}
+
+
+GPUS = (
+    Gpu("sm_80", "A100 80GB SXM", 2.039e12, 312e12, 108, 1.41e9),
+    Gpu("sm_89", "L4", 0.300e12, 121e12, 58, 2.04e9),
+    Gpu("sm_89", "RTX 4090", 1.008e12, 165.2e12, 128, 2.52e9),
+    Gpu("sm_90a", "H100 SXM", 3.35e12, 989.4e12, 132, 1.98e9),
+    Gpu("sm_90a", "H200", 4.8e12, 989.4e12, 132, 1.98e9),
+    Gpu("sm_100a", "B200", 8.0e12, 2250e12, 148, 1.965e9),
+    Gpu("sm_120a", "RTX 5090", 1.792e12, 209.5e12, 170, 2.407e9),
+)

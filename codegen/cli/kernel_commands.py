@@ -53,7 +53,8 @@ def explain(
     package: Package = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show an op's graph, its kernel's plan, the bytes it moves, fused and unfused, and its time at memory bandwidth.
+    """Show an op's graph, its kernel's plan, the bytes it moves, fused and unfused, and the least time that its
+    bytes and instructions take.
 
     Without --shape, the shape is the spec's first `bench` entry, or one of about 2**25 elements. The interpreter then
     takes a smaller one.
@@ -288,7 +289,7 @@ def bench(
     if not on_gpu():
         raise UsageError(
             "JAX has no NVIDIA GPU here, and times are only meaningful on one; "
-            "`codegen explain` shows the time at memory bandwidth"
+            "`codegen explain` estimates the least time that a kernel can take"
         )
     runs = (timing.bench_or_fail(op, binding, shape, repeat) for op, binding, shape in tasks)
     measured, whole = gather(runs, len(tasks), "measuring")

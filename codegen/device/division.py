@@ -111,8 +111,10 @@ def divide_by_count(a: Numeric, count: Numeric) -> Numeric:
 
 
 def reciprocal(x: Vector, approx: bool) -> Vector:
-    """1 / x, correctly rounded; approximately within 2 ulp over the whole range."""
-    return divide(1.0, x, approx)
+    """1 / x, correctly rounded; approximately within 1 ulp over the whole range."""
+    if not approx or x.dtype is not Float32:
+        return divide(1.0, x, approx)
+    return cute.math.rcp(x, approx=True)
 
 
 def round_quotient(a: Vector, b: Vector, dtype: type[Numeric]) -> Vector:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import Mistake
+from codegen.explain.estimate import work
 from codegen.explain.launching import Binding, bindings, launch_facts, launch_of, launched, stages_of
 from codegen.explain.words import words
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, lost_axes, topological
@@ -29,30 +31,8 @@ from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.reductions import Reduction
 from codegen.plan.tiles import Product
 from codegen.spec.spec import Array
+from codegen.targets import GPUS, Gpu, Work
 from codegen.tuning import choosing
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU of an architecture, with NVIDIA's figures: its memory bandwidth in bytes per second, and the operations per second
-    of its tensor cores on dense bfloat16, summed in float32."""
-
-    arch: str
-    name: str
-    bandwidth: float
-    tensor_cores: float
-
-
-GPUS = (
-    Gpu("sm_80", "A100 80GB SXM", 2.039e12, 312e12),
-    Gpu("sm_89", "L4", 0.300e12, 121e12),
-    Gpu("sm_89", "RTX 4090", 1.008e12, 165.2e12),
-    Gpu("sm_90a", "H100 SXM", 3.35e12, 989.4e12),
-    Gpu("sm_90a", "H200", 4.8e12, 989.4e12),
-    Gpu("sm_100a", "B200", 8.0e12, 2250e12),
-    Gpu("sm_120a", "RTX 5090", 1.792e12, 209.5e12),
-)
-
 
 # The graph
 
@@ -362,13 +342,32 @@ def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> d
     }
 
 
-def _roofline(op: Op, binding: Binding, moved: int, found: list[tuple[Product, int]], gpu: Gpu) -> float | None:
-    """Microseconds to move the bytes, or to compute the products where that takes longer; None where the architecture lacks a
-    dtype. Tensor cores do twice as many operations per second on half as many bits."""
+def _limits(
+    op: Op, binding: Binding, moved: int, found: list[tuple[Product, int]], gpu: Gpu, instructions: Work | None
+) -> dict[str, float] | None:
+    """The least microseconds that each resource takes: memory for the bytes, the tensor cores for the products, the SMs for the
+    instructions of all elements. None where the architecture lacks a dtype. Tensor cores do twice as many operations per second on
+    half as many bits."""
     if lacks(op, binding, gpu.arch):
         return None
-    work = sum(count * DTYPES[binding.dtype(p.a)].size / 2 for p, count in found)
-    return round(max(moved / gpu.bandwidth, work / gpu.tensor_cores) * 1e6, 3)
+    limits = {"bytes": moved / gpu.bandwidth}
+    if found:
+        limits["products"] = sum(n * DTYPES[binding.dtype(p.a)].size / 2 for p, n in found) / gpu.tensor_cores
+    if instructions is not None:
+        limits |= gpu.seconds(instructions)
+    return {name: round(seconds * 1e6, 3) for name, seconds in limits.items()}
+
+
+def _instructions(op: Op, binding: Binding, shape: Shape) -> Work | None:
+    """An estimate of the instructions of a call's kernels (`estimate.py`). None for products, and for float64."""
+    if isinstance(op.plan, Gemm) or binding.width("float") > 4:
+        return None
+    total = Work(0, 0, 0)
+    for stage in stages_of(op):
+        assert not isinstance(stage.plan, Gemm | Staged)
+        count = math.prod(stage.plan.rows_and_columns(functools.partial(elements, shape=shape)))
+        total += work(stage, dict(binding.types), launch_of(stage, binding, shape).vec).times(count)
+    return total
 
 
 # All of it
@@ -384,6 +383,8 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         fused = moved_bytes(op, binding, shape)
         facts, clustered = (launch_facts(op, binding, shape, arch) for arch in (None, "sm_90a"))
         keeps = saved(op)["names"]
+        instructions, many = _instructions(op, binding, shape), max(elements(spec.axes, shape), 1)
+        limits = {g.name: _limits(op, binding, fused, products(op, shape), g, instructions) for g in GPUS}
         costs.append(
             {
                 "types": dict(binding.types),
@@ -395,7 +396,11 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                     "unfused": unfused_bytes(op, binding, shape),
                     "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in _kept(op, keeps)),
                 },
-                "roofline_us": {g.name: _roofline(op, binding, fused, products(op, shape), g) for g in GPUS},
+                "instructions": None
+                if instructions is None
+                else {name: round(n, 2) for name, n in asdict(instructions.times(1 / many)).items()},
+                "limits_us": limits,
+                "roofline_us": {name: None if of is None else max(of.values()) for name, of in limits.items()},
             }
         )
     return {

@@ -184,17 +184,20 @@ def _tiles_text(tiles: dict[str, Any]) -> str:
 
 
 def _rooflines(report: dict[str, Any]) -> Table:
-    """The least time that memory bandwidth or the tensor cores allow."""
-    table = _table(
-        "roofline" if report["products"] else "memory roofline",
-        *(f"{g['name']}\n{g['arch']}" for g in report["gpus"]),
-        right=1,
-    )
+    """The least time that memory bandwidth, the tensor cores or the instructions allow, and which of them it is, if not memory."""
+    table = _table("roofline", *(f"{g['name']}\n{g['arch']}" for g in report["gpus"]), right=1)
     table.add_row("TB/s", *(f"{g['bandwidth'] / 1e12:.2f}" for g in report["gpus"]), style="dim")
     for cost in report["costs"]:
-        times = [cost["roofline_us"][g["name"]] for g in report["gpus"]]
-        table.add_row(_types_text(cost["types"]), *("-" if t is None else time_text(t) for t in times))
+        table.add_row(_types_text(cost["types"]), *(_longest(cost["limits_us"][g["name"]]) for g in report["gpus"]))
     return table
+
+
+def _longest(limits: dict[str, float] | None) -> str:
+    """The time of the resource that takes longest, and its name unless that is memory."""
+    if limits is None:
+        return "-"
+    name = max(limits, key=lambda resource: limits[resource])
+    return time_text(limits[name]) + ("" if name == "bytes" else f"\n{name}")
 
 
 def _interpreted(report: dict[str, Any]) -> Group:

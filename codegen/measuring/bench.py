@@ -29,7 +29,7 @@ from codegen.explain.report import fused_bytes
 from codegen.explain.tables import time_text
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
-from codegen.measuring import device_time
+from codegen.measuring import device_time, limits
 from codegen.measuring.device_time import Candidate
 from codegen.measuring.measurement import Measurement
 from codegen.runtime.call.described import Key
@@ -112,7 +112,9 @@ def bench_op(
             groups,
             calls,
         )
-    return Measurement(op.spec.op, tuple(shape.items()), binding.types, count, tuple(times.items()), kind=op.plan.kind)
+        instructions = limits.instruction_times(op, binding, shape, limits.clock_now())
+    found = tuple(shape.items()), binding.types, count, tuple(times.items())
+    return Measurement(op.spec.op, *found, kind=op.plan.kind, instructions=instructions)
 
 
 def multiplied_in(op: Op, binding: Binding) -> str | None:

@@ -144,10 +144,16 @@ def launch_of(op: Op, variant: Variant, arch: str | None = None) -> Launch | Row
     return op.plan.launch(dtypes, extents, overrides(op.spec, arch), arch)
 
 
-def compile_kernel(op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None) -> Compiled:
+def compile_kernel(
+    op: Op,
+    variant: Variant,
+    arch: str,
+    static: dict[str, Any] | None = None,
+    how: Launch | RowLaunch | WalkLaunch | None = None,
+) -> Compiled:
     """Compile one kernel, or take it from the cache on disk. `static` overrides the defaults of static params (1 where there
-    is none)."""
-    call, names = _call(op, variant, arch, static)
+    is none), and `how` the launch that the variant gives."""
+    call, names = _call(op, variant, arch, static, how)
     return _with_operands(op, _kept(call) or _compile(op, call), names)
 
 
@@ -165,13 +171,17 @@ def compile_call(op: GemmOp, example: LauncherCall, arch: str) -> Compiled:
 
 
 def _call(
-    op: Op, variant: Variant, arch: str, static: dict[str, Any] | None = None
+    op: Op,
+    variant: Variant,
+    arch: str,
+    static: dict[str, Any] | None = None,
+    how: Launch | RowLaunch | WalkLaunch | None = None,
 ) -> tuple[CompiledCall, dict[str, bool] | None]:
     """The call to compile, and the names of its tensors, each with whether it is present. The names are None for a kernel that
     contracts, which is the one for large matrices."""
     if isinstance(op, GemmOp):
         return op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch), None
-    spec, how = op.spec, launch_of(op, variant, arch)
+    spec, how = op.spec, how or launch_of(op, variant, arch)
 
     def array(a):
         if a.default is not None and variant.defaults:

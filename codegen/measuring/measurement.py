@@ -9,7 +9,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Measurement:
     """Microseconds per call of each candidate (`ours`, `xla`, `copy`), one number per group, for one op at one shape. `kind` is
-    the kind of its kernel, or "" where it is not known."""
+    the kind of its kernel, or "" where it is not known. `instructions` are the least microseconds that each kind of instruction takes,
+    by the names in `targets.LIMITS`; none where they were not counted."""
 
     op: str
     shape: tuple[tuple[str, int], ...]
@@ -18,6 +19,7 @@ class Measurement:
     groups: tuple[tuple[str, tuple[float, ...]], ...]
     error: str = ""
     kind: str = ""
+    instructions: tuple[tuple[str, float], ...] = ()
 
     def us(self, name: str) -> float:
         return statistics.median(dict(self.groups)[name])
@@ -35,6 +37,16 @@ class Measurement:
     def of_copy(self) -> float:
         """Our bandwidth over the copy's."""
         return self.us("copy") / self.us("ours")
+
+    @property
+    def limit(self) -> tuple[str, float]:
+        """What a call takes longest for, and the microseconds: moving its bytes, or its instructions of one kind."""
+        return max([("bytes", self.us("copy")), *self.instructions], key=lambda found: found[1])
+
+    @property
+    def of_limit(self) -> float:
+        """The time at the limit over ours."""
+        return self.limit[1] / self.us("ours")
 
     @property
     def shape_text(self) -> str:

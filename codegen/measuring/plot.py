@@ -43,7 +43,7 @@ def bars(measured: Iterable[Measurement]) -> list[Bar]:
     for m in rows:
         several = sum(other.op == m.op for other in rows) > 1
         label = f"{m.op}  {' x '.join(str(extent) for _, extent in m.shape)}" if several else m.op
-        found.append(Bar(m.kind or "ops", label, m.over_xla, None if m.kind == "gemm" else m.of_copy))
+        found.append(Bar(m.kind or "ops", label, m.over_xla, None if m.kind == "gemm" else m.of_limit))
     return found
 
 

@@ -27,6 +27,8 @@ def as_json(measured: Sequence[Measurement], where: Mapping[str, str]) -> dict[s
         row |= {"us": {name: round(m.us(name), 3) for name, _ in m.groups}}
         row |= {"tb_s": {name: round(m.bandwidth(name), 4) for name, _ in m.groups}}
         row |= {"over_xla": round(m.over_xla, 4), "of_copy": round(m.of_copy, 4)}
+        row |= {"limit": m.limit[0], "of_limit": round(m.of_limit, 4)}
+        row |= {"instructions_us": {name: round(us, 3) for name, us in m.instructions}}
         rows.append(row | {"groups_us": {name: [round(t, 3) for t in times] for name, times in m.groups}})
     return {"machine": dict(where), "measurements": rows}
 
@@ -42,24 +44,39 @@ def from_json(results: Mapping[str, Any]) -> tuple[list[Measurement], dict[str, 
             tuple((name, tuple(times)) for name, times in row.get("groups_us", {}).items()),
             row.get("error", ""),
             row.get("kind", ""),
+            tuple(row.get("instructions_us", {}).items()),
         )
         for row in results["measurements"]
     ]
     return measured, results["machine"]
 
 
-HEADINGS = ("op", "shape", "types", "bytes", "ours", "XLA", "copy", "TB/s ours", "XLA", "copy", "over XLA", "of copy")
+HEADINGS = (
+    "op",
+    "shape",
+    "types",
+    "bytes",
+    "ours",
+    "XLA",
+    "copy",
+    "TB/s ours",
+    "XLA",
+    "copy",
+    "over XLA",
+    "of copy",
+    "of limit",
+)
 
 
 def cells(m: Measurement) -> tuple[str, ...]:
     """A measurement's row under `HEADINGS`."""
     first = (m.op, m.shape_text, m.types_text, size_text(m.bytes))
     if m.error:
-        return (*first, m.error, *[""] * 7)
+        return (*first, m.error, *[""] * 8)
     names = ("ours", "xla", "copy")
     times = [time_text(m.us(name)) for name in names]
     speeds = [speed_text(m.bandwidth(name)) for name in names]
-    return (*first, *times, *speeds, f"{m.over_xla:.2f}x", f"{m.of_copy:.2f}")
+    return (*first, *times, *speeds, f"{m.over_xla:.2f}x", f"{m.of_copy:.2f}", f"{m.of_limit:.2f} {m.limit[0]}")
 
 
 def speed_text(tb_s: float) -> str:
@@ -70,7 +87,7 @@ def as_table(measured: Sequence[Measurement]) -> Table:
     """The table for a terminal of 80 columns, where calls are wrapped. The page has the other speeds too."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("call", overflow="fold")
-    places = [HEADINGS.index(name) for name in HEADINGS[3:8]] + [-2, -1]
+    places = [HEADINGS.index(name) for name in HEADINGS[3:8]] + [-3, -1]
     for place in places:
         table.add_column(HEADINGS[place], justify="right")
     for m in measured:
@@ -98,7 +115,9 @@ def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name:
             "",
             f"Measured with `{command}`: the median of groups of calls queued back to back, the candidates in turns.",
             "XLA compiles the spec's reference; the copy moves the same number of bytes, half read and half written. Bytes and TB/s",
-            "count each input read once and each output written once.",
+            "count each input read once and each output written once. The limit is the longest of the copy's time and the times that the",
+            "kernel's instructions take at full rate: all of them (issue), those of special functions and conversions (special), and those of",
+            "integers, comparisons and selections (half).",
             "",
             clock,
             "",

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "tuning": "errors extras targets shared spec plan",
     "pipeline": "errors spec language plan stages autodiff tuning",
     "render": "errors extras parsing shared library graph spec language plan autodiff tuning pipeline",
-    "explain": "errors extras shared graph spec language plan autodiff tuning",
+    "explain": "errors extras targets shared graph spec language plan autodiff tuning",
     "device": "shared",
     "device.gemm": "shared device",
     "interpret": "errors extras",
@@ -45,7 +45,7 @@ MAY_IMPORT = {
     " runtime.call runtime.xla runtime.compiled runtime.sharding",
     "runtime": "runtime.call runtime.xla runtime.compiled runtime.ops",
     "checking": "errors extras shared graph spec plan autodiff runtime.call runtime.xla runtime.compiled runtime.ops",
-    "measuring": "errors extras shared cache graph spec language plan tuning explain checking"
+    "measuring": "errors extras targets shared cache graph spec language plan tuning explain checking"
     " runtime.call runtime.compiled runtime.ops",
     "cli": "errors extras targets cache library graph spec language plan tuning pipeline render explain"
     " runtime.compiled runtime.ops checking measuring",

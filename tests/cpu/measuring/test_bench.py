@@ -63,6 +63,14 @@ def test_numbers_of_a_measurement():
     assert (m.over_xla, m.of_copy) == (1.5, 0.75)
 
 
+def test_the_limit_is_what_takes_longest():
+    m = made_up(ours=2.0)
+    assert (m.limit, m.of_limit) == (("bytes", 1.5), 0.75)
+    m = replace(m, instructions=(("issue", 1.8), ("special", 0.3), ("half", 0.9)))
+    assert (m.limit, m.of_limit) == (("issue", 1.8), 0.9)
+    assert results.cells(m)[-2:] == ("0.75", "0.90 issue")
+
+
 def test_small_arrays_go_round_a_cache():
     assert sets_of(2**30) == 1
     assert sets_of(bench.BEYOND_CACHE // 3) == 3
@@ -175,7 +183,7 @@ def test_the_machine_is_described():
 
 def test_results_are_written(tmp_path):
     measured = [
-        made_up(kind="elementwise"),
+        replace(made_up(kind="elementwise"), instructions=(("issue", 1.8), ("special", 0.3))),
         made_up("swiglu", ours=1.6),
         made_up("gelu", error="OutOfMemory: too | large"),
     ]
@@ -187,11 +195,12 @@ def test_results_are_written(tmp_path):
     assert first["us"] == {"ours": 2.0, "xla": 3.0, "copy": 1.5}
     assert first["groups_us"]["ours"] == [2.0, 2.0, 18.0]
     assert (first["over_xla"], first["of_copy"], first["kind"]) == (1.5, 0.75, "elementwise")
+    assert (first["limit"], first["of_limit"]) == ("issue", 0.9)
     assert results.from_json(result) == ([*measured[:2], replace(measured[2], groups=())], WHERE)
     assert last["error"] == "OutOfMemory: too | large"
     page = paths[1].read_text()
     assert (
-        "| bias_relu | ...=8, N=4096 | bfloat16 | 3 MB | 2 us | 3 us | 1.5 us | 1.50 | 1.00 | 2.00 | 1.50x | 0.75 |"
+        "| bias_relu | ...=8, N=4096 | bfloat16 | 3 MB | 2 us | 3 us | 1.5 us | 1.50 | 1.00 | 2.00 | 1.50x | 0.75 | 0.90 issue |"
         in page
     )
     assert "NVIDIA Test 80GB, driver 1.2, jax 0.11, 2026-11-21." in page

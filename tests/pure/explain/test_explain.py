@@ -157,9 +157,36 @@ def test_launch(sizes, ragged, blocks):
 def test_roofline_is_bytes_over_bandwidth():
     report, cost = costs(library("silu_mul_fp8"), {"...": 1024, "N": 1024}, T="bfloat16")
     assert cost["bytes"]["fused"] == 1024 * 1024 * (2 * 2 + 1) + 4
-    assert cost["roofline_us"]["H100 SXM"] == pytest.approx(cost["bytes"]["fused"] / 3.35e6, abs=1e-3)
-    assert cost["roofline_us"]["A100 80GB SXM"] is None  # no float8
+    assert cost["limits_us"]["H100 SXM"]["bytes"] == pytest.approx(cost["bytes"]["fused"] / 3.35e6, abs=1e-3)
+    assert cost["roofline_us"]["A100 80GB SXM"] is cost["limits_us"]["A100 80GB SXM"] is None  # no float8
     assert [g["arch"] for g in report["gpus"]] == [g.arch for g in GPUS]
+
+
+def test_roofline_is_the_longest_of_bytes_and_instructions():
+    """tanh has two special functions, of which an H100 has 16 results a clock and SM."""
+    _, cost = costs(library("tanh"), {"...": 1024, "N": 1024}, T="bfloat16")
+    limits, h100 = cost["limits_us"]["H100 SXM"], next(g for g in GPUS if g.name == "H100 SXM")
+    assert cost["instructions"]["special"] == 2
+    assert limits["special"] == pytest.approx(2**20 * 2 / 16 / h100.processors / h100.clock * 1e6, rel=1e-3)
+    assert limits["issue"] == pytest.approx(
+        2**20 * cost["instructions"]["issue"] / 128 / h100.processors / h100.clock * 1e6, rel=1e-3
+    )
+    assert cost["roofline_us"]["H100 SXM"] == max(limits.values())
+
+
+def test_the_roofline_says_what_takes_longest():
+    for name, found in (("softcap_softmax", True), ("relu", False)):
+        console = Console(width=80)
+        with console.capture() as shown:
+            console.print(as_text(explain(library(name), {"...": 1024, "N": 4096})))
+        assert ("issue" in shown.get().partition("roofline")[2]) == found
+
+
+def test_products_and_float64_have_no_estimate_of_instructions():
+    _, cost = costs(library("dense"), {"...": 1024, "K": 1024, "N": 1024}, T="bfloat16")
+    assert cost["instructions"] is None and cost["limits_us"]["H100 SXM"].keys() == {"bytes", "products"}
+    (*_, cost) = explain(library("float64_polynomial"), {"...": 1024, "N": 8})["costs"]
+    assert cost["instructions"] is None
 
 
 def test_what_is_saved_of_a_product():

@@ -1,0 +1,74 @@
+"""The least time that a kernel's instructions take, counted in its machine code (`sass.py`)."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+
+import jax
+
+from codegen.explain.launching import Binding, launch_of
+from codegen.language.sizes import Shape, elements
+from codegen.measuring import sass
+from codegen.measuring.compile import Compiled, Variant, compile_kernel
+from codegen.plan.op import Staged
+from codegen.runtime.call.arguments import Types
+from codegen.runtime.compiled.platform import current_arch
+from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.runtime.ops.op import Op
+from codegen.shared import Launch, RowLaunch, WalkLaunch
+from codegen.targets import GPUS, Gpu, Work
+
+Times = tuple[tuple[str, float], ...]
+
+
+def instruction_times(op: Op, binding: Binding, shape: Shape, clock: float | None = None) -> Times:
+    """The microseconds that a call's instructions take on this GPU, by their kind (`targets.LIMITS`), at a `clock` in hertz or
+    the highest one. Nothing for an op that contracts or has stages, and for a GPU that `targets.GPUS` does not have."""
+    arch = current_arch()
+    gpu = None if arch is None else this_gpu(arch, jax.devices()[0].device_kind)
+    if isinstance(op, GemmOp) or isinstance(op.plan, Staged) or arch is None or gpu is None:
+        return ()
+    how = launch_of(op.planned, binding, shape, arch)
+    rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
+    made = compile_kernel(op, Variant(Types(binding.types), how.ragged), arch, how=how)
+    work = work_of_element(op.spec.op, made, how, columns, arch)
+    return tuple((name, us * 1e6) for name, us in gpu.seconds(work.times(rows * columns), clock).items())
+
+
+def this_gpu(arch: str, kind: str) -> Gpu | None:
+    """The GPU of an architecture that JAX calls so; None where there are no figures for it."""
+    words = set(kind.replace("-", " ").split())
+    return next((g for g in GPUS if g.arch == arch and set(g.name.split()) - {"SXM", "80GB"} <= words), None)
+
+
+def work_of_element(name: str, made: Compiled, how: Launch | RowLaunch | WalkLaunch, columns: int, arch: str) -> Work:
+    """The instructions for each element of the main loops of an op's kernels: not of those that only finish a reduction over rows."""
+    total = Work(0, 0, 0)
+    for kernel, code in sass.kernels(made.cubin, arch):
+        first = getattr(how, "first", None)
+        own = first if f"{name}_rows_kernel" in kernel else how if f"{name}_kernel" in kernel else None
+        if own is not None:
+            total += sass.main_loop(code).times(1 / elements_of_thread(own, columns))
+    return total
+
+
+def elements_of_thread(how: Launch | RowLaunch | WalkLaunch, columns: int) -> float:
+    """The elements that a thread has in one iteration of its main loop, on average."""
+    if isinstance(how, Launch):
+        return how.vec
+    lanes, most = how.per_row * how.cluster, how.vec * how.vectors
+    if isinstance(how, RowLaunch):
+        passes = 1 if how.kept else -(-columns // (lanes * most))
+        return columns / (lanes * passes) * how.at_once
+    return (columns / lanes if how.whole and columns else most) * how.at_once
+
+
+def clock_now() -> float | None:
+    """The clock of the first GPU's SMs in hertz, which it keeps for a while after its last kernel; None where nobody says."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-i", "0"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout
+        return float(found.split()[0]) * 1e6
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None

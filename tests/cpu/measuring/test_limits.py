@@ -1,0 +1,116 @@
+"""The instructions of kernels' main loops: counted in machine code, against the compiler's PTX and the interpreter, and estimated."""
+
+import functools
+import re
+
+import pytest
+
+import generated
+from codegen.explain.estimate import work
+from codegen.explain.launching import Binding, launch_of
+from codegen.language.sizes import default_shape, elements
+from codegen.measuring import limits, sass
+from codegen.measuring.compile import Variant, compile_kernel
+from codegen.measuring.explained import interpreted_calls
+from codegen.measuring.tasks import kernels_named
+from codegen.runtime.call.arguments import Types
+from codegen.shared import Launch
+from codegen.targets import GPUS, Work
+
+ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+
+
+def compiled(name: str, arch: str, shape: dict[str, int] | None = None) -> tuple:
+    """A kernel of the library in bfloat16, its launch, its binding and the columns of a row."""
+    (op,) = [k for k in kernels_named(generated, [name]) if k.spec.op == name]
+    types = {t: "bfloat16" if "bfloat16" in dtypes else dtypes[0] for t, dtypes in op.spec.types}
+    binding = Binding(op.spec, tuple(types.items()))
+    shape = shape or default_shape(op.spec)
+    how = launch_of(op.planned, binding, shape, arch)
+    _, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
+    made = compile_kernel(op, Variant(Types(binding.types), how.ragged), arch, how=how)
+    return op, made, how, types, columns
+
+
+def counted(name: str, arch: str, shape: dict[str, int] | None = None) -> Work:
+    op, made, how, _, columns = compiled(name, arch, shape)
+    return limits.work_of_element(op.spec.op, made, how, columns, arch)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", ["mish", "tanh", "swiglu", "gelu_backward"])
+def test_special_functions_are_those_of_the_ptx(name, arch):
+    """Kernels without loops: PTX names them."""
+    _, made, how, _, _ = compiled(name, arch)
+    found = len(re.findall(r"(?m)^\s+(?:ex2|rcp|lg2|rsqrt|sqrt|tanh|sin|cos)\.approx", made.ptx))
+    assert isinstance(how, Launch) and found >= how.vec
+    ((_, code),) = sass.kernels(made.cubin, arch)
+    assert sass.main_loop(code).special == found
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_loop_is_found_on_every_architecture(arch):
+    """A row too long for the chip is read twice: its exponentials are computed twice."""
+    found = counted("softmax", arch, {"...": 64, "N": 4_000_000})
+    assert found.special == pytest.approx(2, abs=0.2)
+    assert 10 < found.issue < 40
+
+
+# By hand: a load, two instructions, a branch around a slow way, a store, the end
+def test_what_is_on_every_way_to_an_access_counts():
+    def made(*words: tuple[int, bool, int | None, int]) -> list[sass.Instruction]:
+        return [sass.Instruction(*word) for word in words]
+
+    load, store, add, special = 0x181, 0x186, 0x21, 0x108
+    code = made(
+        (load, False, None, 16), (add, False, None, 0), (sass.BRA, True, 5, 0), (special, False, None, 0), (add, False, None, 0),
+        (0xC, False, None, 0), (store, False, None, 16), (sass.EXIT, False, None, 0),
+    )  # fmt: skip
+    assert sass.main_loop(code) == Work(issue=6, special=0, half=1)
+    looped = made(
+        (special, False, None, 0), (load, False, None, 16), (add, False, None, 0), (store, False, None, 16), (sass.BRA, True, 1, 0),
+        (sass.EXIT, False, None, 0),
+    )  # fmt: skip
+    assert sass.main_loop(looped) == Work(issue=4, special=0, half=0)
+
+
+@pytest.mark.parametrize("name", ["mish", "bias_gelu", "layernorm", "softmax"])
+def test_the_count_is_near_what_the_interpreter_executes(name):
+    """It runs PTX, of which the assembler folds signs, conversions and addresses."""
+    op, made, how, types, columns = compiled(name, "sm_90a", {"...": 64, "N": 1024})
+    (call,) = [c for c in interpreted_calls(getattr(generated, name), {"...": 64, "N": 1024}) if c["types"] == types]
+    found = limits.work_of_element(op.spec.op, made, how, columns, "sm_90a").issue
+    assert 0.6 < found / call["instructions_per_element"] < 1.2
+
+
+SOME = """
+    rmsnorm rmsnorm_backward softmax softmax_backward layernorm mish mish_backward bias_gelu bias_gelu_backward quantize_int8
+    silu_mul_row_fp8 cross_entropy tanh_backward log_softmax gelu_backward swiglu relu vector_add row_sum geglu_backward
+    causal_softmax column_sum rotary
+""".split()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_estimate_is_within_a_factor_of_two_of_the_count(name):
+    op, made, how, types, columns = compiled(name, "sm_90a")
+    found = limits.work_of_element(op.spec.op, made, how, columns, "sm_90a")
+    guess = work(op.planned, types, how.vec)
+    assert 0.5 < guess.issue / found.issue < 2
+    assert abs(guess.special - found.special) < 0.5
+    assert 0.4 < guess.half / found.half < 2.5
+
+
+def test_times_of_an_h100():
+    """128 of all, 16 special functions and 64 integers in a clock of each of 132 SMs."""
+    (h100,) = [g for g in GPUS if g.name == "H100 SXM"]
+    found = h100.seconds(Work(128 * 132e9, 16 * 132e9, 32 * 132e9), clock=1e9)
+    assert found == {"issue": pytest.approx(1), "special": pytest.approx(1), "half": pytest.approx(0.5)}
+    assert h100.seconds(Work(128 * 132 * 1.98e9, 0, 0))["issue"] == pytest.approx(1)
+
+
+def test_a_gpu_is_found_by_its_name():
+    assert limits.this_gpu("sm_90a", "NVIDIA H100 80GB HBM3").name == "H100 SXM"
+    assert limits.this_gpu("sm_90a", "NVIDIA H200").name == "H200"
+    assert limits.this_gpu("sm_80", "NVIDIA A100-SXM4-80GB").name == "A100 80GB SXM"
+    assert limits.this_gpu("sm_89", "NVIDIA GeForce RTX 4090").name == "RTX 4090"
+    assert limits.this_gpu("sm_89", "NVIDIA L40S") is None

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 EVERY = os.environ.get("CODEGEN_EVERY_TEST") == "1"
-SPARSER = 4  # so many times fewer sets of parameters than `turns` says
-FEWER = 1 if EVERY else 3  # how many times fewer calls Hypothesis draws
+SPARSER = 6  # so many times fewer sets of parameters than `turns` says
+FEWER = 1 if EVERY else 6  # how many times fewer calls Hypothesis draws
 
 
 def some(items: Iterable[T], step: int, first: int = 0) -> list[T]:

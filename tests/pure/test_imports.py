@@ -4,6 +4,7 @@ All imports count: those within functions, and those for types alone. The table 
 """
 
 import ast
+import functools
 import graphlib
 from collections import Counter
 from collections.abc import Iterator
@@ -60,6 +61,11 @@ REASON = f"Longer than {MOST_LINES} lines"  # begins the sentence of a longer mo
 Imports = dict[str, set[str]]  # a module to the modules that it imports
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
+
+
 def modules_of(package: Path) -> dict[str, Path]:
     """The modules of a package, by name; an `__init__.py` by the name of its folder."""
     files = [p for p in package.rglob("*.py") if "templates" not in p.parts]
@@ -70,7 +76,7 @@ def modules_of(package: Path) -> dict[str, Path]:
 def names_imported(module: str, path: Path) -> Iterator[tuple[str, ...]]:
     """The full names that a module imports; for each name from a package, itself as a module and the package."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name,) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -165,7 +171,7 @@ def test_folders_are_small_and_long_modules_say_why():
         f"{path.relative_to(ROOT)}: {lines} lines, and its docstring does not say why ({REASON}: ...)"
         for path in MODULES.values()
         if (lines := len(path.read_text().splitlines())) > MOST_LINES
-        and REASON not in (ast.get_docstring(ast.parse(path.read_text())) or "")
+        and REASON not in (ast.get_docstring(tree_of(path)) or "")
     ]
     assert crowded + long == []
 
@@ -201,7 +207,7 @@ def test_an_import_that_is_planted_is_found(tmp_path, more, wrong):
 def names_of(path: Path) -> set[str]:
     """The names that a module has: what it defines or imports outside functions and classes."""
     found: set[str] = set()
-    left: list[ast.AST] = [ast.parse(path.read_bytes())]
+    left: list[ast.AST] = [tree_of(path)]
     while left:
         node = left.pop()
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -222,7 +228,7 @@ def test_what_others_import_of_the_program_is_there():
     missing = [
         f"{path.relative_to(ROOT)}: {base}.{alias.name}"
         for path in files if path.parent.name != "generated"
-        for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ImportFrom)
+        for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)
         for base in [node.module or ""] if base.split(".")[0] == "codegen"
         for alias in node.names
         if f"{base}.{alias.name}" not in MODULES and alias.name not in names.get(base, set())
@@ -233,7 +239,7 @@ def test_what_others_import_of_the_program_is_there():
 def test_no_test_imports_another():
     """What several need is in a module whose name says what it holds."""
     for path in (ROOT / "tests").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom):
                 names = {*(node.module or "").split("."), *(alias.name for alias in node.names)}
                 modules = {name for name in names if name.startswith("test_")}

@@ -118,7 +118,7 @@ def global_response_norm_stage1_places(
     mColumnSumParts: cute.Tensor,  # (parts, B * C) column_sum of each part
     how: cutlass.Constexpr[Walk],
 ):
-    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)

@@ -119,7 +119,7 @@ def layernorm_channels_first_stage1_places(
     mColumnMeanParts: cute.Tensor,  # (parts, B * S) column_mean of each part
     how: cutlass.Constexpr[Walk],
 ):
-    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
@@ -299,7 +299,7 @@ def layernorm_channels_first_stage2_places(
     mColumnMeanParts: cute.Tensor,  # (parts, B * S) column_mean of each part
     how: cutlass.Constexpr[Walk],
 ):
-    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
@@ -553,7 +553,7 @@ def layernorm_channels_first_frozen_stage1_places(
     mColumnSum2Parts: cute.Tensor,  # (parts, B * S) column_sum2 of each part
     how: cutlass.Constexpr[Walk],
 ):
-    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
@@ -836,7 +836,7 @@ def layernorm_channels_first_backward_stage1_places(
     mColumnSum2Parts: cute.Tensor,  # (parts, B * S) column_sum2 of each part
     how: cutlass.Constexpr[Walk],
 ):
-    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)

@@ -564,7 +564,7 @@ def modulated_layernorm_backward_places(
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     how: cutlass.Constexpr[Walk],
 ):
-    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)

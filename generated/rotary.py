@@ -264,7 +264,7 @@ def rotary_backward_places(
     mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
     how: cutlass.Constexpr[Walk],
 ):
-    # Few rows meet at each of many places: neighbouring threads have a place, or some of its columns, and reduce all its rows.
+    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)

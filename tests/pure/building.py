@@ -1,4 +1,4 @@
-"""What tests of the command line share: small specs, a command as a user runs it, the files of a folder."""
+"""Small specs, commands as a user runs them, and the files of a folder, for tests of the command line."""
 
 import os
 import subprocess

@@ -9,7 +9,7 @@ from tests.pure.building import Result, write_specs
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys) -> Callable[..., Result]:
-    """Runs `codegen` in an empty folder, as `main` does in a process of its own."""
+    """Runs `codegen` in an empty folder, as `main` does in its own process."""
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> Result:
@@ -26,7 +26,7 @@ def run(tmp_path, monkeypatch, capsys) -> Callable[..., Result]:
 
 @pytest.fixture
 def built(run, tmp_path) -> Callable[..., Result]:
-    """The same, after a build of a and b."""
+    """Runs `codegen` after a build of a and b."""
     write_specs(tmp_path / "specs", a=1.0, b=1.0)
     assert run("build").status == 0
     return run

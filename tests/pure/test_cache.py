@@ -1,4 +1,4 @@
-"""The store behind the cache of compiled kernels: what is kept, what is not believed, what has to go."""
+"""The store of the cache of compiled kernels: the entries that it keeps, refuses and evicts."""
 
 import itertools
 import json
@@ -221,7 +221,7 @@ def a_link(path):
 
 
 def made(make):
-    """Something else in an entry's place."""
+    """Puts something else in an entry's place."""
 
     def replace(path):
         path.unlink()
@@ -305,7 +305,7 @@ def start_writer(name, environment):
 
 
 def test_killed_writers_leave_whole_entries(folder):
-    """And what they had begun, which goes later."""
+    """And unfinished files, which are removed later."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     chance = random.Random(0)
     for kill in range(200 if EVERY else 10):
@@ -322,7 +322,7 @@ def test_killed_writers_leave_whole_entries(folder):
 
 
 def test_thousands_of_damages(folder):
-    """An entry is whole, or none."""
+    """Each entry is whole, or is not used."""
     cache.store("relu", "key", PARTS)
     (path,) = folder.iterdir()
     good, chance = path.read_bytes(), random.Random(0)
@@ -355,7 +355,7 @@ def damage(good, chance):
 
 
 def test_many_writers_never_show_each_other_half_an_entry(folder):
-    """Also where they push each other's entries out."""
+    """Also if they evict each other's entries."""
     environment = os.environ | {"CODEGEN_CACHE_LIMIT": "2000", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def write(name):
@@ -399,7 +399,7 @@ def test_the_command_shows_and_clears(folder, monkeypatch, capsys):
 
 
 def test_the_command_shows_names_escaped(folder, monkeypatch, capsys):
-    """And dates that are none."""
+    """And dates that are not dates."""
     folder = folder.with_name("ker\x1b[31mnels")
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(folder))
     cache.store("relu", "key", PARTS)

@@ -1,4 +1,5 @@
-"""The documents' specs build, their messages are the real ones, their numbers are measured, and their lists are complete."""
+"""The documents' specs build, their messages are the real ones, their numbers are measured, and their lists are
+complete."""
 
 import ast
 import json
@@ -29,7 +30,7 @@ def title(document: Path) -> str:
 
 
 def blocks(document: Path, info: str) -> list[str]:
-    """The contents of the fenced blocks that open with ```info, whatever word follows it."""
+    """The contents of the fenced blocks that open with ```info, and perhaps another word."""
     return re.findall(rf"^```{re.escape(info)}(?: [^\n]*)?\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -38,7 +39,7 @@ def name(spec: str) -> str:
 
 
 def section(document: Path, heading: str) -> str:
-    """The text from a heading to the next of its level or above."""
+    """The text from a heading to the next one of its level or above."""
     level = heading.partition(" ")[0]
     rest = document.read_text().partition(f"\n{heading}\n")[2]
     assert rest, f"{document.name} has no heading {heading!r}"
@@ -67,7 +68,7 @@ def test_the_first_spec_is_the_library_s():
 
 
 def test_the_excerpt_stands_in_the_generated_file():
-    """The kernel's body; UPDATE=1 writes it anew."""
+    """The kernel from a vector's load to its result; UPDATE=1 rewrites it."""
     source = (ROOT / "generated/bias_relu.py").read_text()
     heart = re.search(r"^    at = flat\.vector\(.*?at\.store\(.*?\n", source, re.MULTILINE | re.DOTALL)
     (excerpt,) = blocks(TUTORIAL, "python generated/bias_relu.py")
@@ -76,7 +77,7 @@ def test_the_excerpt_stands_in_the_generated_file():
 
 
 def rewrite(document: Path, expected: str) -> None:
-    """Hold a document to what its text is to be, or write that with UPDATE=1."""
+    """Compares a document with its expected text, or writes that with UPDATE=1."""
     if os.environ.get("UPDATE"):
         document.write_text(expected)
     else:
@@ -97,7 +98,7 @@ def message(spec: str) -> str:
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "yaml mistake")], ids=title)
 def test_every_mistake_has_the_message_shown(document):
-    """A block of `yaml mistake` is followed by its `text error`; UPDATE=1 writes the messages anew."""
+    """A block of `yaml mistake` is followed by its `text error`; UPDATE=1 rewrites the messages."""
     pairs = re.compile(r"^(```yaml mistake\n(.*?)^```\n\n```text error\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
     expected, count = pairs.subn(lambda m: f"{m[1]}{message(m[2])}\n```", document.read_text())
     assert count == len(blocks(document, "yaml mistake"))
@@ -133,7 +134,7 @@ def test_every_command_is_listed():
 
 
 def anchors(document: Path) -> set[str]:
-    """What links to a document's headings may end in."""
+    """The anchors of a document's headings."""
     headings = re.findall(
         r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.M | re.S), re.MULTILINE
     )
@@ -161,7 +162,7 @@ ROWS = (  # op, which of its measurements, and what it is called
 
 
 def measured(name: str, op: str, place: int) -> str:
-    """A row of the README's table, from the measurements that are kept."""
+    """A row of the README's table, from the committed measurements."""
     results = json.loads((ROOT / f"benchmarks/{name}.json").read_text())
     if name == "gemm_sustained":
         row = [r for r in results["rows"] if r["op"] == op][place]
@@ -175,7 +176,7 @@ def measured(name: str, op: str, place: int) -> str:
 
 
 def test_the_readme_s_numbers_are_measured():
-    """UPDATE=1 writes them anew."""
+    """UPDATE=1 rewrites them."""
     text = README.read_text()
     head, rest = text.split("|---|---|---:|---:|---:|---:|\n")
     _, tail = rest.split("<!-- end of numbers -->")
@@ -188,7 +189,7 @@ def test_the_readme_is_short():
 
 
 def test_every_package_has_its_line_and_every_module_its_sentence():
-    """A package in the architecture's tree, a module at its own top."""
+    """A package in the architecture's tree, a module in its first line."""
     tree = ARCHITECTURE.read_text().split("```")[1]
     for path in (ROOT / "codegen").rglob("*.py"):
         if path.name == "__init__.py":

@@ -1,4 +1,4 @@
-"""Whatever a spec file holds, reading it ends in an op that renders to valid Python or in a `SpecError`: no other
+"""Whatever a spec file contains, reading it ends in an op that renders to valid Python or in a `SpecError`: no other
 exception, no warning, and within a second."""
 
 import re
@@ -23,7 +23,7 @@ SPECS = {path.stem: path.read_text() for folder in FOLDERS for path in sorted(fo
 
 
 def spec(chain: str = "y = x", reference: str = "x", **keys: str) -> str:
-    """A small spec, well-formed but for what is put in."""
+    """A small spec, well-formed except for the texts that are put in."""
     keys = {
         "op": "f",
         "summary": "Something.",
@@ -179,7 +179,7 @@ formulas = st.recursive(
 @settings(max_examples=600 // FEWER)
 @given(st.lists(formulas, min_size=1, max_size=3))
 def test_random_formulas(values):
-    """Every input is used, so that the only mistakes are the formulas' own."""
+    """Every input is used, so that only the formulas have errors."""
     lines = [f"{name} = {value}" for name, value in zip("abc", values, strict=False)]
     last = "abc"[len(values) - 1]
     rest = "where(m, x, p[0] + p[1] + take(t, i, axis=P))"
@@ -189,7 +189,7 @@ def test_random_formulas(values):
 
 
 def test_random_formulas_are_not_all_mistakes():
-    """The strategy above would prove little if nothing that it makes were an op."""
+    """The strategy above would show little if none of its specs were an op."""
     good = [value for value in ATOMS if isinstance(examine(spec(f"y = {value} * x + {rest()}")), Op)]
     assert {"x", "p[0]", "1", "size(N)", "take(t, i, axis=P)"} <= set(good)
 
@@ -229,7 +229,7 @@ def elements(name: str, dims: str) -> list[str]:
 
 @st.composite
 def shaped(draw: st.DrawFn) -> str:
-    """A spec that computes one sum of everything there is, and stores it everywhere."""
+    """A spec that computes one sum of all its inputs, and stores it in all outputs."""
     whole = draw(st.sampled_from(sorted(FAMILIES)))
     outputs, inputs = FAMILIES[whole]
     dtypes = st.sampled_from(DTYPES_USED)
@@ -351,7 +351,7 @@ def test_nasty_formulas(formula):
 
 
 def doubled(count: int) -> str:
-    """A chain whose value, written out, would have 2**count terms."""
+    """A chain with a value that would have 2**count terms if it were written out."""
     lines = ["a0 = x", *(f"a{i + 1} = a{i} + a{i}" for i in range(count))]
     return "\n".join([*lines, f"y = a{count} + {rest()}"])
 
@@ -508,7 +508,7 @@ def inputs(count: int, dims: str = "..., N") -> str:
 
 
 def total(terms: list[str]) -> str:
-    """A chain that adds all terms, a few a line."""
+    """A chain that adds all terms, a few on each line."""
     lines = [f"a{i} = {' + '.join(terms[i : i + 20])}{f' + a{i - 20}' if i else ''}" for i in range(0, len(terms), 20)]
     return "\n".join([*lines, f"y = a{(len(terms) - 1) // 20 * 20}"])
 

@@ -86,7 +86,7 @@ def names_imported(module: str, path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def imports_of(modules: dict[str, Path]) -> Imports:
-    """Which of the modules each of them imports."""
+    """The modules that each module imports, among those given."""
     found: Imports = {}
     for module, path in modules.items():
         known = ([n for n in names if n in modules] for names in names_imported(module, path))
@@ -113,7 +113,7 @@ def wrong_arrows(imports: Imports) -> list[str]:
 
 
 def circle(imports: Imports) -> list[str]:
-    """Modules of which each imports the next, the last one the first; none where there is no circle."""
+    """Modules that each import the next, and the last one the first; empty if there is no circle."""
     try:
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
@@ -205,7 +205,7 @@ def test_an_import_that_is_planted_is_found(tmp_path, more, wrong):
 
 
 def names_of(path: Path) -> set[str]:
-    """The names that a module has: what it defines or imports outside functions and classes."""
+    """The names of a module: those that it defines or imports outside functions and classes."""
     found: set[str] = set()
     left: list[ast.AST] = [tree_of(path)]
     while left:
@@ -222,7 +222,7 @@ def names_of(path: Path) -> set[str]:
 
 
 def test_what_others_import_of_the_program_is_there():
-    """Tests that need a GPU, benchmarks and examples run rarely: a module that moved would leave them behind."""
+    """Tests that need a GPU, benchmarks and examples run rarely: they would not notice that a module moved."""
     files = [p for folder in ("tests", "benchmarks", "examples", "docs") for p in (ROOT / folder).rglob("*.py")]
     names = {module: names_of(path) for module, path in MODULES.items()}
     missing = [
@@ -237,7 +237,7 @@ def test_what_others_import_of_the_program_is_there():
 
 
 def test_no_test_imports_another():
-    """What several need is in a module whose name says what it holds."""
+    """Code that several tests need is in a module whose name says what it contains."""
     for path in (ROOT / "tests").rglob("*.py"):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom):
@@ -247,7 +247,7 @@ def test_no_test_imports_another():
 
 
 def test_tests_mirror_the_packages():
-    """A folder of tests has the name of the package that they test; tests of the whole program stand above the folders."""
+    """A folder of tests has the name of the package that it tests; tests of the whole program are above the folders."""
     specs = {ROOT / "tests/pure/good_specs", ROOT / "tests/pure/bad_specs"}
     for tests in (ROOT / "tests/pure", ROOT / "tests/cpu"):
         folders = {path.parent for path in tests.rglob("*.*") if "__pycache__" not in path.parts} - {tests} - specs

@@ -1,6 +1,7 @@
-"""Specs at the language's own limits: they are built and explained in about linear time, however deep and shared the graph is.
+"""Specs at the language's own limits: they are built and explained in about linear time, however deep and shared the
+graph is.
 
-Times are those of the process, with three times the slack of what users are promised: 2 s to build, 3 s to explain.
+Times are those of the process, with three times the promised ones allowed: 2 s to build, 3 s to explain.
 """
 
 import time
@@ -36,7 +37,8 @@ def text(chain: str, inputs: str, outputs: str = "y: T[..., N]") -> str:
 
 
 def chained(form: str, first: str, count: int = MAX_STATEMENTS) -> str:
-    """A chain of statements, each of which takes the one before, `p`, and the one before that, `q`; `i` is its number."""
+    """A chain of statements that each take the previous one, `p`, and the one before it, `q`; `i` is the statement's
+    number."""
     lines = [f"t0 = {first}"]
     lines += ["t{i} = " + form for _ in range(count - 2)]
     lines = [line.format(i=i, p=f"t{i - 1}", q=f"t{max(0, i - 2)}") for i, line in enumerate(lines)]

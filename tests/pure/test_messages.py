@@ -1,4 +1,4 @@
-"""What a user sees for a mistake: each file of bad_specs/ with its output beside it, and no message without such a file."""
+"""The messages that users see: each file of bad_specs/ has its output next to it, and every message has such a file."""
 
 import ast
 import functools
@@ -78,7 +78,7 @@ LONG = {
 
 
 def output(path: str, data: bytes | str | None) -> str:
-    """What `codegen build` prints."""
+    """The output of `codegen build`."""
     with pytest.raises(SpecError) as error:
         read_op(path, data)
     return f"{error.value}\n"
@@ -127,7 +127,7 @@ MAKERS = {"Mistake", "fail", "mistake", "mistake_in_chain", "error", "_at", "at"
 
 
 def messages(module) -> list[tuple[int, int, str]]:
-    """Where the source of a module makes messages: first and last line, and the text."""
+    """The places of messages in a module's source: first and last line, and the text."""
     found = []
     for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
         name = ""
@@ -163,7 +163,7 @@ def executed_lines(run: Callable[[], object]) -> set[tuple[str, int]]:
 
 
 def test_every_message_has_an_example():
-    """A message that no bad spec shows was never read by anyone."""
+    """Nobody has read a message that no bad spec shows."""
 
     def run() -> None:
         for path in BAD:
@@ -183,6 +183,6 @@ def test_every_message_has_an_example():
 
 
 def test_messages_are_found():
-    """The search above would prove nothing if it found none."""
+    """The search above would show nothing if it found none."""
     assert sum(len(messages(module)) for module in MODULES) > 150
     assert any("is never used" in text for _, _, text in messages(chain))

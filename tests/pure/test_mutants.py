@@ -12,7 +12,7 @@ INPUTS = 40_000 if EVERY else 1_500
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
-    """A process of its own: it forks others, which is not safe beside threads."""
+    """Runs Python in another process: it forks others, which is not safe in a process with threads."""
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -85,7 +85,7 @@ print(sorted(number for number, _ in tally.failures))
 
 
 def test_what_is_planted_is_found():
-    """Exceptions, memory, endless loops, in Python and below, and a process that ends: each is told with its input."""
+    """Exceptions, memory, endless loops, in Python and in C, and a process that ends: each is reported with its input."""
     done = run("-c", FAULTY)
     assert done.stderr == "" or "Aborted" in done.stderr or "Fatal" in done.stderr, done.stderr
     outcomes, numbers = done.stdout.splitlines()

@@ -24,6 +24,6 @@ def test_what_the_parser_warns_of_is_an_error(check):
 
 
 def test_warnings_of_other_threads_are_none():
-    """Filters are the process's: JAX may warn in another thread while this one parses."""
+    """Filters belong to the process: JAX may warn in another thread during a parse."""
     with parsing._no_warnings(), pytest.warns(UserWarning, match="from elsewhere"):
         warnings.warn("from elsewhere", stacklevel=1)

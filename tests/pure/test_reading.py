@@ -1,5 +1,5 @@
-"""A chain is read once, and its derivatives are made from graph to graph: how often text is read and printed, and that the text which
-is printed for people reads as the graph that kernels are made of."""
+"""A chain is read once, and its derivatives are made graph to graph: counts of texts that are read and printed. The
+text that is printed for people reads as the graph that kernels are made from."""
 
 import ast
 from dataclasses import replace
@@ -24,7 +24,7 @@ SOME = """add_layernorm add_rmsnorm celu cosine_similarity cross_entropy_z_loss 
 
 
 def derived_of(op: Op) -> list[Op]:
-    """The ops that are made from an op's spec."""
+    """The ops that are derived from an op's spec."""
     found = backward_of(op)
     if isinstance(found, Mistake):
         return []
@@ -33,7 +33,8 @@ def derived_of(op: Op) -> list[Op]:
 
 
 def test_each_chain_is_read_once_and_none_is_printed(monkeypatch):
-    """20 ops with their kernels, backwards and kernels of those: 20 chains are read, and no other text is made or parsed."""
+    """20 ops with their kernels, backwards and kernels of those: 20 chains are read, and no other text is printed or
+    parsed."""
     for stem in SOME:  # at first use, the derivatives of the tables are read
         backward_of(read_op(SPECS / f"{stem}.yaml"))
     read: list[str] = []
@@ -67,7 +68,7 @@ def test_each_chain_is_read_once_and_none_is_printed(monkeypatch):
 
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_text_of_a_derived_chain_reads_as_its_graph(path):
-    """What is printed for people is the language of chains, and means what the kernel computes."""
+    """The printed text is in the language of chains, and means what the kernel computes."""
     for made in derived_of(read_op(path)):
         if made.plan.kind == "gemm":
             made = made.plan.epilogue
@@ -79,7 +80,7 @@ def test_the_text_of_a_derived_chain_reads_as_its_graph(path):
 
 
 def outputs(arrays, chain: Chain) -> str:
-    """What the outputs are, without the marks and conversions that a text does not show."""
+    """The outputs' values, without the marks and conversions that a text does not show."""
     kept: dict[int, Node] = {}
     for node in chain.nodes:
         args = tuple(kept[id(a)] for a in node.args)
@@ -121,7 +122,7 @@ def test_marks_are_in_the_graph_and_not_in_the_text():
 
 
 def test_a_function_within_a_function_keeps_its_derivative_in_an_epilogue():
-    """relu has slope 0 at NaN, by its own rule: so it does within squared_relu, after a product."""
+    """By its own rule relu has derivative 0 at NaN; also within squared_relu, after a product."""
     text = """op: f
 summary: s
 inputs:

@@ -1,4 +1,4 @@
-"""The site: its pages exist, and the gallery's are made from specs, without what builds the site itself."""
+"""The site: its pages exist, and the gallery's pages are made from specs, without the libraries that build the site."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.places import ROOT
 
 
 def pages(entry: object) -> set[str]:
-    """The pages that a part of mkdocs.yml's `nav` names."""
+    """The pages in a part of mkdocs.yml's `nav`."""
     if isinstance(entry, str):
         return {entry}
     return {page for part in (entry.values() if isinstance(entry, dict) else entry) for page in pages(part)}

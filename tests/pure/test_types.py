@@ -1,4 +1,5 @@
-"""What type checkers know of ops: arguments, keywords, results. JAX and the compiler are stubs: mypy reads this program alone."""
+"""What type checkers know about ops: arguments, keywords, results. JAX and the compiler are stubs, so mypy reads only
+this program."""
 
 import json
 import re
@@ -88,7 +89,7 @@ def test_ops_have_their_signatures(run, tmp_path):
 
 @pytest.mark.skipif(not PYRIGHT, reason="pyright is not installed")
 def test_pyright_sees_them_too(run, tmp_path):
-    """And it finds nothing in generated modules, though their kernels are of no type that it knows."""
+    """It finds no error in generated modules, though it does not know the types in their kernels."""
     names = (
         "bias_gelu_tanh",
         "cross_entropy_grad",

@@ -1,4 +1,4 @@
-"""The libraries installed are of versions that the tests have passed with. Where they are not, this is the only test."""
+"""The tests have passed with the installed versions of the libraries. With others this is the only test."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Random specs by hand: `python -m tests.random_specs --seeds 0:1000 --minutes 60`.
+"""Tries random specs by hand: `python -m tests.random_specs --seeds 0:1000 --minutes 60`.
 
-Batches of specs run in processes of their own, so that one which dies is seen. Failures are printed with a smaller spec that
-fails alike, at the end a table of what was done.
+Batches of specs run in their own processes, so that a crash is noticed. Failures are printed with a smaller spec that
+fails alike, and at the end a table of what was done.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def whole(given: argparse.Namespace, seeds: range) -> None:
-    """Batch after batch until the time is over; a seed that ends its process is a failure too."""
+    """Runs batch after batch until the time is over; a seed that ends its process is a failure too."""
     start, counts = time.time(), Counter[str]()
     failures: list[dict] = []
     seed = seeds.start
@@ -80,14 +80,14 @@ def whole(given: argparse.Namespace, seeds: range) -> None:
 
 @functools.cache
 def surroundings() -> dict[str, str]:
-    """How batches run: on a GPU where there is one, beside other users of it."""
+    """The environment of batches: on a GPU if there is one, next to other users of it."""
     if xla_flags.has_gpu():
         return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags.quick()}
 
 
 def run(given: argparse.Namespace, first: int, last: int, seconds: float):
-    """The rows that a batch in its own process prints; one that says so where it dies."""
+    """The rows that a batch in its own process prints; a batch that dies prints a row about it."""
     options = [f"--{name}={getattr(given, name)}" for name in ("variants", "calls", "gradients")]
     options += ["--ties" if given.ties else "--no-ties"]
     options += [] if given.shrink else ["--no-shrink"]
@@ -120,7 +120,7 @@ def run(given: argparse.Namespace, first: int, last: int, seconds: float):
 
 
 def batch(given: argparse.Namespace, seeds: range) -> None:
-    """One spec after the other, each a line of JSON."""
+    """Tries one spec after the other, and prints a line of JSON for each."""
     for seed in seeds:
         spec = random_spec(seed, Wanted(ties=given.ties))
         if given.print:

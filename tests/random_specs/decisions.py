@@ -1,4 +1,4 @@
-"""What is drawn of a random spec, and how often: the kinds of kernel, the dtypes, the forms of an expression."""
+"""What is drawn for a random spec, and how often: the kinds of kernel, the dtypes, the forms of an expression."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.random_specs.tree import OPS, ROWS
 
 
 class Family(NamedTuple):
-    """A kind of kernel: its axes, those that reductions along a row may lose, those that reductions over rows do, and how
-    often it is drawn. `width` is the extent of the last axis, an inner one of a split, where it is fixed."""
+    """A kind of kernel: its axes, those that reductions along a row may reduce, those that reductions over rows do, and
+    how often it is drawn. `width` is the size of the last axis, an inner one of a split, if it is fixed."""
 
     axes: tuple[str, ...]
     along: tuple[tuple[str, ...], ...] = ()

@@ -1,4 +1,4 @@
-"""From one integer, a random spec: the decisions as tables, and what draws from them."""
+"""Makes a random spec from one integer: the decisions are tables, and the functions here draw from them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from tests.random_specs.values import Values, call, const, leaf
 
 @dataclass(frozen=True)
 class Wanted:
-    """What may be drawn. Without `ties`, no computed value is compared with a statistic of itself: no maximum is taken of
-    what may be contracted to different FMAs."""
+    """What may be drawn. Without `ties`, no computed value is compared with a statistic of itself: no maximum is taken
+    of a value that compilers may contract to different FMAs."""
 
     ties: bool = True
     families: tuple[str, ...] = tuple(FAMILIES)
@@ -67,7 +67,7 @@ class _Maker(Values):
         return next(name for i in range(1000) if (name := f"{prefix}{i}") not in taken)
 
     def dtype(self, table: dict[tuple[str, ...], int]) -> str:
-        """A dtype, or a type variable, now and then one that others have."""
+        """A dtype, or a type variable, sometimes one that other arrays have."""
         kind = kind_of(next(iter(table))[0])
         alike = [name for name, dtypes in self.types if kind_of(dtypes[0]) == kind]
         if alike and self.chance(0.5):
@@ -114,7 +114,7 @@ class _Maker(Values):
     # Inputs
 
     def dims(self, axes: Sequence[str]) -> tuple[Dim, ...]:
-        """How an array has these axes."""
+        """The dimensions of an array with these axes."""
         found = [Dim(a) for a in axes]
         if self.family.split and tuple(axes[-2:]) == ("B", "G") and self.chance(0.8):
             found[-2:] = [Dim("B", inner="G", width=self.width)]
@@ -235,7 +235,7 @@ class _Maker(Values):
         return {name: often for name, often in FLOAT_FOLDS.items() if name not in left_out}
 
     def folded(self, value: Node, axes: tuple[str, ...]) -> Node:
-        """A reduction of a float that varies along them, or of an integer or a bool made of it."""
+        """A reduction along these axes of a float that varies along them, or of an integer or a bool made from it."""
         way = self.weighted({"float": 12, "bool": 1, "count": 1, "int": 1, "pick": 1})
         if way == "bool":
             return call(self.random.choice(["any", "all"]), call("gt", value, const(0.25)), attr=axes)
@@ -267,7 +267,7 @@ class _Maker(Values):
             self.pool.append(self.assign(self.fresh("most"), most))
 
     def make_hit(self, value: Node, axes: tuple[str, ...]) -> None:
-        """Where a value is the largest or the smallest of its row: the first such place, or what is there."""
+        """Where a value is the largest or the smallest of its row: the first such position, or a value there."""
         most = self.assign(self.fresh("most"), call(self.random.choice(["max", "min"]), value, attr=axes))
         place, end = leaf("index", "int", axes, axes[0]), leaf("size", "int", (), axes[0])
         found = call("min", call("where", call("eq", value, most), place, end), attr=axes)
@@ -295,7 +295,7 @@ class _Maker(Values):
             self.assign(output.name, own, part)
 
     def make_outputs(self, whole: frozenset[str]) -> None:
-        """Those of an op without reductions over rows."""
+        """The outputs of an op without reductions over rows."""
         family = self.family
         self.late = bool(family.along)
         reduced = [tuple(a for a in family.axes if a not in lost) for lost in dict.fromkeys(family.along)]
@@ -331,7 +331,7 @@ class _Maker(Values):
         return [n for n in self.pool if (n.op, n.attr) not in used and n.dims <= dims]
 
     def make_columns(self, body: Node, whole: frozenset[str]) -> None:
-        """Outputs that reduce over rows, and perhaps one of whole rows beside them."""
+        """Outputs that reduce over rows, and perhaps one with whole rows."""
         family = self.family
         over = self.random.choice(family.over)
         kept = tuple(a for a in family.axes if a not in over)
@@ -354,7 +354,7 @@ class _Maker(Values):
             self.pool.remove(made)
 
     def make_product_folds(self, body: Node, whole: frozenset[str]) -> None:
-        """A tile, folds along its rows, folds over its columns: some of these."""
+        """A tile, reductions along its rows, reductions over its columns: some of these."""
         family = self.family
         if self.chance(0.6):
             self.add_output(

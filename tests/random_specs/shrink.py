@@ -1,4 +1,4 @@
-"""A smaller spec that fails as a larger one does."""
+"""Finds a smaller spec that fails as a larger one does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.random_specs.tree import Node, RandomSpec, nodes
 
 
 def shrunk(spec: RandomSpec, fails: Callable[[RandomSpec], bool], most: int = 150) -> RandomSpec:
-    """Drops and simplifies while `fails` says so, trying at most so many specs."""
+    """Drops and simplifies as long as `fails` is true, in at most so many attempts."""
     tried, seen = 0, {spec}
     progress = True
     while progress:
@@ -29,7 +29,7 @@ def shrunk(spec: RandomSpec, fails: Callable[[RandomSpec], bool], most: int = 15
 
 
 def candidates(spec: RandomSpec) -> Iterator[RandomSpec]:
-    """Specs with a little less, the largest steps first."""
+    """Slightly smaller specs, the largest steps first."""
     if len(spec.outputs) > 1:
         for output in spec.outputs:
             yield replace(
@@ -62,7 +62,7 @@ def candidates(spec: RandomSpec) -> Iterator[RandomSpec]:
 
 
 def values(node: Node) -> Iterator[Node]:
-    """Values of the same kind with one operation less: an argument in its place, here or further down."""
+    """Values of the same kind with one operation less: an argument replaces it, here or further down."""
     if node.args:
         yield from (a for a in node.args if a.kind == node.kind and (node.op not in REDUCING or a.dims == node.dims))
         if node.kind == "float" and not node.dims:
@@ -79,7 +79,7 @@ REDUCING = frozenset("sum prod max min mean var norm logsumexp any all softmax l
 
 
 def pruned(spec: RandomSpec) -> RandomSpec:
-    """Without what nothing uses any more; a named value that is a leaf gives way to that."""
+    """The spec without unused parts; a named value that is a leaf is replaced by it."""
     outputs = {o.name for o in spec.outputs}
     chain = list(spec.chain)
     for name, part, value in spec.chain:

@@ -1,7 +1,8 @@
-"""A random spec as a tree, and the two texts that it is printed as: the chain's language, and jnp with explicit broadcasting.
+"""A random spec as a tree, and the two texts that it is printed as: the chain's language, and jnp with explicit
+broadcasting.
 
-Neither text is made of the other, and nothing here is the code under test. In jnp every value has one dimension for each
-named axis of the spec, of size 1 where it does not vary, behind the dimensions of `...`.
+Neither text is made from the other, and none of the code under test is used. In jnp every value has one dimension for
+each named axis of the spec, of size 1 if it does not vary along it, after the dimensions of `...`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ ROWS = "..."
 
 @dataclass(frozen=True)
 class Dim:
-    """A dimension of an array: a named axis; with `parts`, an axis of halves or pairs, or parts alone; with `inner`, a split."""
+    """A dimension of an array: a named axis; with `parts`, an axis of halves or pairs, or only parts; with `inner`, a
+    split."""
 
     axis: str = ""
     parts: int = 0
@@ -80,8 +82,9 @@ def nodes(node: Node) -> Iterator[Node]:
 
 
 class Row(NamedTuple):
-    """An operation: what it takes (f: a float, to which an integer is brought; n: a number, as its fellows are; b: a bool),
-    what it gives, its two texts, and what a float argument is confined to where values are to stay moderate."""
+    """An operation: the kinds of its arguments (f: a float, to which integers are converted; n: a number of the other
+    arguments' kind; b: a bool) and of its result, its two texts, and the bounds of float arguments that keep values
+    moderate."""
 
     takes: str
     gives: str
@@ -171,7 +174,8 @@ WIDE_INTEGERS = {"int64", "uint32"}
 
 @dataclass(frozen=True)
 class RandomSpec:
-    """Everything that is decided. `chain` holds the statements in their order: (a name, or an output's and a part; its value)."""
+    """Everything that is decided. `chain` holds the statements in their order: (a name, or an output and a part; its
+    value)."""
 
     name: str
     axes: tuple[str, ...]
@@ -281,7 +285,7 @@ class Reference:
         return f"{'rows' if ROWS in axes else '()'} + ({sizes.rstrip()})"
 
     def laid_out(self, text: str, axes: Sequence[str]) -> str:
-        """An array that has these axes, with a dimension for each."""
+        """An array with these axes, with a dimension for each."""
         marks = [":" if a in axes else "None" for a in self.named]
         while marks[:1] == ["None"] and ROWS not in axes:
             marks.pop(0)

@@ -1,4 +1,4 @@
-"""What becomes of one random spec: it builds, its kernels compile, its values and gradients agree with its reference."""
+"""Tries a random spec: it builds, its kernels compile, its values and gradients agree with its reference."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ SLOW = 3.0  # seconds that a build may take, on a machine that others use too
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done with a spec: variants compiled of each kernel, calls of each implementation, calls whose gradients are
-    compared; or it is only built."""
+    """How much is tried: variants compiled of each kernel, calls of each implementation, calls whose gradients are
+    compared; or only the build."""
 
     variants: int = 2
     calls: int = 2
@@ -48,7 +48,7 @@ class Effort:
 
 @dataclass
 class Outcome:
-    """What a spec showed: `failure` is the stage and the kind of what went wrong, "" where nothing did."""
+    """The result for a spec: `failure` is the stage and the kind of the failure, or ""."""
 
     name: str
     failure: str = ""
@@ -66,7 +66,7 @@ class Failed(Exception):
 
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
-    """What is raised inside is a failure of this stage; those of numbers are alike, whatever the numbers."""
+    """An exception inside is a failure of this stage. Failures whose messages differ only in numbers are alike."""
     try:
         yield
     except Failed:
@@ -90,13 +90,13 @@ def timed(name: str, outcome: Outcome) -> Iterator[None]:
 
 
 def _shape(message: str) -> str:
-    """A message without what differs between calls."""
+    """A message without the parts that differ between calls."""
     first = message.strip().partition("\n")[0][:120]
     return re.sub(r"0x[0-9a-f]+|\d+|'[^']*'|%\w+", "_", first)
 
 
 def try_spec(spec: RandomSpec, folder: Path, effort: Effort = Effort()) -> Outcome:
-    """Runs everything; nothing is raised but what ends a process."""
+    """Tries everything. Raises nothing, unless the process ends."""
     outcome = Outcome(spec.name)
     try:
         with stage("build"):
@@ -130,7 +130,7 @@ def try_spec(spec: RandomSpec, folder: Path, effort: Effort = Effort()) -> Outco
 
 
 def _compile(op: Op, effort: Effort, outcome: Outcome) -> None:
-    """Some of the variants of every kernel."""
+    """Compiles some variants of every kernel."""
     rng = random.Random(op.spec.op)
     for kernel in op.kernels:
         with stage(f"compile {kernel.spec.op.removeprefix(op.spec.op) or 'forward'}"):
@@ -145,7 +145,7 @@ def _compile(op: Op, effort: Effort, outcome: Outcome) -> None:
 
 
 def cases(op: Op, count: int, salt: str, specials: bool | None = None) -> list[Case]:
-    """Calls of an op, the same every time: not Hypothesis's first, which is the simplest."""
+    """Calls of an op, the same every time, without Hypothesis's first one, which is the simplest."""
     found: list[Case] = []
 
     @hypothesis.settings(max_examples=count + 1, deadline=None, database=None, phases=[hypothesis.Phase.generate],
@@ -191,7 +191,7 @@ def _gradients(op: Op, spec: RandomSpec, effort: Effort, outcome: Outcome) -> No
 
 
 def unjudged(spec: RandomSpec, message: str) -> str:
-    """Why the tolerance of gradients says nothing of a spec: it is for float32 over moderate values, and for functions
+    """Why the tolerance of gradients does not apply to a spec: it is meant for float32, moderate values, and functions
     that are accurate to float32."""
     if spec.wild:
         return "values are not moderate"

@@ -1,4 +1,4 @@
-"""Random values: the tree of an expression, from what there is to read."""
+"""Draws random values: the tree of an expression, from the values that may be read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def const(value: float | int | bool | str) -> Node:
 
 
 def call(op: str, *args: Node, attr: Any = None) -> Node:
-    """An operation of the table; a fold of the axes `attr`."""
+    """An operation of the table; a reduction of the axes `attr`."""
     dims = frozenset().union(*(a.dims for a in args))
     row = OPS[op] if op in OPS else FOLDS[op]
     numbers = [a.kind for a in args if a.kind != "bool"]
@@ -42,7 +42,7 @@ CONFINED: dict[str, Callable[[Node], Node]] = {
 
 @dataclass
 class Values:
-    """What draws them. `pool` holds what there is to read; where it is `late`, after reductions, no table is read."""
+    """Draws values. `pool` holds those that may be read; if it is `late`, after reductions, no table is read."""
 
     random: random.Random
     types: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Values:
         return self.random.choice(found) if found else const(self.random.choice(CONSTANTS[kind]))
 
     def number(self, kind: str, dims: frozenset[str]) -> Node:
-        """A leaf that is no constant, where there is one."""
+        """A leaf that is not a constant, if there is one."""
         found = [n for n in self.pool if n.kind == kind and n.dims <= dims and not (self.late and n.op == "take")]
         if found:
             return self.random.choice(found)
@@ -147,7 +147,7 @@ class Values:
         return Node("cast", "int", value.dims, (value,), self.random.choice(fitting))
 
     def joined(self, value: Node, other: Node) -> Node:
-        """A float that both enter."""
+        """A float that depends on both."""
         if other.kind == "bool":
             return call("where", other, value, const(self.random.choice([0.0, 1.0, 0.5])))
         if other.kind == "int":
@@ -163,7 +163,7 @@ class Values:
         return value
 
     def absorbing(self, value: Node, dims: frozenset[str]) -> Node:
-        """A float into which everything goes that nothing has used."""
+        """A float that depends on everything that nothing has used."""
         used = {(n.op, n.attr) for _, _, v in self.chain for n in nodes(v)} | {(n.op, n.attr) for n in nodes(value)}
         for node in self.pool:
             if (node.op, node.attr) not in used and node.dims <= dims:

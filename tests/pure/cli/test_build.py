@@ -319,7 +319,7 @@ HOSTILE_NAMES = [
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
 def test_names_of_files_are_escaped(run, tmp_path, name):
-    """A file's name reaches the terminal as printable text on one line."""
+    """A file's name is printed as printable text on one line."""
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / f"{name}.yaml").write_text(SPEC.format(op="a", factor=1.0))
     (tmp_path / name[:1]).mkdir()
@@ -426,7 +426,7 @@ def test_list(built, tmp_path):
 
 
 def plain(tree: Tree) -> object:
-    """A tree as JSON has it."""
+    """A tree in the form of JSON."""
     if isinstance(tree, Mapping):
         return {key.value: plain(value) for key, value in tree.items}
     if isinstance(tree, Sequence):
@@ -449,7 +449,7 @@ def test_schema_is_a_schema(run):
 
 
 def properties(schema: dict, path: str = "") -> Iterator[tuple[str, dict]]:
-    """Every key that a schema names, below others too, with what is said of it."""
+    """Every key that a schema names, at any depth, with its description."""
     for key, value in schema.get("properties", {}).items():
         yield f"{path}{key}", value
         yield from properties(value, f"{path}{key}.")

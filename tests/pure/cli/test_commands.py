@@ -1,4 +1,4 @@
-"""How the commands speak: names of options, tables, suggestions. Nothing is compiled or run."""
+"""Names of options, tables and suggestions of the commands. Nothing is compiled or run."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ COMMANDS = {c.name: c.callback for c in app.registered_commands if c.callback}
 
 
 def options(name: str) -> dict[str, str]:
-    """The options of a command, by name: each with the type it is annotated with."""
+    """The options of a command, by name: each with its annotated type."""
     found = {}
     for annotation in inspect.get_annotations(COMMANDS[name], eval_str=True).values():
         for option in getattr(annotation, "__metadata__", ()):
@@ -24,7 +24,7 @@ def options(name: str) -> dict[str, str]:
 
 
 def test_one_thing_has_one_name():
-    """An option that several commands have is declared once, but where one takes several of what others take one of."""
+    """An option of several commands is declared once, except where one command takes several values and others one."""
     own = {"--arch", "--shape", "--types", "--out"}  # one for export; several shapes for bench; a file or a folder
     declared: dict[str, set] = {}
     for name in COMMANDS:

@@ -1,4 +1,4 @@
-"""What shells complete: their scripts ask the program by variables of the environment, as Typer documents."""
+"""Completion in shells: their scripts ask the program by variables of the environment, as Typer documents."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from tests.pure.building import HERE, write_specs
 
 @pytest.fixture
 def complete(run, monkeypatch):
-    """What bash is told for a command line whose last word is to be completed."""
+    """The program's answer to bash for a command line whose last word is to be completed."""
 
     monkeypatch.setattr(sys.modules["__main__"], "__package__", "")  # else the program is `python -m pytest`
 
@@ -58,7 +58,7 @@ def test_names_come_from_the_folders_that_are_named(complete, run, tmp_path):
 
 
 def test_files_are_left_to_the_shell(complete, tmp_path):
-    """Which completes files where it is told nothing."""
+    """The shell completes files if the program answers nothing."""
     write_specs(tmp_path / "specs", aa=1.0)
     for line in ("codegen build specs/a", "codegen build ", "codegen build --specs s", "codegen verify --package g"):
         assert complete(line) == []
@@ -67,7 +67,7 @@ def test_files_are_left_to_the_shell(complete, tmp_path):
 
 
 def test_bash(tmp_path):
-    """A real shell, with the script that the program gives it; the other name of the program too."""
+    """A real shell, with the program's own script; also for the program's other name."""
     write_specs(tmp_path / "specs", aa=1.0, ab=1.0)
     for name in ("codegen", "cutefuse"):
         program = tmp_path / name

@@ -1,4 +1,4 @@
-"""A build puts its files in place all or nothing, whatever ends it, and leaves alone what it did not write.
+"""A build puts all its files in place or none, however it ends, and leaves other files alone.
 
 CODEGEN_EVERY_TEST=1 ends builds at every step, kills 200 at random moments and runs eight at once.
 """
@@ -33,15 +33,16 @@ CHANGES = ("os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.trun
 
 
 def fork() -> int:
-    """`os.fork`, also where a test of the same process has imported JAX, which warns of its threads: a child here calls none."""
+    """`os.fork`, also if a test of the same process has imported JAX, which warns about its threads: a child here calls
+    none of them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return os.fork()
 
 
 def attempt(run: Callable[..., Result], step: int, act: Callable[[], None], once: bool) -> bool:
-    """A build in a process of its own, which acts before this step that changes a file, and before all later ones unless
-    it does so `once`; whether it has as many steps."""
+    """A build in its own process, which acts before this step that changes a file, and before all later ones unless it
+    does so `once`; whether it has so many steps."""
     child = fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != UNDISTURBED
@@ -71,7 +72,7 @@ UNDISTURBED = 99
 
 
 class Project:
-    """A build of a, b and c, whose specs then change a, drop b, add d and leave c; with files of the user's."""
+    """A build of a, b and c, whose specs then change a, drop b, add d and keep c; with files of the user."""
 
     def __init__(self, folder: Path, run: Callable[..., Result], subfolders: tuple[str, ...]):
         self.folder, self.run, self.subfolders = folder, run, subfolders
@@ -94,7 +95,7 @@ class Project:
         self.again()
 
     def again(self) -> None:
-        """As it was before the second build."""
+        """Restores the state before the second build."""
         if not self.kept.exists():
             shutil.copytree(self.folder, self.kept, symlinks=True)
         for path in self.folder.iterdir():
@@ -112,7 +113,7 @@ class Project:
         return {str(p.relative_to(self.folder)): p.lstat().st_ino for p in found}
 
     def check_killed(self) -> None:
-        """What anyone finds after a kill."""
+        """Checks the files after a kill."""
         for i, name in enumerate(("generated", "tests/generated")):
             found = self.generated()[i]
             if name not in self.subfolders:  # exchanged in one step
@@ -124,7 +125,7 @@ class Project:
         assert [name for name in "abcd" if f'    "{name}",\n' in init and f"{name}.py" not in modules] == []
 
     def check_next_command(self) -> None:
-        """What a command finds that only reads, and what a build then makes."""
+        """Checks what the next command that only reads finds, and what a build then makes."""
         status = self.run("check").status
         assert self.generated() == (self.new, self.old)[status]
         assert self.mine() == self.inodes
@@ -342,7 +343,7 @@ for _ in range(int(sys.argv[2])):
 
 
 def test_builds_at_once_never_mix(tmp_path):
-    """Processes build different specs to one folder, again and again: what is there is one's or the other's."""
+    """Processes build different specs to one folder, again and again: its files are all of one or all of the other."""
     write_specs(tmp_path / "one/specs", a=1.0, b=1.0, c=1.0, d=1.0)
     write_specs(tmp_path / "two/specs", a=2.0, b=2.0, e=2.0, f=2.0)
     expected = []

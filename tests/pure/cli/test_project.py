@@ -1,4 +1,4 @@
-"""`[tool.cutefuse]` of a pyproject.toml: who reads it, from where, and what is wrong with one."""
+"""`[tool.cutefuse]` of a pyproject.toml: the commands that read it, the files that are read, and errors in one."""
 
 import json
 import os
@@ -19,7 +19,7 @@ WRITTEN = {"src/mine/__init__.py", "src/mine/a.py", "checks/test_a.py"}
 
 @pytest.fixture
 def project(run, tmp_path):
-    """Runs `codegen` in a project with a section, in which one spec stands, from a subfolder."""
+    """Runs `codegen` in a project with a section and one spec, from a subfolder."""
     (tmp_path / "pyproject.toml").write_text(SECTION)
     write_specs(tmp_path / "ops/yaml", a=1.0)
     (tmp_path / "deep/down").mkdir(parents=True)

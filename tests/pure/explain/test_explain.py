@@ -1,4 +1,4 @@
-"""What `codegen explain` says: bytes against counts by hand, access in words, drawings without overlaps."""
+"""The report of `codegen explain`: bytes against counts by hand, access in words, drawings without overlaps."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ def library(name: str):
 
 
 def made(chain: str, inputs: str, outputs: str, more: str = ""):
-    """An op whose reference is of no interest."""
+    """An op whose reference does not matter."""
     arrays = [pair.split(":") for pair in outputs.split(";")]
     reference = "\n".join(f"  {name.strip()} = 0" for name, _ in arrays)
     rows = ["op: made", "summary: Made here.", "inputs:", *(f"  {i.strip()}" for i in inputs.split(";")), "outputs:"]
@@ -190,7 +190,7 @@ def test_products_and_float64_have_no_estimate_of_instructions():
 
 
 def test_what_is_saved_of_a_product():
-    """float16 may not hold it; and the factors are."""
+    """Not in float16, in which it may overflow; and the factors."""
     shape = {"...": 32, "K": 16, "N": 8}
     for dtype, size in (("float16", 4), ("bfloat16", 2)):
         report, found = costs(library("dense_softcap"), shape, T=dtype)
@@ -199,7 +199,7 @@ def test_what_is_saved_of_a_product():
 
 
 def test_what_is_saved():
-    """Inputs that the backward reads; an output where that leaves fewer arrays to read, or fewer reductions."""
+    """Inputs that the backward reads; an output if fewer arrays or reductions remain with it."""
     assert explain(library("silu_mul_fp8"), {"...": 1, "N": 1})["saved"]["names"] == []
     assert explain(library("dropout_apply"), {"...": 1, "N": 1})["saved"]["names"] == ["mask"]
     assert explain(library("rmsnorm"), {"...": 1, "N": 1})["saved"]["names"] == ["x", "weight"]
@@ -436,7 +436,7 @@ LARGE = {"...": 4096, "K": 4096, "N": 4096}
     ],
 )  # fmt: skip
 def test_what_multiplies(name, dtype, more, words):
-    """On Hopper: one kernel and its tiles, or XLA, and why."""
+    """On Hopper: one kernel and its tiles, or XLA, and the reason."""
     _, cost = costs(library(name), LARGE | more, T=dtype)
     found = cost["main_loop"]
     assert found["one_kernel"] == (not words) and found["why"].startswith(words)
@@ -445,7 +445,7 @@ def test_what_multiplies(name, dtype, more, words):
 
 
 def test_what_is_folded_exactly_may_cost_another_pass():
-    """The sum in float32 of what is costly is exact, where nothing says that it need not be."""
+    """A float32 sum of expensive values is exact unless the spec allows approximations."""
     for dtype, math, words in (
         ("float32", "auto", "what is folded is so costly that another pass over the product takes less"),
         ("float32", "fast", ""),

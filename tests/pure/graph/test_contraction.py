@@ -1,4 +1,4 @@
-"""Which products and sums of a chain are rounded by themselves."""
+"""The products and sums of a chain that are rounded separately."""
 
 import pytest
 
@@ -18,7 +18,7 @@ chain: |
 
 
 def chain_of(lines: str) -> str:
-    """What is generated of a chain, its functions alone."""
+    """The generated text of a chain, with its functions only."""
     text = HEAD + "".join(f"  {line}\n" for line in lines.split("; ")) + "reference: x\ngrad: none\n"
     return render_op(read_op("specs/met.yaml", text)).partition("@cute.kernel")[0]
 

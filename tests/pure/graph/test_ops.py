@@ -1,4 +1,5 @@
-"""Every row of the op table is complete, and every line of the prelude reads, before anything is computed with them."""
+"""Every row of the op table is complete, and every line of the prelude can be read, before anything is computed with
+them."""
 
 import ast
 import re
@@ -27,7 +28,7 @@ rows = pytest.mark.parametrize("op", LANGUAGE.values(), ids=LANGUAGE)
 
 
 def value(formula: str, **arrays: str) -> Node:
-    """A formula's value, its names being arrays."""
+    """The value of a formula; its names are arrays."""
     inputs = "".join(f"  {name}: {array}\n" for name, array in arrays.items())
     spec = load_spec(
         "f.yaml",
@@ -37,7 +38,7 @@ def value(formula: str, **arrays: str) -> Node:
 
 
 def call(op: Operation, *arguments: str) -> str:
-    """The operation as a formula has it."""
+    """The operation as a formula writes it."""
     if op.name not in OPERATORS:
         return f"{op.name}({', '.join(arguments)})"
     return op.jnp.format(*(f"({a})" for a in arguments))
@@ -58,7 +59,7 @@ def test_a_row_is_named_as_its_key(op):
 @rows
 @pytest.mark.parametrize("which", ["cute", "jnp", "cute_fast"])
 def test_texts_take_every_argument_once(op, which):
-    """An argument that stood twice would be computed twice."""
+    """An argument that is in the text twice would be computed twice."""
     text = getattr(op, which)
     if which == "cute_fast" and not text:
         return
@@ -118,7 +119,7 @@ def test_there_is_a_derivative_for_every_argument(op):
 
 @rows
 def test_what_a_row_takes_and_gives(op):
-    """The table of `rule`s, as the module's docstring has it."""
+    """The table of `rule`s in the module's docstring."""
 
     def kind(*kinds: str) -> str:
         names = "abc"[: op.arity]

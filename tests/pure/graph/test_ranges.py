@@ -1,4 +1,4 @@
-"""Between which bounds a chain's values lie, as a chain's text says and as numbers drawn within them bear out."""
+"""The bounds of a chain's values: as the chain's text shows them, and for numbers drawn within the bounds of inputs."""
 
 import math
 import random
@@ -23,7 +23,7 @@ reference: y = 0
 
 
 def op(chain: str):
-    """Of the inputs that the chain names."""
+    """An op with the inputs that the chain names."""
     inputs = ", ".join(f'{name}: "bfloat16[N]"' for name in "xz" if re.search(rf"\b{name}\b", chain))
     return read_op("specs/made.yaml", SPEC.format(chain=chain, inputs=inputs))
 

@@ -1,4 +1,4 @@
-"""What chains mean: the typed graph of small specs as goldens, and kinds and axes of expressions one by one."""
+"""The meaning of chains: the typed graphs of small specs as goldens, and kinds and axes of single expressions."""
 
 import itertools
 from pathlib import Path
@@ -34,7 +34,7 @@ def read(path: Path) -> tuple[Statement, ...]:
     st.booleans(),
 )
 def test_axes_have_one_order_where_arrays_fit_one(axes, chosen, rows):
-    """Arrays that keep to one order of all axes keep to the order that is found, rows first."""
+    """If all arrays keep one order of the axes, the spec has such an order, rows first."""
     arrays = [("...",) * rows + tuple(axes[i] for i in sorted(places)) for places in chosen]
     order = axis_order(tuple(arrays))
     assert sorted(order) == sorted({axis for array in arrays for axis in array})
@@ -48,7 +48,7 @@ def test_axes_in_a_circle_all_have_a_place():
 
 
 def test_an_order_that_no_two_arrays_give():
-    """Q, N, K, whichever of the arrays comes first."""
+    """Q, N, K, whichever array comes first."""
     for arrays in itertools.permutations(["Q, N", "Q, K", "N, K"]):
         inputs = "".join(f"  x{i}: float32[{axes}]\n" for i, axes in enumerate(arrays))
         text = f"op: f\nsummary: s\ninputs:\n{inputs}outputs:\n  y: float32[Q]\nreference: x0\n"

@@ -1,4 +1,4 @@
-"""A hint that proposes a text can be followed: what it proposes, put where it says, is no mistake."""
+"""A hint that proposes a text can be followed: the text, put in the place that the hint names, is not an error."""
 
 import itertools
 import re
@@ -195,7 +195,7 @@ def test_every_hint_that_proposes_a_text_is_followed(stem):
 
 @pytest.mark.parametrize("stem", FOLLOWED)
 def test_following(stem):
-    """Lines whose hint was followed have no mistake but that nothing uses what they assign."""
+    """Lines whose hint was followed have no error, except that nothing uses their names."""
     rows: list[str] = []
     changed = set()
     for number, row in enumerate(BAD[stem].decode().split("\n"), 1):
@@ -220,7 +220,7 @@ def test_following(stem):
 
 
 def test_following_finds_mistakes():
-    """The test above would prove little if lines were not those of the mistakes."""
+    """The test above would show little if it changed other lines than those with errors."""
     for stem, lines in FOLLOWED.items():
         wrong = {d.span.line for d in mistakes(stem, BAD[stem])}
         assert len(wrong & set(lines)) >= len(lines) / 2 or stem in ELSEWHERE, stem
@@ -230,7 +230,7 @@ def test_following_finds_mistakes():
     "stem", [stem for stem in BAD if any(d.hint == "delete this entry" for d in mistakes(stem, BAD[stem]))]
 )
 def test_deleting_entries(stem):
-    """A spec without the entries that its hints say to delete, and without the key that has no other."""
+    """A spec without the entries that its hints say to delete, and without keys that have no other entry."""
     rows = BAD[stem].decode().split("\n")
     for number in sorted(
         (d.span.line for d in mistakes(stem, BAD[stem]) if d.hint == "delete this entry"), reverse=True
@@ -242,7 +242,7 @@ def test_deleting_entries(stem):
 
 @pytest.mark.parametrize("stem", BAD)
 def test_names_that_were_meant(stem):
-    """The nearest name, put in the place of the one that is unknown, is known there."""
+    """The nearest name, in the place of the unknown one, is known there."""
     for mistake in mistakes(stem, BAD[stem]):
         meant = MEANT.search(mistake.hint)
         if meant is None or "\\" in mistake.source:  # of an escape, the place is the escape's
@@ -304,7 +304,7 @@ def test_statistics_that_no_kernel_reduces_make_ops_of_their_own(inputs, outputs
 
 @pytest.mark.parametrize("name", sorted(INSTEAD))
 def test_what_serves_instead(name):
-    """The formulas that stand for a function of jnp read, and are an op."""
+    """The formulas that replace a function of jnp can be read, and are an op."""
     if INSTEAD[name].startswith("write "):
         formula = INSTEAD[name].removeprefix("write ")
         dtype = "int32" if "index" in formula else "float32"

@@ -1,4 +1,4 @@
-"""A whole number is an int parameter, and a spec to which that makes a difference is told."""
+"""A whole number is an int parameter, and the build warns about specs for which that makes a difference."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Contractions: what is split off as products, what a tile can do, what a backward keeps."""
+"""Contractions: the products that are split off, what a tile can compute, what a backward saves."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which tiles a product on Hopper may have, and which it gets."""
+"""The tiles that a product on Hopper may have, and those that are chosen."""
 
 from dataclasses import replace
 
@@ -91,7 +91,7 @@ def test_few_tiles_share_out_a_long_axis(shape, splits):
      ((64, 64, 0), False)],
 )  # fmt: skip
 def test_where_a_library_is_faster(shape, loses_there):
-    """As measured: few outputs of very many terms each. And not where an epilogue is long."""
+    """As measured: few outputs of very many terms each, unless the epilogue is long."""
     for work in (7, 22, 40):
         for L in (1,) if loses_there else (1, 3):
             tiles = choose(*shape, L, work=work)
@@ -126,7 +126,8 @@ def test_nothing_is_chosen_where_nothing_fits():
 
 
 def test_operands_in_tiles_are_read_further_ahead():
-    """Into shared memory; where TMA cannot copy them, as late as can be, in a loop beside fewer accumulators."""
+    """They are prefetched into shared memory; if TMA cannot copy them, as late as possible, in a loop with fewer
+    accumulators."""
     tiles = choose(8192, 8192, 8192, reads=2, boxes=True)
     assert tiles == replace(WIDE, ahead=2, rolled=True, staged=16 * 64 * 2)
     assert choose(8192, 8192, 8192, reads=2, boxes=True, folds=True) == tiles
@@ -144,7 +145,7 @@ def test_there_is_room_for_operands(reads, paired):
 
 
 def test_columns_results_leave_registers():
-    """Beside one fold over rows, tiles of 256 columns; beside two, half as wide ones with as many accumulators."""
+    """With one reduction over rows, tiles have 256 columns; with two, half as many columns and as many accumulators."""
     one, two = (choose(4096, 4096, 4096, reads=2, boxes=True, keeps=True, over_rows=n) for n in (1, 2))
     assert one is not None and two is not None
     assert one.tile_n > 128 >= two.tile_n and two.accumulators == 128

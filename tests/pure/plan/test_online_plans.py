@@ -1,4 +1,4 @@
-"""Which sums of exponentials are folded in the pass that finds their maximum."""
+"""The sums of exponentials that are computed in the sweep that finds their maximum."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_what_needs_the_sum_takes_a_pass_of_its_own():
 
 
 def test_maxima_of_one_pass_do_not_begin_another():
-    """A sum that follows a maximum that itself needs such a sum."""
+    """A sum that follows a maximum which itself needs such a sum."""
     chain = (
         "u = x / sum(exp(x - max(x, axis=N)), axis=N)",
         f"y = exp(u - max(u, axis=N)) / sum(exp(u - max(u, axis=N)), axis=N){USED}",

@@ -101,7 +101,7 @@ def test_what_is_kept_for_a_backward_makes_nothing_exact(chain):
 
 
 def test_an_output_that_a_spec_saves_is_as_exact_as_any():
-    """It is the user's, whatever else takes it."""
+    """It is the user's output, whatever else reads it."""
     chain = ["a = x * sigmoid(x)", "b = a * 2"]
     outputs = 'a: "float32[..., N]", b: "bfloat16[..., N]"'
     source = text(*chain, outputs=outputs, math="auto\nsave: [a]")
@@ -109,7 +109,7 @@ def test_an_output_that_a_spec_saves_is_as_exact_as_any():
 
 
 def test_sine_and_cosine_of_one_argument_are_made_together():
-    """Their arguments are reduced once. Not where one of them may be approximate and the other may not."""
+    """Their argument is reduced once, unless only one of them may be approximate."""
     source = text("a = sin(x * x) * cos(x * x) + cos(x)", outputs='a: "float32[..., N]"')
     forward = source.partition("def made_backward")[0]
     assert "t1, t2 = device.sine_and_cosine(t0, False)" in forward and "device.cos(x, False)" in forward

@@ -1,7 +1,7 @@
-"""No text of a spec becomes code of a generated file: it stays inside strings, whatever it holds.
+"""No text of a spec becomes code of a generated file: it stays within strings, whatever it contains.
 
 Each test renders a spec with hostile text and its twin with harmless text: their syntax trees differ in strings only,
-their comments not at all.
+and their comments not at all.
 """
 
 import ast
@@ -101,7 +101,7 @@ HOSTILE = [
 
 
 def filled(comment: str = "c", summary: str = "s", doc: str = "d", why: str = "w", string: str = "...i->...i") -> str:
-    """The spec with text put in, quoted as YAML and Python ask for."""
+    """The spec with texts put in, quoted as YAML and Python require."""
     text = SPEC.replace("Q[", "T[")
     for word, value in {"SUMMARY": summary, "DOC": doc, "WHY": why}.items():
         text = text.replace(word, json.dumps(value, ensure_ascii=False))
@@ -135,12 +135,12 @@ def one_line(text: str) -> str:
 
 
 def shown_in_docstring(text: str) -> str:
-    """How a docstring shows a text: on one line, double quotes as single ones."""
+    """A text as a docstring shows it: on one line, with single quotes for double ones."""
     return one_line(text).replace('"', "'")
 
 
 def data_in(source: str) -> dict:
-    """The spec that a module holds."""
+    """The spec that a module contains."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SPEC":
             return ast.literal_eval(node.value)
@@ -163,7 +163,7 @@ def code_of(twin: str) -> tuple[str, list[str]]:
 
 
 def check_twin(text: str, twin: str) -> str:
-    """Renders both, and compares what is not text."""
+    """Renders both, and compares everything but text."""
     op, source = rendered(text)
     assert (skeleton(source), comments(source)) == code_of(twin)
     assert meaning(load_spec(op.spec.path, data_in(source))) == meaning(op.spec)
@@ -184,7 +184,7 @@ def test_the_module_has_the_statements_it_should_have():
 
 
 def test_the_comparison_sees_code():
-    """Twins that do differ are told apart."""
+    """Twins that differ in code are told apart."""
     _, source = rendered(filled())
     assert skeleton(source) != skeleton(source + "import os\n")
     assert skeleton(source) != skeleton(source.replace("alpha * x", "alpha + x"))
@@ -345,7 +345,7 @@ def test_formulas(formula):
 
 
 def kernel_names() -> dict[str, set[str]]:
-    """The variables of generated kernels and launchers that are no spec's own names, and the op they stand in."""
+    """The variables of generated kernels and launchers that are not a spec's names, with their op."""
     found: dict[str, set[str]] = {}
     for path in LIBRARY:
         op = read_op(path)
@@ -367,7 +367,7 @@ def kernel_names() -> dict[str, set[str]]:
 
 
 def test_kernel_names_are_refused():
-    """A parameter and an output are variables of the kernel: they may not be one that it has already."""
+    """A parameter and an output are variables of the kernel: they may not have the name of another one."""
     names = set(kernel_names())
     assert {"at", "flat", "how", "row"} <= names
     begin = "op: f\nsummary: s\ninputs:\n  x: float32[..., N]\noutputs:\n  "
@@ -390,7 +390,7 @@ def test_functions_of_the_module_are_refused(suffix):
 
 
 def test_names_that_look_alike_stay_apart():
-    """No two arrays of a kernel get one name, however theirs are written."""
+    """No two arrays of a kernel get one name, however they are spelled."""
     names = ["x", "x_", "x1", "x_1", "x__1", "x_1_", "xa", "x_a", "x_a_", "x0", "x_0", "gate_up", "gateup", "gat_eup"]
     inputs = "".join(f"  {name}: float32[..., (2 N)]\n" for name in names)
     total = " + ".join(f"{name}[{i}]" for name in names for i in (0, 1))

@@ -1,4 +1,4 @@
-"""A generated module holds its spec as data, which reads as the spec that the YAML file holds."""
+"""A generated module contains its spec as data, which reads as the spec of the YAML file."""
 
 import ast
 import math
@@ -34,7 +34,7 @@ reference: jnp.where(b, x + p + w + v, i[..., None])
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_specs(path):
-    """Read from its data, a spec says the same as read from its file."""
+    """A spec that is read from its data equals the one that is read from its file."""
     spec = load_spec(path)
     data = ast.literal_eval(dict_literal(to_data(spec)))
     assert meaning(load_spec(path, data)) == meaning(spec)
@@ -42,7 +42,7 @@ def test_specs(path):
 
 @pytest.mark.parametrize("path", FILES[::16], ids=lambda path: path.stem)
 def test_modules(path):
-    """The module can be made again from the data that it holds."""
+    """The module can be generated again from its data."""
     op = read_op(path)
     assert render_op(read_op(path, to_data(op.spec))) == render_op(op)
 
@@ -144,7 +144,7 @@ def test_literals_are_laid_out_for_reading():
 
 
 def test_mistakes_show_the_line():
-    """As where an older or newer codegen refuses the spec of a module."""
+    """As if an older or newer codegen found an error in a module's spec."""
     data = to_data(load_spec(ROOT / "specs/rmsnorm.yaml"))
     data["chain"] = data["chain"].replace("* weight", "* wait")
     data["params"] = {"eps": "much"}

@@ -1,4 +1,4 @@
-"""Scalars mean what YAML 1.2 says, and know where in the file each of their characters stands."""
+"""Scalars mean what YAML 1.2 says, and know the place of each character in the file."""
 
 import math
 
@@ -57,7 +57,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("char", [*REFUSED, "\r"], ids=ascii)
 def test_escapes_are_held_to_what_a_file_may_hold(char):
-    """No scalar or key holds what the file's own text may not; the place is the escape's."""
+    """No scalar or key contains characters that the file's text may not have; the error is at the escape."""
     escape = f"\\u{ord(char):04x}"
     text = f'a: "b{escape}c"\n"{escape}": [x, "{escape}{escape}"]\n'
     if "\ud800" <= char <= "\udfff":  # the parser's own mistake
@@ -97,7 +97,7 @@ def test_characters_that_may_stand(char):
 
 
 def check_places(text: str) -> None:
-    """Every visible character of a value stands where the value says it does: itself, or its escape."""
+    """Every visible character of a value is at its place in the file: itself, or its escape."""
     for scalar in scalars(text):
         for index, char in enumerate(scalar.value):
             found = text[scalar.place(index)]
@@ -183,7 +183,7 @@ def test_long_lines_are_cut_around_the_place():
 
 
 def test_the_nearest_of_many_names():
-    """One that is an edit away, and a list that ends."""
+    """A name that is one edit away, and a list that ends."""
     many = [f"value_{i}" for i in range(2000)]
     for word in ("valu_1234", "vvalue_1234", "value_12345", "valeu_1234", "value_123x"):
         assert nearest(word, many)[0] in edits(word)
@@ -195,7 +195,7 @@ def test_the_nearest_of_many_names():
 
 @given(st.text("abc_1", min_size=1, max_size=5), st.text("abc_1", min_size=1, max_size=5))
 def test_edits(word, other):
-    """Words of one edit, found by trying every one."""
+    """The words that are one edit away, against a search through all."""
     shorter = {word[:i] + word[i + 1 :] for i in range(len(word))}
     longer = word in {other[:i] + other[i + 1 :] for i in range(len(other))}
     changed = len(word) == len(other) and sum(a != b for a, b in zip(word, other, strict=True)) == 1

@@ -8,7 +8,8 @@ depends on YAML, on text positions, or on a backend.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from codegen.errors import Mistake
@@ -274,6 +275,21 @@ def _attr_text(attr: object) -> str:
     if isinstance(attr, tuple):
         return "(" + ", ".join(map(_attr_text, attr)) + ")"
     return str(attr)
+
+
+def most_alive(values: Sequence[Node], axes: AbstractSet[str]) -> int:
+    """How many values along some axes are alive at once at most, each from where it is computed, in the graph's order, until its
+    last use. Parameters and constants do not count."""
+    nodes = list(topological(values))
+    last = {id(arg): place for place, node in enumerate(nodes) for arg in node.args}
+    alive: set[int] = set()
+    most = 0
+    for place, node in enumerate(nodes):
+        if axes & set(node.dims):
+            alive.add(id(node))
+        most = max(most, len(alive))
+        alive = {i for i in alive if last.get(i, -1) > place}
+    return most
 
 
 def lost_axes(reduction: Node) -> tuple[str, ...]:

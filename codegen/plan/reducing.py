@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph.names import REDUCING_NAMES
-from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, topological
+from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, most_alive, topological
 from codegen.graph.ops import COSTLY, REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of, vector_width
 from codegen.plan.planner import MAX_AXES, Names, Planner, overrides
@@ -49,6 +49,7 @@ class _Reductions(Planner):
             self.refuse_axes,
             self.refuse_orders,
             self.refuse_waiting,
+            self.refuse_places,
             self.refuse_late_rows,
             self.refuse_groups_of_rows,
             self.refuse_outputs,
@@ -212,6 +213,16 @@ class _Reductions(Planner):
             message = f"every row would wait for all others: this needs {what} over {axes}"
         return self.mistake_in_chain(first, message, "make two ops: one that reduces, one that takes its result")
 
+    def refuse_places(self) -> Diagnostic | None:
+        """Reductions over rows that meet at different places: at those of both, few rows or a single one would meet."""
+        apart = self.kept_apart(self.place)
+        kept = [(n, apart & set(n.dims)) for n in self.over]
+        if any(own == apart for _, own in kept) or not kept:
+            return None
+        first, other = kept[0][0], next(n for n, own in kept if own != kept[0][1])
+        what = f"over {', '.join(lost_axes(first))} and over {', '.join(lost_axes(other))}"
+        return self.mistake_in_chain(other, f"no kernel reduces {what}", "make two ops of it")
+
     def refuse_late_rows(self) -> Diagnostic | None:
         """What is computed once all rows are folded has no row to fold itself."""
         late, over = self.reached_by(self.over), {id(n) for n in self.over}
@@ -334,7 +345,7 @@ class _Reductions(Planner):
         )
         along = set(self.axes) - set(self.axes[: self.place])
         dear = bool(columns) and any(n.op in COSTLY and along & set(n.dims) for n in self.nodes)
-        whole = replace(whole, dear=dear)
+        whole = replace(whole, dear=dear, alive=most_alive([s.value for s in self.statements], along))
         if whole.kind != "row+column":
             return whole
         reached = {id(n) for n in topological(s.node for s in rows)}

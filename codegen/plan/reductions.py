@@ -114,6 +114,7 @@ class Reduction:
     order: tuple[str, ...]  # every axis: those of the jnp form's operands
     collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
     dear: bool = False  # over rows: something costly is computed of each column
+    alive: int = 1  # values of a column that are alive at once, at most
     first: Reduction | None = None  # row+column: of a kernel that writes the statistics of rows too long for this one
 
     @functools.cached_property
@@ -245,14 +246,17 @@ class Reduction:
         kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))
         return vec, kept, 32 * vec, 32 * kept
 
-    def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int], shared: bool = True) -> int:
+    def width(
+        self, dtypes: Mapping[str, str], schedule: Mapping[str, int], shared: bool = True, late: bool = True
+    ) -> int:
         """Columns of a vector: none holds columns of two groups. Without the `shared` arrays, of which rows have none of their
-        own, as many as fill one of the others."""
-        return min([vector_width(self.widest(dtypes, shared), schedule), *(s.width for s in self.inner)])
+        own, or without the outputs that need all rows, as many as fill one of the others."""
+        return min([vector_width(self.widest(dtypes, shared, late), schedule), *(s.width for s in self.inner)])
 
-    def widest(self, dtypes: Mapping[str, str], shared: bool = True) -> int:
+    def widest(self, dtypes: Mapping[str, str], shared: bool = True, late: bool = True) -> int:
         """Bytes that a column takes of the array whose columns are widest."""
         found = [(a, n) for a, n in self.full if shared or self.order[0] in a.axes]
+        found = [(a, n) for a, n in found if late or a.name not in self.late]
         return max((DTYPES[dtypes[a.name]].size * n for a, n in found), default=4)
 
     def whole_vector(self, vec: int, inner: int, dtypes: Mapping[str, str]) -> int:
@@ -335,6 +339,9 @@ class Reduction:
         if inner is not None and not self.columns:
             own = max(vec, self.width(dtypes, schedule, shared=self.collapsed))
             vec = own if inner % own == 0 else self.whole_vector(vec, inner, dtypes)
+        elif self.columns and not self.rows and inner is not None:  # results do not keep the rows' vectors narrow
+            own = self.width(dtypes, schedule, late=False)
+            vec = own if inner % own == 0 else vec
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
         if self.columns:
@@ -473,6 +480,7 @@ class Reduction:
             fixed=vec * sum(n for a, n in sizes.items() if not self.of_row(a)),
             sums=wide * (vec // each) * sum(s.over == "column" for s in self.columns),
             dear=self.dear,
+            alive=self.alive,
             folds=len(self.stages),
             stageable=all(sent_for(a, n) for a, n in sizes.items() if self.of_row(a)),
         )

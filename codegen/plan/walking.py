@@ -19,6 +19,9 @@ from codegen.shared import WARP, WalkLaunch
 
 WALKED_THREAD_BYTES = 96  # bytes of a row that a thread keeps before the row gets more threads
 COSTLY_THREAD_BYTES = 64  # where something costly is computed of them
+REGISTERS = (
+    128  # of a thread, where an SM runs `RESIDENT`: the values alive at once of all its columns leave none to spill
+)
 MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 256  # of a block of several rows
 RESIDENT = 512  # threads that a processor has registers for
@@ -66,6 +69,7 @@ class Needs:
     sums: int  # of the columns' results
     stageable: bool  # every input of a row comes in vectors that can be sent for
     dear: bool  # something costly is computed of each column: registers for that
+    alive: int  # values of a column that are alive at once, at most
     folds: int  # along a row, one after the other
 
 
@@ -127,6 +131,7 @@ def whole(
     found: list[WalkLaunch] = []
     for cluster in sizes:
         most = max(1, min(most_kept(needs.dear, ragged) // needs.width, MOST_FOLDED // (needs.width + needs.sums)))
+        most = max(1, min(most, REGISTERS // needs.alive // vec)) if needs.dear else most
         per_row = 1
         while per_row < MOST_THREADS and per_row * cluster * most < count:
             per_row *= 2

@@ -1,6 +1,7 @@
-"""How a kernel reaches each array from the position of what it computes: groups of axes, views and accesses.
+"""How a kernel computes an array's address from an element's position: groups of axes, views and accesses.
 
-Axes that every array treats alike are collapsed into one group, so most ops have two groups (rows and columns) or need none.
+Axes that every array treats alike are collapsed into one group, so most ops have two groups (rows and columns) or need
+none.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from codegen.spec.spec import Array
 
 INT_MAX = 2**31 - 1
 
-Tokens = tuple[int | str, ...]  # one a mode of an array's view: a group's place, "parts", or a table's own axis
+Tokens = tuple[
+    int | str, ...
+]  # one for each mode of an array's view: a group's position, "parts", or an axis that only a table has
 ModeOf = Callable[[Tokens], str]  # how an array is reached
-Extent = Callable[[tuple[str, ...]], int]  # some axes to the product of their extents
+Extent = Callable[[tuple[str, ...]], int]  # some axes to the product of their sizes
 
 
 @dataclass(frozen=True)
 class Group:
     """Adjacent axes that every array has together: one coordinate in the kernel."""
 
-    name: str  # the extent's name in the kernel
+    name: str  # the name of its size in the kernel
     axes: tuple[str, ...]
 
     @property
@@ -33,7 +36,8 @@ class Group:
 
 @dataclass(frozen=True)
 class View:
-    """An array as the kernel sees it: one mode a group, and one for its parts. A token is a group's place, "parts", or a table's own axis."""
+    """An array as the kernel sees it: one mode for each group, and one for its parts. A token is a group's position,
+    "parts", or an axis that only a table has."""
 
     array: Array
     tokens: tuple[int | str, ...]
@@ -41,14 +45,14 @@ class View:
 
 @dataclass(frozen=True)
 class Access:
-    """How one input (or one part of it), or one part of an output, is reached."""
+    """How the kernel reaches one input, one output, or one part of it."""
 
     name: str  # the value's name in the chain
     array: Array | None
     part: int | None
     mode: str  # flat, tile, row, scalar, gather, index or size
     tokens: tuple[int | str, ...] = ()
-    group: int | None = None  # index: whose coordinate
+    group: int | None = None  # index: the group with the coordinate
     index_of: tuple[str, str] | None = None  # take: (index input, table axis)
 
     @property
@@ -64,7 +68,7 @@ class BoundTypes(Protocol):
 
 
 class Plan(Protocol):
-    """What plans of every kind have."""
+    """The attributes of plans of every kind."""
 
     @property
     def kind(self) -> str: ...
@@ -84,19 +88,19 @@ class Plan(Protocol):
 
     @property
     def extremes(self) -> tuple[Node, ...]:
-        """The reductions that need an element: max and min."""
+        """The reductions with a result that is one of their elements: max and min."""
 
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
-        """Arrays accessed in vectors, and how many of their elements one access takes at a position."""
+        """The arrays that are accessed in vectors, and how many of their elements one access takes at a position."""
 
     def view(self, name: str) -> View: ...
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        """Extents of the innermost axis at which the kernel goes about it in another way, for tests."""
+        """The sizes of the innermost axis at which the kernel works in another way, for tests."""
 
 
 def access_key(plan: Plan, access: Access) -> tuple:
-    """The key under which the chain's graph knows what an access reads (`emit.leaf_key`)."""
+    """The key of an access's value in the chain's graph (`emit.leaf_key`)."""
     if access.array is None:
         assert access.group is not None
         return access.mode, plan.groups[access.group].axes[0]
@@ -108,7 +112,7 @@ def access_key(plan: Plan, access: Access) -> tuple:
 
 
 def tokens_of(array: Array, groups: tuple[Group, ...]) -> tuple[int | str, ...]:
-    """One token a mode of the array's view: a group's place, "parts", or the axis that only a table has."""
+    """One token for each mode of the array's view: a group's position, "parts", or the axis that only a table has."""
     tokens: list[int | str] = []
     for dim in array.dims:
         names: list[int | str] = []
@@ -123,7 +127,7 @@ def tokens_of(array: Array, groups: tuple[Group, ...]) -> tuple[int | str, ...]:
 
 
 def vector_width(width: int, schedule: Mapping[str, int]) -> int:
-    """How many elements fill a vector, the widest of them `width` bytes."""
+    """The number of elements of a vector, if the widest of them has `width` bytes."""
     vec = 1
     while vec * 2 * width <= schedule.get("vector_bytes", 16):
         vec *= 2

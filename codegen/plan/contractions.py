@@ -1,8 +1,8 @@
-"""Contractions: an op with `a @ b` as products and the op that follows them, its epilogue.
+"""Contractions: splits an op with `a @ b` into products and the op that follows them, its epilogue.
 
-The epilogue is a spec of its own, in the same language, whose inputs hold the products (`acc`) in place of what they are
-made from. Its plan is one of an element-wise or a reducing kernel, which can follow a matmul of XLA's; where it is
-element-wise, a GEMM kernel can do it tile by tile, before anything is written (`Gemm.tile`).
+The epilogue is a spec of its own, in the same language. Its inputs hold the products (`acc`). Its plan is that of an
+element-wise or a reducing kernel, which can follow a matmul of XLA. A GEMM kernel can compute an element-wise epilogue
+tile by tile, before anything is written (`Gemm.tile`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Splitter:
         return line.diagnostic(Placed(found[0] if found else line.tree.value, mistake))
 
     def leaf(self, node: Node) -> Leaf:
-        """What the epilogue calls a contraction."""
+        """The epilogue's input for a contraction."""
         left, right = (n.args[0] if n.op == "float" else n for n in node.args)
         for side in (left, right):
             if not isinstance(side.attr, Leaf) or side.op != "input":
@@ -96,7 +96,7 @@ class _Splitter:
         return Leaf(product.acc.name, b.part)
 
     def last(self, own: Node, other: Node) -> int:
-        """The place of the last axis that a side has alone."""
+        """The position of the last axis that only one side has."""
         return max((self.spec.axes.index(axis) for axis in own.dims if axis not in other.dims), default=-1)
 
     def product(self, a: Leaf, b: Leaf, axis: str, node: Node) -> Product:
@@ -116,12 +116,12 @@ class _Splitter:
         return Product(first, second, axis, Array(name, kinds[node.kind], tuple(order)))
 
     def straight(self, assigned: list[Statement], leaves: Mapping[int, Leaf]) -> list[Node]:
-        """What becomes of the products by sums and scales alone, where something else takes it: what a backward may want.
-        With the terms added, it has the sign that a ReLU saw."""
+        """The values that are sums and scaled values of products and that other operations take. A backward may need
+        them: with the terms added, such a value has the sign that a ReLU saw."""
         calls = self.calls
 
         def arguments(node: Node) -> tuple[Node, ...]:
-            """Of a function of the prelude, its own: what is within it stays there."""
+            """The arguments of a function of the prelude, whose inner values are skipped, else those of the operation."""
             return calls[id(node)].values if id(node) in calls else node.args
 
         linear: set[int] = set()

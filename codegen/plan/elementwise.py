@@ -1,16 +1,16 @@
 """The plan of element-wise ops.
 
-An element-wise kernel walks the outputs' elements in memory order, one vector of consecutive elements a thread.
-How an array is reached from an element's position is its access:
+An element-wise kernel walks the outputs' elements in memory order; a thread has one vector of consecutive elements. An
+access says how an array is reached from an element's position:
 
-  flat       it has every group in order: the vector lies at the same place in it (times its interleaved parts)
+  flat       it has every group in order: the vector is at the same position in it (times its interleaved parts)
   tile       its last axis is the innermost group: the vector is consecutive in it, at its own coordinates
-  scalar     it lacks the innermost group: one value serves the whole vector
-  gather     it has the innermost group but not consecutively: element by element
-  index      no array at all: the coordinate itself
+  scalar     it lacks the innermost group: the whole vector uses one value
+  gather     it has the innermost group, but not consecutively: element by element
+  index      no array: the coordinate itself
 
-Where the innermost extent is no multiple of the vector width (a ragged call), accesses stay wide: a vector that lies in
-one row is put together from the aligned vectors that hold it. One that runs into the next row goes element by element.
+If the innermost size is not a multiple of the vector width (a ragged call), accesses stay wide: a vector that is in one row is put
+together from the aligned vectors that contain it. A vector that crosses into the next row is accessed element by element.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.shared import Launch
 from codegen.spec.spec import Array, Spec
 
-THREADS = 512  # of a block: 128 to 1024 differ by 1% in bandwidth, and 512 leaves a thread 128 registers
+THREADS = 512  # threads of a block: 128 to 1024 differ by 1% in bandwidth, and 512 leaves a thread 128 registers
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Elementwise:
     """The plan of an element-wise kernel."""
 
     groups: tuple[Group, ...]
-    collapsed: bool  # one group would do: the runtime splits it in two, no coordinate is ever needed
+    collapsed: bool  # one group is enough: the runtime splits it in two, and no coordinate is needed
     views: tuple[View, ...]
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
@@ -48,21 +48,21 @@ class Elementwise:
 
     @property
     def coordinates(self) -> tuple[int, ...]:
-        """The groups whose coordinate some access needs."""
+        """The groups with a coordinate that some access needs."""
         used: set[int] = set()
         for access in (*self.loads, *self.stores):
             if access.mode != "flat":
                 used |= {t for t in access.tokens if isinstance(t, int)}
             if access.group is not None:
                 used.add(access.group)
-            if access.index_of is not None:  # the place of the index that a table is read at
+            if access.index_of is not None:  # the position of the index that a table is read at
                 used |= {t for t in self.view(access.index_of[0]).tokens if isinstance(t, int)}
-        # and all further in: a vector that runs into the next row carries into them
+        # and all groups further in: a vector that crosses into the next row increments their coordinates
         return tuple(range(min(used), len(self.groups))) if used else ()
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The axes of the jnp form's operands: the outputs'."""
+        """The axes of the jnp form's operands, which are those of the outputs."""
         output = self.stores[0].array
         assert output is not None
         return output.axes
@@ -71,20 +71,20 @@ class Elementwise:
         return next(v for v in self.views if v.array.name == name)
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
-        """The innermost extent of the positions, and how many times they have it."""
+        """The number of rows, and the size of the innermost group of axes."""
         total = extent(self.order)
         columns = total if self.collapsed or not self.groups else extent(self.groups[-1].axes)
         return total // max(columns, 1), columns
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        """Extents of the innermost axis at which the kernel goes about it in another way: a vector, a block."""
+        """The sizes of the innermost axis at which the kernel works in another way: a vector, a block."""
         how = self.launch(dtypes, Extents(None, None), schedule)
         return how.vec, how.vec * how.threads
 
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
-        """Arrays with every group, and how many of their elements one access takes at a position: interleaved pairs and
-        quadruples come together, other counts of parts in several accesses."""
+        """The arrays with every group, and how many of their elements one access takes at a position: one access takes
+        interleaved pairs and quadruples, other counts of parts need several."""
         found = {}
         for access in (*self.loads, *self.stores):
             if access.array is not None and access.mode in ("flat", "tile"):
@@ -102,7 +102,7 @@ class Elementwise:
         arch: str | None = None,
     ) -> Launch:
         """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
-        del arch  # every architecture takes the same
+        del arch  # it is the same on every architecture
         width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
         vec = vector_width(width, schedule)
         unit = extents.total if self.collapsed or not self.coordinates else extents.inner
@@ -111,7 +111,7 @@ class Elementwise:
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:
-    """The plan for a checked spec. Raises `SpecError` where no kernel of ours can do it."""
+    """The plan for a checked spec. Raises `SpecError` if no kernel can compute it."""
     planner = _Elementwise(spec, statements)
     problems = planner.refusals()
     if problems:
@@ -120,13 +120,13 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:
 
 
 def tile_plan(spec: Spec, statements: tuple[Statement, ...], borders: Container[str]) -> Elementwise:
-    """The plan of a chain that is done tile by tile: each of `borders` begins a group, and nothing is collapsed."""
+    """The plan of a chain that is computed tile by tile: each of `borders` begins a group, and nothing is collapsed."""
     return _Elementwise(spec, statements).elementwise(borders)
 
 
 class _Elementwise(Planner):
     def refusals(self) -> list[Diagnostic]:
-        """What no kernel does yet, or ever: one message for the first reason found."""
+        """The first reason why no kernel can compute the op."""
         first = self.spec.outputs[0]
         for output in self.spec.outputs[1:]:
             if output.axes != first.axes:
@@ -157,7 +157,7 @@ class _Elementwise(Planner):
         apart = {n.attr for n in self.nodes if n.op in ("index", "size", "take")}
         groups = self.groups(apart, borders or ())
         tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
-        # `take` makes its table's own coordinates, `index` a group's: neither can be split away
+        # `take` computes its table's own coordinates, `index` a group's: neither can be split away
         simple = borders is None and not apart and len(groups) == 1
         full = all(_covers(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)
         trailing = all(_is_flat(tokens[a.name], len(groups)) for a in self.spec.arrays if a.axes)

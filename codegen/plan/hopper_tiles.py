@@ -1,11 +1,11 @@
-"""The Hopper GEMM's tiles: what fits on a multiprocessor, and which to take for a product. Plain Python, without a GPU.
+"""The Hopper GEMM's tiles: which ones fit on an SM, and which one to choose for a product. Plain Python, without a GPU.
 
-Times are in cycles of a multiprocessor, fitted to what one H100 took. For 32 bytes along K its tensor cores work on a tile
-for tile_m/64 * tile_n/2 cycles; in large products all tiles keep them busy for the same part of the time, as power allows
-no more. Small tiles wait for shared memory, which in 128 bytes a cycle takes what TMA writes, (tile_m + tile_n) * 32 bytes,
-and gives what WGMMA reads: for each 64 rows a's part and all of b's; or for the L2 cache, which gives each multiprocessor
-35 bytes a cycle; and memory gives all of them 1450, if enough is on its way. A warp that runs an epilogue beside another's
-main loop issues an instruction every four or five cycles: part of that is fetching code that it runs once a tile.
+Times are in cycles of an SM, fitted to measurements on one H100. For 32 bytes along K the tensor cores work on a tile for
+tile_m/64 * tile_n/2 cycles; in large products all tiles keep them busy for the same part of the time, since power allows no
+more. Small tiles wait for shared memory or for the L2 cache. Shared memory moves 128 bytes a cycle: TMA writes
+(tile_m + tile_n) * 32 bytes, and WGMMA reads a's part and all of b's for each 64 rows. The L2 cache gives each SM 35 bytes a cycle,
+and memory gives all SMs 1450, if enough bytes are in flight. A warp that runs an epilogue during another's main loop issues an
+instruction every four or five cycles, partly because it fetches code that it runs once for each tile.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from codegen.shared import STAGED_ROWS, Tiles
 
 SHARED = 227 * 1024  # bytes of shared memory that a block may have
 MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
-MOST_BESIDE_OTHERS = 128  # and where it adds up those of other blocks, or reads elements one by one
-MOST_BESIDE_COLUMNS = 180  # together with what a thread's columns come to
+MOST_BESIDE_OTHERS = 128  # and if it adds up accumulators of other blocks, or reads elements one by one
+MOST_BESIDE_COLUMNS = 180  # together with the results of a thread's columns
 HALVES = {"float16", "bfloat16"}
 FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
-MEMORY = 1450  # bytes a cycle that all multiprocessors together read or write
-LATENCY = 5000  # cycles until bytes that are asked for have come, where all ask for many
+MEMORY = 1450  # bytes a cycle that all SMs together read or write
+LATENCY = 5000  # cycles until requested bytes arrive, if all SMs request many
 CYCLES = 1755  # in a microsecond
-SLOWDOWN = 1.15  # of tensor cores in large products: as power allows no more
-CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many blocks that fit on 132 multiprocessors at once, one block each
-DEEP = 512  # bytes along K that a block multiplies at least, where several share K out
-DOUBT = 1.1  # how much faster, by these estimates, another way must be than the usual one to be taken
+SLOWDOWN = 1.15  # tensor cores in large products: power allows no more
+CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many blocks that are resident on 132 SMs, one block each
+DEEP = 512  # bytes along K that a block multiplies at least, if several split K
+DOUBT = 1.1  # by these estimates, another way must be so much faster than the usual one to be chosen
 
 
 def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K: int = 0, N: int = 0) -> str:
-    """Why the main loop cannot compute a product of these dtypes so, in one sentence; empty where it can. K and N are those
-    of the operands in memory, 2N where pairs are interleaved; what divides them will do."""
+    """Why the main loop cannot compute a product of these dtypes with these tiles, in one sentence; "" if it can. K and
+    N are those of the operands in memory, 2N if pairs are interleaved; a divisor of them is enough."""
     if not ((a == b and a in HALVES) or (b_is_nk and (a == b == "int8" or {a, b} <= FLOAT8))):
         order = "" if b_is_nk else ", b of shape (K, N)"
         return f"WGMMA multiplies float16, bfloat16, and, b of shape (N, K), float8 or int8; got {a} and {b}{order}"
@@ -41,7 +41,7 @@ def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K:
         if columns * DTYPES[dtype].size % 16:
             return f"TMA loads rows of whole 16 bytes; a row of {name} has {columns} of {dtype}"
     own = tiles.tile_n // (2 if paired == "halves" else 1)
-    step = 8 * tiles.cluster_m if b_is_nk else 64 if paired == "halves" else 32  # columns that lie together
+    step = 8 * tiles.cluster_m if b_is_nk else 64 if paired == "halves" else 32  # columns that are neighbours
     if own % step:
         return f"a tile's {own} columns of each b are no multiple of {step}"
     if tiles.multicast > 2:
@@ -62,7 +62,7 @@ def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K:
 
 
 def _unsplit(tiles: Tiles, b: str, paired: str) -> str:
-    """Why K cannot be shared out so."""
+    """Why K cannot be split so."""
     least = 32 if paired else 16
     if tiles.multicast > 1 or tiles.splits not in (2, 4, 8):
         return f"two, four or eight blocks of a cluster of their own share out K; got {tiles.splits}"
@@ -75,8 +75,9 @@ def _unsplit(tiles: Tiles, b: str, paired: str) -> str:
     return ""
 
 
-# What measured best somewhere. Tiles of 128 x 192 load the least a product; those of 128 x 128 divide small products better
-# and leave registers to long epilogues; where an epilogue reads tiles, reading far ahead needs smaller pieces or those.
+# The tiles that were fastest for some product. Tiles of 128 x 192 load the fewest bytes for a product; those of 128 x
+# 128 divide small products better and leave registers to long epilogues; if an epilogue reads tiles, prefetching needs
+# smaller pieces or those.
 WIDE, SQUARE = Tiles(128, 192, 64, 4, 2, pingpong=True), Tiles(128, 128, 64, 6, 2, pingpong=True, ahead=2)
 TABLE = (
     WIDE,
@@ -96,18 +97,19 @@ def options(
     paired: str = "", multiprocessors: int = 132, work: int = 12, reads: int = 0, ragged: bool = False,
     boxes: bool = False, folds: bool = False, keeps: bool = False, over_rows: int = 0,
 ) -> dict[Tiles, float]:  # fmt: skip
-    """The tiles that fit a product of M x N outputs, and the cycles that each should take. `work`: instructions of
-    the epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays of the output's shape; `ragged`:
-    whether their rows are no whole vectors; `boxes`: whether TMA can copy them; `folds`: whether it reduces rows; `keeps`:
-    whether many registers hold what it has of them; `over_rows`: folds over the rows of a column, which pass through a warp's shared memory."""
+    """The tiles that fit a product of M x N outputs, and the cycles that each should take. `work`: instructions of the
+    epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays with the output's shape;
+    `ragged`: whether their rows are not whole vectors; `boxes`: whether TMA can copy them; `folds`: whether it reduces
+    rows; `keeps`: whether many registers hold its operands; `over_rows`: reductions over the rows of a column, which
+    pass through a warp's shared memory."""
     columns = N if not paired else 2 * N
     size = DTYPES[a].size
     found: dict[Tiles, float] = {}
     for row in TABLE:
         tiles = row
-        late = reads and (ragged or not boxes)  # what the epilogue reads comes when it is needed
+        late = reads and (ragged or not boxes)  # the epilogue's operands are loaded when they are needed
         crowded = (keeps and tiles == WIDE) or (late and tiles.accumulators > MOST_BESIDE_OTHERS)
-        sums = over_rows * tiles.tile_n // 8  # registers of a thread for what its columns come to
+        sums = over_rows * tiles.tile_n // 8  # registers of a thread for the results of its columns
         if crowded or (sums and tiles.accumulators + sums > MOST_BESIDE_COLUMNS):
             continue
         if reads and boxes and (staged := _staged(tiles, reads, 2 if paired else 1)):
@@ -128,14 +130,14 @@ def options(
 
 
 def choose(M: int, N: int, K: int, L: int = 1, **more: Any) -> Tiles | None:
-    """Those of the `options` that should take the least time; None where none fits."""
+    """The tiles among the `options` that should take the least time; None if none fits."""
     found = options(M, N, K, L, **more)
     return min(found, key=lambda t: found[t], default=None)
 
 
 def _staged(tiles: Tiles, reads: int, parts: int) -> Tiles | None:
-    """The same, what the epilogue reads on its way through shared memory: at the cost of a stage, or of smaller pieces. None
-    where there is no room for it."""
+    """The same tiles with the epilogue's operands in shared memory, at the cost of a stage, or with smaller pieces.
+    None if there is no room for them."""
     for piece, stages in (
         (64, tiles.stages),
         (64, max(4, tiles.stages - 1)),
@@ -150,8 +152,8 @@ def _staged(tiles: Tiles, reads: int, parts: int) -> Tiles | None:
 
 
 def loses(tiles: Tiles, M: int, N: int, K: int, L: int, *, a: str, paired: str, work: int) -> str:
-    """Why XLA's product, and then a kernel for the epilogue, should be faster than these tiles; empty where they should not.
-    It is where tiles are few and K is so long that the blocks of a cluster are few, or read too much."""
+    """Why XLA's product and then a kernel for the epilogue should be faster than these tiles; "" if they should not.
+    This is so if there are few tiles and K is so long that the blocks of a cluster are too few, or read too much."""
     columns, row_bytes = N * (2 if paired else 1), K * DTYPES[a].size
     one, two = cycles(tiles, M, columns, row_bytes, L, work), cycles_of_two(M, columns, row_bytes, L, work)
     if one <= DOUBT * two:
@@ -160,7 +162,7 @@ def loses(tiles: Tiles, M: int, N: int, K: int, L: int, *, a: str, paired: str, 
 
 
 def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
-    """About how long a product takes: M rows, `columns` of accumulators, `row_bytes` along K."""
+    """The approximate time of a product: M rows, `columns` of accumulators, `row_bytes` along K."""
     slabs, steps = tiles.tile_m // 64, _up(row_bytes, 32)
     if tiles.splits > 1:  # whole tiles along K, each of 128 bytes
         steps = 4 * _up(_up(row_bytes, 128), tiles.splits)
@@ -170,12 +172,12 @@ def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int
     main = steps * max(tensor_cores, shared_memory, cache)
     pace = 2.9 if not tiles.pingpong else 3.2 if tiles.rolled else 4.6 if tiles.accumulators > 160 else 3.4
     epilogue = tiles.accumulators * work * pace / tiles.splits
-    # One epilogue runs beside the other main loop, or beside the other epilogue where it takes longer
+    # One epilogue overlaps the other main loop, or the other epilogue if it takes longer
     each = max(main + 1400, (main + epilogue) / 2) if tiles.pingpong else main + 500 + epilogue
     clusters = _up(M, tiles.tile_m * tiles.cluster_m) * _up(columns, tiles.tile_n * tiles.cluster_n) * L
     resident = max(min(clusters * tiles.cluster, CLUSTERS[tiles.splits] * tiles.splits), 1)
     memory = (M + columns) * row_bytes * L / min(MEMORY, resident * tiles.stages * tiles.tile_n * 128 / LATENCY)
-    if tiles.splits > 1:  # to meet, and to write and read the others' parts
+    if tiles.splits > 1:  # to meet, and to write and read the other blocks' parts
         epilogue += 2500 + tiles.tile_m * tiles.tile_n * 4 / 25
         turns = _up(clusters, max(CLUSTERS[tiles.splits] * tiles.blocks // CLUSTERS[1], 1))
         return _beside(turns * main, memory) + turns * (500 + epilogue)
@@ -184,7 +186,8 @@ def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int
 
 
 def cycles_of_two(M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
-    """About how long a library's product takes, whose tiles and parts of K are always right, and a kernel for the epilogue."""
+    """The approximate time of a library's product, whose tiles and parts of K are always right, and of a kernel for the
+    epilogue."""
     tensor_cores = M / 64 * columns / 2 * _up(row_bytes, 32) / CLUSTERS[1] * SLOWDOWN
     memory = (M + columns) * row_bytes / MEMORY
     epilogue = M * columns * max(6 / MEMORY, work / (64 * CLUSTERS[1]))  # bytes, or instructions of lanes
@@ -192,7 +195,7 @@ def cycles_of_two(M: int, columns: int, row_bytes: int, L: int, work: int) -> fl
 
 
 def _beside(a: float, b: float) -> float:
-    """What two things take that go on at once, and get into each other's way a little."""
+    """The time of two activities that overlap, and slow each other down a little."""
     return max(a, b) + min(a, b) / 2
 
 

@@ -1,5 +1,5 @@
-"""Launches: what a call adds to a plan. One frozen record for each kind of kernel, those that kernels are compiled for in
-`codegen.shared`; `constants` are what its launcher takes."""
+"""Launches: what a call adds to a plan. One frozen record for each kind of kernel; those that kernels are compiled for
+are in `codegen.shared`, and their `constants` are arguments of the launcher."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from codegen.shared import Contraction, Launch, RowLaunch, WalkLaunch
 
 @dataclass(frozen=True)
 class Extents:
-    """What a call's shapes come to; None where it is unknown when compiling."""
+    """The sizes of a call; None where one is unknown during compilation."""
 
-    inner: int | None  # of the innermost axes that stay together, or a number that divides it
-    total: int | None  # elements, or a number that divides them
-    columns: int | None = None  # of a row, where rows are reduced
-    rows: int | None = None  # that are folded into one
-    apart: int | None = 1  # how many places have rows of their own to fold
+    inner: int | None  # elements of the innermost axes that stay together, or a divisor of their number
+    total: int | None  # elements, or a divisor of their number
+    columns: int | None = None  # columns of a row, where rows are reduced
+    rows: int | None = None  # rows that are reduced to one
+    apart: int | None = 1  # the number of places with rows of their own to reduce
 
 
 IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that a call does not launch
@@ -26,16 +26,16 @@ IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that 
 class GemmLaunch(Contraction):
     """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
 
-    why: str  # XLA's matmul and then a kernel for the epilogue should take less time; empty where they should not
+    why: str  # why XLA's matmul and then a kernel for the epilogue should take less time; "" if they should not
 
     @property
     def fast(self) -> bool:
-        """Whether it should take less time than XLA's matmul and a kernel for the epilogue."""
+        """Whether the kernel should take less time than XLA's matmul and a kernel for the epilogue."""
         return not self.why
 
     @property
     def constants(self) -> dict[str, Contraction]:
-        """What the launcher takes of it."""
+        """The launcher's arguments from this record."""
         return {"how": Contraction(self.vec, self.ragged, self.tiles)}
 
 
@@ -56,6 +56,6 @@ class Tuned:
 
     @property
     def why(self) -> str:
-        """Why a call is XLA's."""
+        """Why a call is left to XLA."""
         us = dict(self.measured)
         return f"measured: {us['xla_us']} us, the kernel {us['us']} us" if {"xla_us", "us"} <= us.keys() else "measured"

@@ -1,5 +1,5 @@
-"""What an op's kernel cannot do: dtypes that an architecture cannot convert, outputs that take no input's buffer, and sizes for
-which XLA's form is faster."""
+"""The limits of an op's kernel: dtypes that an architecture cannot convert, outputs that cannot take an input's buffer,
+and sizes for which XLA's form is faster."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from codegen.plan.reductions import Reduction
 from codegen.shared import RowLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 
-# What an H100 was slower at than XLA is left to it (`left_to_xla`)
-BUSY = 64  # blocks that share few rows: fewer leave most of a GPU idle
-PIECE = 768 * 1024  # bytes of a row for each of them, from which on kernels that split rows further are faster
-MANY = 2**20  # columns that are folded over few rows
-FEW, SOME = 8, 64  # rows: fewer than a block has side by side; fewer where nothing is written along them
+# Calls in which an H100 was slower than XLA are left to it (`left_to_xla`)
+BUSY = 64  # blocks that share few rows: with fewer most of a GPU is idle
+PIECE = 768 * 1024  # bytes of a row for each of them, above which kernels that split rows further are faster
+MANY = 2**20  # columns that are reduced over few rows
+FEW, SOME = 8, 64  # rows: fewer than a block has at a time; fewer if nothing is written along them
 
 
 class Described(Protocol):
@@ -33,7 +33,7 @@ class Described(Protocol):
 
 
 def lacks(op: Described, types: BoundTypes, arch: str) -> str | None:
-    """Why an architecture, such as sm_90a, has no kernel for these dtypes; None where it has one."""
+    """Why an architecture, such as sm_90a, has no kernel for these dtypes; None if it has one."""
     number = re.match(r"sm_(\d+)", arch)
     nodes = topological(statement.value for statement in op.statements)
     casts = dict.fromkeys(str(node.attr) for node in nodes if node.op == "cast")
@@ -47,7 +47,7 @@ def lacks(op: Described, types: BoundTypes, arch: str) -> str | None:
 
 
 def why_not_in_place(plan: Elementwise | Reduction | Gemm | Staged, output: str, source: str) -> str:
-    """Why no kernel of a plan writes an output into an input's buffer; empty where one does."""
+    """Why no kernel of a plan writes an output into an input's buffer; "" if one does."""
     if isinstance(plan, Gemm):
         return "tiles of a product (@) are written while others are still read"
     if isinstance(plan, Staged):
@@ -66,8 +66,8 @@ def why_not_in_place(plan: Elementwise | Reduction | Gemm | Staged, output: str,
 def left_to_xla(
     plan: Elementwise | Reduction | Gemm | Staged, how: AnyLaunch, dtypes: Mapping[str, str], extents: Extents
 ) -> str:
-    """Why XLA's form is faster, "" where it is not: it splits long rows further than a cluster does, and folds a few rows of
-    many columns in fewer blocks."""
+    """Why XLA's form is faster; "" if it is not. XLA splits long rows into more parts than a cluster has blocks, and
+    reduces a few rows of many columns in fewer blocks."""
     if not isinstance(plan, Reduction) or not isinstance(how, RowLaunch | WalkLaunch):
         return ""
     rows, columns = extents.rows, extents.columns

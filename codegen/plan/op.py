@@ -1,5 +1,5 @@
-"""A planned op: what everything after planning takes. A contraction holds another, its epilogue; an op of several kernels holds
-one for each."""
+"""A planned op, the input of everything after planning. A contraction contains another op, its epilogue; an op of
+several kernels contains one for each."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from codegen.spec.spec import Spec
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """Everything known about an op once its spec is read: what all later stages take."""
+    """Everything that later stages need of an op."""
 
     spec: Spec
     statements: tuple[Statement, ...]
     reference: Reference
     plan: Elementwise | Reduction | Gemm | Staged
-    tuning: tuple[Tuned, ...] = ()  # of its kernel, and of those of its gradients
+    tuning: tuple[Tuned, ...] = ()  # of its own kernel, and of the kernels of its gradients
 
 
 @dataclass(frozen=True)
 class Staged:
     """The plan of an op that several kernels compute, one after the other.
 
-    A stage is an op that is one kernel: its inputs are the op's own, and outputs of stages before it. What those write for later
-    ones is `held`: values of the chain, by name, that are no outputs. `groups`, `views`, `loads` and `stores` say how the whole
-    chain reaches the op's arrays, each axis by itself.
+    A stage is an op that is one kernel: its inputs are inputs of the op, and outputs of earlier stages. `held` are the
+    values of the chain, by name, that stages write for later ones and that are not outputs. `groups`, `views`, `loads`
+    and `stores` say how the whole chain reaches the op's arrays, each axis by itself.
     """
 
     stages: tuple[Op, ...]
@@ -45,7 +45,7 @@ class Staged:
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     extremes: tuple[Node, ...]
-    together: bool  # whether stages compare values with what another stage computed: all are kernels, or none
+    together: bool  # whether stages compare values with a result of another stage: then all stages are kernels, or none
     kind: str = "staged"
     collapsed: bool = False
     rows: tuple[()] = ()  # the stages have the reductions
@@ -85,14 +85,14 @@ class Gemm:
     kind: str = "gemm"
 
     def __getattr__(self, name: str) -> Any:
-        """Of arrays, axes and reductions, the epilogue's plan knows."""
+        """Attributes of arrays, axes and reductions are those of the epilogue's plan."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.epilogue.plan, name)
 
     @property
     def kernels(self) -> int:
-        """Those of the epilogue, and the matmul where that is one of its own."""
+        """The number of kernels: those of the epilogue, and the matmul if it is a kernel of its own."""
         return self.epilogue.plan.kernels + (isinstance(self.tile, Mistake) or bool(self.tile.folds))
 
     @property
@@ -106,8 +106,8 @@ class Gemm:
         arch: str,
         find: Callable[[Mapping[str, int]], Tuned | None] = lambda sizes: None,
     ) -> GemmLaunch:
-        """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes; `find` gives
-        what was measured for such sizes. Raises `Mistake` where there is none."""
+        """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes;
+        `find` gives the measured launch for such sizes. Raises `Mistake` if there is none."""
         tile, (first, *_) = self.tile, self.products
         if isinstance(tile, Mistake):
             raise tile

@@ -1,4 +1,5 @@
-"""What the planners of all kinds share: the chain's nodes, the axes it runs over, how it reads its inputs, and free names."""
+"""The common part of all planners: the chain's nodes, the axes that it runs over, how it reads its inputs, and unused
+names."""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ MAX_AXES = 7
 
 
 def overrides(spec: Spec, arch: str | None) -> dict[str, int]:
-    """What a spec's `schedule` says for an architecture: its own entry over that of all its variants, and that over what stands
-    for all."""
+    """A spec's `schedule` for an architecture. Its own entry takes precedence over that of all its variants, and that
+    over the entries for all architectures."""
     found = {name: value for name, value in spec.schedule if isinstance(value, int)}
     apart = {name: dict(value) for name, value in spec.schedule if isinstance(value, tuple)}
     return found if arch is None else found | apart.get(family(arch), {}) | apart.get(arch, {})
 
 
 class Planner:
-    """What plans of every kind begin with: the chain's nodes, and the axes it runs over."""
+    """The common part of all planners: the chain's nodes, and the axes that it runs over."""
 
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         self.spec, self.statements = spec, statements
@@ -34,7 +35,7 @@ class Planner:
         self.axes = tuple(a for a in spec.axes if any(a in o.axes for o in spec.outputs))
 
     def used_axes(self) -> tuple[str, ...]:
-        """The axes of the chain's values; not those that only tables have."""
+        """The axes of the chain's values, without those that only tables have."""
         used = {axis for node in self.nodes for axis in node.dims}
         taken = {n.attr for n in self.nodes if n.op == "take"}
         tables = {a for n in self.nodes if n.op == "take" for a in n.args[0].dims} & taken
@@ -46,16 +47,16 @@ class Planner:
         return self.spec.source.diagnostic(array.span or self.spec.chain.span, message, hint)
 
     def mistake_in_chain(self, node: Node, message: str, hint: str) -> Diagnostic:
-        """A mistake at the first statement whose value has this node."""
+        """An error at the first statement that computes this node."""
         line = line_with(self.spec, self.statements, node)
         assert isinstance(line.tree, ast.Assign)
         found = [n for n in ast.walk(line.tree) if _named(n) == node.op]
-        if isinstance(node.attr, tuple) and len(found) > 1:  # reductions, by what they lose
+        if isinstance(node.attr, tuple) and len(found) > 1:  # reductions, by the axes that they reduce
             found = [n for n in found if _axes_named(n) == {*node.attr}]
         return line.diagnostic(Placed(found[0] if len(found) == 1 else line.tree.value, Mistake(message, hint)))
 
     def refuse_sizes(self, why: str) -> Diagnostic | None:
-        """The size of an axis that the kernel does not run over, which none of its coordinates counts."""
+        """An error for the size of an axis that the kernel does not run over, since none of its coordinates counts it."""
         for node in self.nodes:
             if node.op == "size" and node.attr not in self.axes:
                 message = f"no kernel for the size of {node.attr} yet, an axis that {why}"
@@ -63,7 +64,7 @@ class Planner:
         return None
 
     def refuse_names(self) -> Diagnostic | None:
-        """Two parameters of one name in the kernel."""
+        """An error for two parameters that would have one name in the kernel."""
         for param in self.spec.params:
             if param.constant != param.name and param.constant in {p.name for p in self.spec.params}:
                 message = f"{param.constant!r} cannot name a parameter here: a kernel calls {param.name!r} so"
@@ -71,7 +72,7 @@ class Planner:
         return None
 
     def leaves(self) -> Iterable[Node]:
-        """What the chain reads, in the order of the inputs, indices last."""
+        """The values that the chain reads, in the order of the inputs, indices last."""
         order = {a.name: i for i, a in enumerate(self.spec.inputs)}
         taken = {id(a) for n in self.nodes if n.op == "take" for a in n.args}
         taken -= {id(a) for n in self.nodes if n.op != "take" for a in n.args} | {id(s.value) for s in self.statements}
@@ -107,19 +108,20 @@ class Planner:
         return Access(names.take(name, index.name, axis), array, leaf.part, mode, own, None, (index.name, axis))
 
     def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:
-        """A table's tokens where it is read at an index: its axis is not that of others, whose name it may have."""
+        """The tokens of a table that is read at an index. Its axis may have the name of other arrays' axis, but is not
+        the same."""
         return tuple(axis if isinstance(t, int) and axis in groups[t].axes else t for t in table)
 
     def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
-        """How a table is reached at the places of an index, along one of its axes."""
+        """How a table is reached at the positions of an index, along one of its axes."""
         mode, along = mode_of(table), (len(groups) - 1) in index
         if mode == "flat" or along:
             return "gather" if along or mode == "scalar" else "tile"
         return mode
 
     def groups(self, apart: set, borders: Container[str] = ()) -> tuple[Group, ...]:
-        """Collapse neighbouring axes that every array has together, consecutively, in order; each of `borders` begins a
-        group."""
+        """Collapses neighbouring axes that every array has together, consecutively and in order. Each of `borders`
+        begins a group."""
         merged: list[list[str]] = []
         for axis in self.axes:
             alone = apart & {merged[-1][-1], axis} if merged else set()
@@ -127,7 +129,7 @@ class Planner:
                 merged[-1].append(axis)
             else:
                 merged.append([axis])
-        # What stands for `...` has the coordinate iRows in places that several groups make
+        # `...` has the coordinate iRows if several groups make a row's position
         names = ["rows" if ROWS in axes else "Rows_" if axes == ["Rows"] else "".join(axes) for axes in merged]
         unique = [n if names.count(n) == 1 else "_".join(axes) for n, axes in zip(names, merged, strict=True)]
         return tuple(Group(n, tuple(axes)) for n, axes in zip(unique, merged, strict=True))
@@ -151,20 +153,20 @@ class Planner:
 def unheld_types(
     spec: Spec, statements: Iterable[Statement], in_registers: Container[str] = frozenset()
 ) -> tuple[str, ...]:
-    """The type variables that a chain rounds to and that no tensor of its kernel has in every call: not an array that may be left
-    out, nor one that is `in_registers`. The launcher takes their dtypes."""
+    """The type variables that a chain rounds to and that no tensor of its kernel has in every call. Arrays that may be
+    left out do not count, nor those that are `in_registers`. The launcher takes the dtypes of these types."""
     held = {a.dtype for a in spec.arrays if a.default is None and a.name not in in_registers}
     cast = {n.attr for n in topological(s.value for s in statements) if n.op == "cast"}
     return tuple(name for name, dtypes in spec.types if len(dtypes) > 1 and name in cast and name not in held)
 
 
 def dtype_constant(name: str) -> str:
-    """What a kernel calls the dtype of a type variable that it takes: no name of a spec is like it."""
+    """The kernel's name for the dtype of a type variable that it takes. No name of a spec can be equal."""
     return f"dtype_of_{name}"
 
 
 class Names:
-    """Names for parts and coordinates that no name of the spec has, and no two of them share."""
+    """Names for parts and coordinates that differ from each other and from all names of the spec."""
 
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         self.taken = {s.name for s in statements} | {a.name for a in spec.arrays} | {p.name for p in spec.params}
@@ -189,7 +191,7 @@ class Names:
         return self.free("size_rows" if axis == ROWS else f"size_{axis.lower()}", "size", axis)
 
     def beside(self, name: str, others: frozenset[str]) -> str:
-        """A name of the chain; another one where it is among `others`."""
+        """A name of the chain, or another one if it is among `others`."""
         return self.free(f"{name}_", "beside", name) if name in others else name
 
     def statistic(self, name: str, node: int) -> str:

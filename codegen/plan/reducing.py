@@ -1,4 +1,4 @@
-"""The planner of ops that reduce: which kernel folds what, and what none of ours can do."""
+"""The planner of ops that reduce: it decides what a kernel reduces where, and finds what no kernel can do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_STAGES = 16
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
-    """The plan for a checked spec with a reduction. Raises `SpecError` where no kernel of ours can do it."""
+    """The plan for a checked spec with a reduction. Raises `SpecError` if no kernel can compute it."""
     planner = _Reductions(spec, statements)
     problems = planner.refusals()
     if problems and planner.along:
@@ -41,7 +41,7 @@ class _Reductions(Planner):
         self.reduced = [n for n in self.nodes if n.op in REDUCTIONS]
 
     def refusals(self) -> list[Diagnostic]:
-        """What no kernel does yet, or ever: one message for the first reason found."""
+        """The first reason why no kernel can compute the op."""
         checks = (
             self.refuse_stages,
             self.refuse_names,
@@ -60,11 +60,11 @@ class _Reductions(Planner):
                 return [problem]
         return []
 
-    # Where a row begins
+    # The axes before a row
 
     @functools.cached_property
     def along(self) -> list[Node]:
-        """The reductions of each row alone: over trailing axes. One over all axes is among them where there is no `...` and a
+        """The reductions of single rows, over trailing axes. They include one over all axes if there is no `...` and a
         value with axes needs it."""
         if self.only_over:
             return []
@@ -81,7 +81,7 @@ class _Reductions(Planner):
         return [s for s in self.statements if s.name in names]
 
     def reached_by(self, found: Iterable[Node]) -> set[int]:
-        """These nodes and all that need one of them, by identity."""
+        """The identities of these nodes and of all that need one of them."""
         late = {id(n) for n in found}
         for node in self.nodes:
             if any(id(a) in late for a in node.args):
@@ -90,20 +90,21 @@ class _Reductions(Planner):
 
     @functools.cached_property
     def over(self) -> list[Node]:
-        """The reductions over rows; those over all axes among them."""
+        """The reductions over rows, including those over all axes."""
         along = set(map(id, self.along))
         return [n for n in self.reduced if id(n) not in along]
 
     @functools.cached_property
     def place(self) -> int:
-        """How many of the axes are a row's place: what stands before the longest run reduced along a row; or else, where
-        shorter runs are groups of columns, what all reductions over rows begin with, or else reach."""
+        """The number of axes of a row's position: those before the longest run that is reduced along a row. If runs are
+        shorter, since they are groups of columns, it is the common first axes of all reductions over rows, or the first
+        axes up to the last that one of them reaches."""
         found = self.places()
         fit = [p for p in found if not self.unfit(p)]
         return min(fit, key=lambda p: (self.scattered(p), len(self.kept_apart(p)))) if fit else found[0]
 
     def scattered(self, place: int) -> bool:
-        """Whether columns would not lie side by side: an array has parts among them."""
+        """Whether columns would not be neighbours in memory, since an array has parts among them."""
         dims = [d for a in self.spec.arrays for d in a.dims if d.parts is not None and d.parts_first]
         return any(self.axes.index(d.names[0]) > place for d in dims if d.names and d.names[0] in self.axes)
 
@@ -120,7 +121,7 @@ class _Reductions(Planner):
         return found
 
     def first_run(self, axes: tuple[str, ...]) -> int:
-        """Behind the first of these axes, and those of them that follow it directly."""
+        """The position after the first of these axes and the ones that follow it directly."""
         place = self.axes.index(axes[0])
         while place < len(self.axes) and self.axes[place] in axes:
             place += 1
@@ -131,7 +132,7 @@ class _Reductions(Planner):
         return {n.attr for n in self.nodes if n.op in ("index", "size", "take")}
 
     def unfit(self, place: int) -> tuple[Node, str, str] | None:
-        """A reduction that no kernel does whose rows lie at so many axes: it, why not, and what would help."""
+        """A reduction that no kernel can do if rows are at so many axes: the node, the reason, and a hint."""
         rows, columns = self.axes[:place], self.axes[place:]
 
         def clash(node: Node, hint: str) -> tuple[Node, str, str]:
@@ -144,7 +145,7 @@ class _Reductions(Planner):
             if axes != self.axes and not set(axes) & set(rows):
                 return clash(node, "make two ops of it")
             lacks = [a for a in (*rows, *columns) if a not in own]
-            once = lacks == list(columns) and not node.dims  # a total of one value a row
+            once = lacks == list(columns) and not node.dims  # a total of one value for each row
             if lacks and not once:
                 what = f"over {', '.join(axes)} a value that varies along {', '.join(own)} and not along {', '.join(lacks)}"
                 alone = "this reduction" if set(lacks) & set(rows) else f"what varies along {', '.join(lacks)}"
@@ -165,24 +166,24 @@ class _Reductions(Planner):
         return None
 
     def group_width(self, axes: tuple[str, ...]) -> int:
-        """How many columns a group has; 0 where that is not fixed, or no power of two."""
+        """The number of columns of a group; 0 if it is not fixed, or not a power of two."""
         width = math.prod(self.spec.extents.get(a, 0) for a in axes)
         return 0 if width & (width - 1) else width
 
     def least_vector(self, columns: tuple[str, ...]) -> int:
-        """Columns of a vector where the arrays are widest."""
+        """The columns of a vector of the widest arrays."""
         arrays = [a for a in self.spec.arrays if columns[-1] in a.axes]
         widest = max(DTYPES[d].size * (a.parts or 1) for a in arrays for d in self.spec.dtypes(a))
         return vector_width(widest, overrides(self.spec, None))
 
     @property
     def collapsed(self) -> bool:
-        """Whether all arrays are one long row, and nothing asks for a place in it."""
+        """Whether all arrays are one long row, and no position in it is needed."""
         alike = all(a.axes in ((), self.axes) and not a.parts for a in self.spec.arrays)
         placed = any(n.op in ("index", "size", "take") for n in self.nodes)
         return alike and not placed and all(lost_axes(n) == self.axes for n in self.over) and not self.along
 
-    # What no kernel does
+    # What no kernel can do
 
     def refuse_axes(self) -> Diagnostic | None:
         unfit = self.unfit(self.place)
@@ -201,7 +202,7 @@ class _Reductions(Planner):
         return None
 
     def refuse_waiting(self) -> Diagnostic | None:
-        """What would need every row to wait for all others."""
+        """An error for a value with which every row would wait for all others."""
         if not self.waited:
             return None
         first = self.waited[0]
@@ -224,7 +225,7 @@ class _Reductions(Planner):
         return self.mistake_in_chain(other, f"no kernel reduces {what}", "make two ops of it")
 
     def refuse_late_rows(self) -> Diagnostic | None:
-        """What is computed once all rows are folded has no row to fold itself."""
+        """An error for a value that is computed once all rows are reduced and is itself reduced along rows."""
         late, over = self.reached_by(self.over), {id(n) for n in self.over}
         values = [s.value for s in self.written() if id(s.value) in late]
         for node in topological(values, lambda n: id(n) in over):
@@ -234,7 +235,8 @@ class _Reductions(Planner):
         return None
 
     def refuse_groups_of_rows(self) -> Diagnostic | None:
-        """A value of each row that needs a reduction of one of its groups: only vectors of columns have those."""
+        """An error for a value of each row that needs a reduction of one of its groups: only vectors of columns have
+        groups."""
         whole = self.axes[self.place :]
         groups = {id(n) for n in self.along if lost_axes(n) != whole}
         values = [s.value for s in self.written() if not set(whole) & set(self.spec.array(s.name).axes)]
@@ -258,11 +260,11 @@ class _Reductions(Planner):
         return [over for over in self.over if id(over) in needed]
 
     def kept_apart(self, place: int) -> set[str]:
-        """The axes of a row's place that reductions over rows keep."""
+        """The axes of a row's position that reductions over rows keep."""
         return {a for n in self.over for a in n.dims if a in self.axes[:place]}
 
     def refuse_stages(self) -> Diagnostic | None:
-        """Statistics that need others that need others ... each cost the row another pass."""
+        """An error for statistics that need others that need others, and so on: each costs another sweep."""
         depth: dict[int, int] = {}
         for node in self.nodes:
             depth[id(node)] = max((depth[id(a)] for a in node.args), default=0) + (node.op in REDUCTIONS)
@@ -353,7 +355,7 @@ class _Reductions(Planner):
         return replace(whole, first=self.first(whole, tuple(loads)))
 
     def first(self, whole: Reduction, loads: tuple[Access, ...]) -> Reduction:
-        """The plan of a kernel that writes the statistics of rows, for another that reads them again."""
+        """The plan of a kernel that writes the statistics of rows, for another one that reads the rows again."""
         axes = tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in self.axes[: self.place])
         own = tuple(range(whole.kept))
         types = {"float": "float32", "int": self.spec.integer, "bool": "int32"}
@@ -387,8 +389,8 @@ class _Reductions(Planner):
         column_groups: tuple[Group, ...],
         names: Names,
     ) -> tuple[Carried, ...]:
-        """Values of each column that need a costly operation and that more than one pass over a row needs: the last such
-        value of a chain of them."""
+        """Values of each column that need an expensive operation and that more than one sweep needs: the last such
+        value of each chain of them."""
         if columns:
             return ()
         along = {axis for group in column_groups for axis in group.axes}
@@ -421,7 +423,7 @@ class _Reductions(Planner):
         return table
 
     def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
-        """An index of a row picks that row's own place in the table, one of columns a place for each."""
+        """The index of a row selects that row's position in the table; an index of columns selects one for each column."""
         if mode_of(index) != "row":
             return "gather"
         return mode_of(tuple(t for t in table if not (isinstance(t, int) and axis in groups[t].axes)))
@@ -429,8 +431,7 @@ class _Reductions(Planner):
     def statistics(
         self, names: Names, groups: tuple[Group, ...]
     ) -> tuple[tuple[Statistic, ...], tuple[Statistic, ...], tuple[Statistic, ...]]:
-        """The reductions along rows, over them, and within them: named as the chain names them, in the order of their
-        stages."""
+        """The reductions along rows, over them, and within them, with the chain's names, in the order of their stages."""
         chain = {id(s.value): s.name for s in self.statements if s.name not in {o.name for o in self.spec.outputs}}
         stage: dict[int, int] = {}
         found: list[Statistic] = []
@@ -457,7 +458,7 @@ class _Reductions(Planner):
         return tuple(rows), tuple(over_rows), tuple(s for s in found if s.over == "group")
 
     def side(self, reduction: Node) -> str:
-        """What a reduction is over: `Statistic.over`."""
+        """The axes that a reduction reduces: `Statistic.over`."""
         if reduction in self.along:
             return "row" if lost_axes(reduction) == self.axes[self.place :] else "group"
         return "column" if reduction.dims else "total"

@@ -1,18 +1,18 @@
 """The plan of ops that reduce: along rows, over rows, or both.
 
-Axes fall into two runs: `...` and what stands before the reduced axes make a row's place; the trailing, reduced axes are
-its columns. A **row** kernel gives each row to some neighbouring threads, reads it once, keeps it in registers and folds
-its statistics in stages, each of which may use those before; where a row is too long it is read again for each stage. A
-**column** kernel gives each thread some columns and walks down the rows; each block's partial results are folded by
-further kernels of the same call, in a fixed order: those of each column, of what some column axes share, or of everything.
-A reduction over the last axes of a row, a fixed number of columns, is folded by the neighbouring lanes that hold them.
+Axes are in two runs: `...` and the axes before the reduced ones make a row's position; the trailing, reduced axes are its columns.
+A **row** kernel gives each row to some neighbouring threads, reads it once, holds it in registers and computes its statistics in
+stages, each of which may use the ones before; a row that is too long is read again for each stage. A **column** kernel gives each
+thread some columns and walks down the rows; further kernels of the same call reduce the blocks' partial results in a fixed
+order: those of each column, of several column axes, or of everything. A reduction over the last axes of a row with a
+fixed number of columns is computed by the neighbouring lanes that hold them.
 
 How an array is reached:
 
-  flat     it has every column axis, last: vectors of consecutive columns, at its own place for the row
+  flat     it has every column axis, last: vectors of consecutive columns, at its own position for the row
   row      it has no column axis: one value a row
   gather   it has some of the column axes: element by element
-  index    no array at all: the coordinate itself; `size` likewise the extent
+  index    no array: the coordinate itself; `size` is the size of an axis
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from codegen.shared import WARP, RowLaunch, WalkLaunch
 from codegen.spec.spec import Array
 
 MAX_THREADS = 1024
-LEAST_THREADS = 128  # of a block of several rows
-MORE_THREADS = 4  # times as many, where they have little to read: a GPU starts only so many blocks in a time
-BLOCK_BYTES = 8 * 1024  # that a block reads, if it may have more threads for that
-# Vectors of rows in which each has a thread of its own: few threads are idle then, and neighbours read side by side
+LEAST_THREADS = 128  # threads of a block of several rows
+MORE_THREADS = 4  # times as many if they have little to read: a GPU starts a limited number of blocks in a given time
+BLOCK_BYTES = 8 * 1024  # bytes that a block reads before it may have more threads
+# Vectors of a row in which each one has its own thread: few threads are idle then, and neighbours read side by side
 SHORT_ROWS = (1, 2, 3, 4, 7, 8)
-LEAST_VECTOR = 4  # bytes that a narrower vector has, which fits rows as they are
-THREAD_BYTES = 64  # bytes of inputs that a thread keeps before a row gets more threads
-MOST_TOGETHER = 256  # bytes of an array's rows that a thread has at once
-MOST_CARRIED = 384  # where dear values stay as well
-REGISTER_BYTES = 96 * 1024  # of a block's registers that data may take
-ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block keeps
-CLUSTER_ROW = 16 * 1024  # where a cluster shares it, and folds no columns
-ALONE_ROW = 32 * 1024  # up to which a block keeps it alone even so: two such blocks at once
-RESIDENT = 512  # threads that a processor then has registers for: some load while others fold
-MANY_RESIDENT = 1280  # where they keep nothing but the row: while a cluster waits for its blocks, others load
-LEAN_RESIDENT = 768  # where threads keep twice as much, and nothing beside it
+LEAST_VECTOR = 4  # bytes of a narrower vector, which divides a row
+THREAD_BYTES = 64  # bytes of inputs that a thread holds before a row gets more threads
+MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
+MOST_CARRIED = 384  # if expensive values are held as well
+REGISTER_BYTES = 96 * 1024  # registers of a block that data may take
+ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block holds
+CLUSTER_ROW = 16 * 1024  # if a cluster shares the row, and reduces no columns
+ALONE_ROW = 32 * 1024  # up to which a block still holds it alone: two such blocks are resident
+RESIDENT = 512  # threads for which an SM then has registers: some load while others reduce
+MANY_RESIDENT = 1280  # if they hold only the row: while a cluster waits for its blocks, others load
+LEAN_RESIDENT = 768  # if threads hold twice as much, and nothing else
 MOST_COMPUTED = (
-    24  # values of a thread, one for each column of a vector and each statistic, that leave registers for all
+    24  # values of a thread, one for each column of a vector and each statistic, that leave registers for the rest
 )
-MAX_CLUSTER = 8  # what every GPU that has clusters can schedule
+MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """One reduction: its name in the kernel, and in which stage it is folded (0 needs no other statistic)."""
+    """One reduction: its name in the kernel, and the stage in which it is computed (stage 0 needs no other statistic)."""
 
     name: str
     node: Node
     stage: int
     over: str  # row: along one; group: within one; column: over rows; total: over rows and all columns
     keeps: tuple[int, ...] = ()  # column: the groups that it keeps
-    once: bool = False  # total: of one value a row
-    width: int = 0  # group: how many columns
+    once: bool = False  # total: of one value for each row
+    width: int = 0  # group: the number of columns
 
     @property
     def op(self) -> str:
@@ -86,16 +86,16 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Carried:
-    """A value of each column that several passes over a row need and that is dear: the first one keeps it."""
+    """An expensive value of each column that several sweeps over a row need: the first one holds it in registers."""
 
     name: str
     node: Node
-    stage: int  # of the pass that computes it
+    stage: int  # of the sweep that computes it
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The plan of an op that reduces. The first `kept` groups are a row's place, the others its columns."""
+    """The plan of an op that reduces. The first `kept` groups are a row's position, the others its columns."""
 
     kind: str  # row, column or row+column
     groups: tuple[Group, ...]
@@ -103,19 +103,19 @@ class Reduction:
     views: tuple[View, ...]
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
-    rows: tuple[Statistic, ...]  # folded along a row
-    columns: tuple[Statistic, ...]  # folded over rows
-    inner: tuple[Statistic, ...]  # folded within a row, in groups of columns
+    rows: tuple[Statistic, ...]  # reduced along a row
+    columns: tuple[Statistic, ...]  # reduced over rows
+    inner: tuple[Statistic, ...]  # reduced within a row, in groups of columns
     carried: tuple[Carried, ...]
     late: tuple[str, ...]  # the outputs that need all rows
     apart: tuple[
         int, ...
-    ]  # the groups of a row's place that column statistics keep: only rows at one place of them meet
+    ]  # the groups of a row's position that column statistics keep: only rows at the same place are reduced together
     order: tuple[str, ...]  # every axis: those of the jnp form's operands
     collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
-    dear: bool = False  # over rows: something costly is computed of each column
-    alive: int = 1  # values of a column that are alive at once, at most
-    first: Reduction | None = None  # row+column: of a kernel that writes the statistics of rows too long for this one
+    dear: bool = False  # over rows: an expensive value is computed for each column
+    alive: int = 1  # the most values of a column that are alive at once
+    first: Reduction | None = None  # row+column: writes the statistics of rows that are too long for this kernel
 
     @functools.cached_property
     def stages(self) -> tuple[tuple[Statistic, ...], ...]:
@@ -124,7 +124,7 @@ class Reduction:
 
     @functools.cached_property
     def sweeps(self) -> tuple[tuple[int, ...], ...]:
-        """The stages that each pass over a row folds: two together where the second follows maxima of the first."""
+        """The stages of each sweep: two together if the second follows maxima of the first."""
         found: list[tuple[int, ...]] = []
         for i, stage in enumerate(self.stages):
             before = self.stages[i - 1] if self.kind == "row" and found and found[-1] == (i - 1,) else ()
@@ -137,7 +137,7 @@ class Reduction:
 
     @property
     def following(self) -> set[int]:
-        """The stages that are folded in the pass of the one before."""
+        """The stages that are computed in the sweep of the previous one."""
         return {i for sweep in self.sweeps for i in sweep[1:]}
 
     @property
@@ -146,12 +146,12 @@ class Reduction:
 
     @property
     def walked_groups(self) -> tuple[Group, ...]:
-        """Those of a row's place that are walked along."""
+        """The groups of a row's position that a block walks along."""
         return tuple(g for i, g in enumerate(self.row_groups) if i not in self.apart)
 
     @property
     def spread(self) -> tuple[int, ...]:
-        """The groups that partial results of columns have."""
+        """The groups of the partial results of columns."""
         return (*self.apart, *range(self.kept, len(self.groups)))
 
     @property
@@ -160,34 +160,35 @@ class Reduction:
 
     @property
     def kernels(self) -> int:
-        """How many a call launches: one more for each set of axes that outputs over rows have."""
+        """The number of kernels that a call launches: one more for each set of axes that outputs over rows have."""
         return 1 + len({v.array.axes for v in self.views if v.array.name in self.late})
 
     @property
     def extremes(self) -> tuple[Node, ...]:
-        """The reductions that need an element: max and min."""
+        """The reductions with a result that is one of their elements: max and min."""
         return tuple(s.node for s in (*self.rows, *self.columns, *self.inner) if s.op in ("max", "min"))
 
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
 
     def aligned(self, access: Access) -> bool:
-        """Whether the array's vectors are aligned in memory whatever the number of columns, once they are for one such
-        array: it has every axis, in order, and is read at the row's own place."""
+        """Whether the array's vectors are aligned in memory whatever the number of columns, if they are for one such
+        array: it has every axis, in order, and is read at the row's own position."""
         tokens = access.tokens[:-1] if access.tokens[-1:] == ("parts",) else access.tokens
         return access.mode == "flat" and access.index_of is None and tokens == tuple(range(len(self.groups)))
 
     def of_row(self, access: Access) -> bool:
-        """Whether each row has its own values in an array that is read in vectors; else all that meet share them."""
+        """Whether each row has its own values in an array that is read in vectors; otherwise all rows that are reduced
+        together share them."""
         own = [t for t in access.tokens if t != "parts" and t not in self.apart]
         taken = self.taken_mode(access)
-        if access.index_of is not None and taken is not None:  # where it is read along this axis says the index
+        if access.index_of is not None and taken is not None:  # an index gives the position along this axis
             own = [t for t in own if t != access.tokens[taken]]
             own += [t for t in self.view(access.index_of[0]).tokens if t not in self.apart]
         return not self.kept or any(not isinstance(t, int) or t < self.kept for t in own)
 
     def taken_mode(self, access: Access) -> int | None:
-        """The mode of a table at which an index says the place; None for what is read at its own."""
+        """The mode of a table that is read at an index; None for an array that is read at its own position."""
         if access.index_of is None:
             return None
         _, axis = access.index_of
@@ -197,22 +198,23 @@ class Reduction:
         return next(modes)
 
     def picks(self, access: Access) -> bool:
-        """Whether an index says each column's place in a table, not each row's alone."""
+        """Whether an index gives each column's position in a table, and not only each row's."""
         if access.index_of is None:
             return False
         return any(isinstance(t, int) and t >= self.kept for t in self.view(access.index_of[0]).tokens)
 
     @property
     def shares(self) -> bool:
-        """Whether no result of columns varies along the innermost axis: neighbouring columns have one together."""
+        """Whether no result of columns varies along the innermost axis: then neighbouring columns have one result
+        together."""
         return bool(self.columns) and not self.collapsed and all(
             s.over == "column" and len(self.groups) - 1 not in s.keeps for s in self.columns
         )  # fmt: skip
 
     @functools.cached_property
     def by_place(self) -> bool:
-        """Whether there is a kernel whose threads reduce all rows that meet at one place: all reductions over rows keep the
-        same axes, and so do the outputs that need them."""
+        """Whether there is a kernel whose threads reduce all rows at one place: all reductions over rows keep the same
+        axes, and so do the outputs that need them."""
         late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
         kept = {tuple(t for t in a.tokens if t != "parts") for a in late}
         alike = all(s.over == "column" and s.keeps == self.spread for s in self.columns)
@@ -220,8 +222,8 @@ class Reduction:
 
     @property
     def shifts(self) -> bool:
-        """Whether a ragged row's vectors start where memory is aligned, before the row itself: nothing may need its
-        coordinates one by one, and no thread keep its columns from row to row."""
+        """Whether a ragged row's vectors start at an aligned address before the row itself. This is so unless something
+        needs the columns' coordinates one by one, or a thread holds values of its columns from row to row."""
         gathers = any(
             a.mode in ("gather", "index") and (len(self.column_groups) > 1 or self.picks(a)) for a in self.loads
         )
@@ -230,7 +232,7 @@ class Reduction:
 
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
-        """Arrays read or written in vectors, and how many of their elements one access takes at a position."""
+        """The arrays that are read or written in vectors, and how many of their elements one access takes at a position."""
         found = {}
         for access in (*self.loads, *self.stores):
             if access.array is not None and access.mode == "flat":
@@ -249,47 +251,48 @@ class Reduction:
     def width(
         self, dtypes: Mapping[str, str], schedule: Mapping[str, int], shared: bool = True, late: bool = True
     ) -> int:
-        """Columns of a vector: none holds columns of two groups. Without the `shared` arrays, of which rows have none of their
-        own, or without the outputs that need all rows, as many as fill one of the others."""
+        """The columns of a vector, which does not hold columns of two groups. Without the `shared` arrays, of which
+        rows have no values of their own, or without the outputs that need all rows, it is the number that fills a
+        vector of one of the others."""
         return min([vector_width(self.widest(dtypes, shared, late), schedule), *(s.width for s in self.inner)])
 
     def widest(self, dtypes: Mapping[str, str], shared: bool = True, late: bool = True) -> int:
-        """Bytes that a column takes of the array whose columns are widest."""
+        """The bytes of a column in the array with the widest columns."""
         found = [(a, n) for a, n in self.full if shared or self.order[0] in a.axes]
         found = [(a, n) for a, n in found if late or a.name not in self.late]
         return max((DTYPES[dtypes[a.name]].size * n for a, n in found), default=4)
 
     def whole_vector(self, vec: int, inner: int, dtypes: Mapping[str, str]) -> int:
-        """A narrower vector where rows are whole ones of it, so that no vector lies across two rows: of 4 bytes and more, or
-        where rows are shorter than two vectors, of an element."""
+        """A narrower vector that divides the row, so that no vector crosses into the next row: of at least 4 bytes, or
+        of one element if rows are shorter than two vectors."""
         narrow = inner & -inner
         return narrow if inner % vec and (narrow * self.widest(dtypes) >= LEAST_VECTOR or inner < 2 * vec) else vec
 
     @functools.cached_property
     def whole_rows(self) -> bool:
-        """Whether neighbouring rows can be read and written together: all that is written, and what is read along a row, has
-        the rows' every axis, in order."""
+        """Whether neighbouring rows can be read and written together: all arrays that are written, or read along a row,
+        have every axis of the rows, in order."""
         values = all(a.tokens == tuple(range(self.kept)) for a in self.stores if a.mode == "row")
         own = [a for a in (*self.loads, *self.stores) if a.mode in ("flat", "gather") and self.of_row(a)]
         plain = not self.inner and not any(map(self.picks, self.loads))
         return self.kind == "row" and self.kept > 0 and plain and values and all(map(self.aligned, own))
 
     def together(self, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
-        """How many rows are whole vectors together, where a thread has room for them; else one."""
+        """The number of rows that together are whole vectors, if a thread has room for them; otherwise 1."""
         vec = self.width(dtypes, schedule)
         rows = vec // math.gcd(columns, vec)
-        # So that what a block hands on stays within 32 KiB of shared memory
+        # So that partial results of a block stay within 32 KiB of shared memory
         room = MOST_TOGETHER * LEAST_THREADS // max(LEAST_THREADS, schedule.get("threads", 0))
         fits = self.whole_rows and rows * columns * self.widest(dtypes) <= room
         return rows if fits and not schedule.keys() & {"threads_per_row", "cluster"} else 1
 
     def lanes(self, vec: int) -> int:
-        """Neighbouring threads that a group of columns needs in one block."""
+        """The number of neighbouring threads of one block that a group of columns needs."""
         return max([1, *(s.width // vec for s in self.inner)])
 
     def column_bytes(self, dtypes: Mapping[str, str], own: bool = False) -> int:
-        """Bytes that one column of a row takes, of all the inputs that stay in registers; `own`: of those alone of which
-        neighbouring rows have others."""
+        """The bytes of one column of a row in all inputs that are held in registers; with `own`, only in those of which
+        neighbouring rows have different values."""
         loaded: dict[Array, int] = {}
         for access in self.loads:
             if access.array is not None and (access.mode == "flat" or self.picks(access)) and self.of_row(access):
@@ -299,28 +302,28 @@ class Reduction:
 
     @property
     def alone(self) -> bool:
-        """Whether a row is of one array."""
+        """Whether a row consists of one array."""
         return len({a.array for a in self.loads if a.mode == "flat" and self.of_row(a)}) == 1
 
     def vector_bytes(self, dtypes: Mapping[str, str]) -> list[int]:
-        """The same of each array that is read along a row, those that all rows share among them."""
+        """The bytes of a column of each array that is read along a row, including arrays that all rows share."""
         arrays = [a.array for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
         return [DTYPES[dtypes[array.name]].size for array in arrays]
 
     @property
     def passes(self) -> int:
-        """How many times a row is read where it is not kept: once a sweep, once more for what is written along it."""
+        """How often a row is read if it is not held: once for each sweep, and once more for outputs along it."""
         written = any(a.mode != "row" for a in self.stores) or self.columns
         return len(self.sweeps) + bool(written)
 
     def rows_read(self, how: RowLaunch | WalkLaunch) -> int:
-        """How often a launch reads a row; where a kernel before folds its statistics, once more than that one."""
+        """How often a launch reads a row; once more if an earlier kernel computes its statistics."""
         if isinstance(how, RowLaunch):
             return 1 if how.kept else self.passes
         return 1 if how.whole or how.first is None else 1 + (1 if how.first.kept else len(self.sweeps))
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
-        """How many rows there are, and columns; where everything is reduced, one row of all."""
+        """The numbers of rows and columns; one row if everything is reduced."""
         if self.collapsed:
             return 1, extent(self.order)
         rows, columns = ([axis for g in groups for axis in g.axes] for groups in (self.row_groups, self.column_groups))
@@ -343,7 +346,7 @@ class Reduction:
             own = self.width(dtypes, schedule, late=False)
             vec = own if inner % own == 0 else vec
         ragged = vec > 1 and (inner is None or inner % vec != 0)
-        width = vec * self.column_bytes(dtypes)  # bytes that one vector of every input takes
+        width = vec * self.column_bytes(dtypes)  # bytes of one vector of every input
         if self.columns:
             return self._walk(vec, ragged, width, dtypes, extents, schedule, arch)
         columns = extents.columns
@@ -355,7 +358,7 @@ class Reduction:
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, carried, at_once=at_once)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row, kept, cluster = columns // vec * width, THREAD_BYTES, 1
-        alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without what neighbouring rows have too
+        alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without arrays that neighbouring rows share
         if clusters(arch) and row > ALONE_ROW:
             cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
@@ -364,7 +367,7 @@ class Reduction:
         most = 1 if short else max(1, kept // alone)
         per_row = 1
         while per_row < MAX_THREADS:
-            # A ragged row's one vector more, which few threads have, is no reason for twice as many, where registers allow
+            # One more vector of a ragged row, which few threads have, does not double the threads if registers allow
             full = cluster == 1 and per_row < WARP
             if per_row * cluster * most >= (count if full else columns // vec):
                 break
@@ -372,7 +375,9 @@ class Reduction:
         per_row = schedule.get("threads_per_row", per_row)
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
-        whole = -(-(columns // vec) // (per_row * cluster)) or 1  # a thread's, but for what a ragged row has more
+        whole = (
+            -(-(columns // vec) // (per_row * cluster)) or 1
+        )  # a thread's vectors, without the additional one of a ragged row
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if whole * width * per_row > max(ROW_BYTES_IN_BLOCK, width * per_row):
             return self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
@@ -385,7 +390,7 @@ class Reduction:
         if lean and cluster > 1 and self.alone:
             resident = self._resident(vec, own, deep)
         elif cluster == 1 and clusters(arch) and CLUSTER_ROW < row <= ALONE_ROW:
-            simple = all(a.mode in ("flat", "row") for a in self.loads)  # places of other values take registers, too
+            simple = all(a.mode in ("flat", "row") for a in self.loads)  # positions of other values take registers, too
             resident = 2 * threads if simple else 0
         elif (
             cluster > 1
@@ -408,15 +413,15 @@ class Reduction:
         )
 
     def least_threads(self, columns: int, per_row: float, dtypes: Mapping[str, str]) -> int:
-        """Of a block of several rows, each of so many threads: so many that it has enough to read."""
+        """The threads of a block of several rows, each with so many threads: enough to read much at a time."""
         row, threads = columns * self.column_bytes(dtypes, own=True), LEAST_THREADS
         while threads < MORE_THREADS * LEAST_THREADS and threads / per_row * row < BLOCK_BYTES:
             threads *= 2
         return threads
 
     def _resident(self, vec: int, own: int, deep: bool) -> int:
-        """Threads that a processor has registers for, where each keeps so many bytes of its row, and besides only what it
-        computes of a vector: the least where much is kept, the most where little is computed and nothing written."""
+        """The threads for which an SM has registers, if each holds so many bytes of its row and the values of one
+        vector: the fewest if much is held, the most if little is computed and nothing is written."""
         if deep and own > 2 * THREAD_BYTES:
             return RESIDENT
         written = deep and any(a.mode != "row" for a in self.stores)
@@ -432,7 +437,7 @@ class Reduction:
         schedule: Mapping[str, int],
         arch: str | None,
     ) -> WalkLaunch:
-        """That of an op that folds columns, or everything."""
+        """The launch of an op that reduces columns, or everything."""
         own = dict(schedule)
         written = vec * sum(4 for a in self.stores if a.mode == "flat")
         if self.collapsed:
@@ -458,7 +463,7 @@ class Reduction:
             first = self.first.launch(dtypes, extents, {}, arch)
         assert not isinstance(first, WalkLaunch)
         values = first is not None or any(a.mode == "row" and a.tokens for a in self.loads)
-        waves = 4 if self.inner else 1  # which compute more than they read: a block that is done makes room
+        waves = 4 if self.inner else 1  # they compute more than they read: a block that has finished makes room
         lanes = self.lanes(vec)
         how = walking.tiles(
             vec, ragged, width, written, lanes, values, self.dear, waves, columns, rows, apart, own, arch
@@ -466,7 +471,7 @@ class Reduction:
         return replace(how, each=each, first=first)
 
     def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str], each: int) -> walking.Needs:
-        """What a thread that walks down whole rows keeps of each vector; `each` neighbouring columns have one result."""
+        """What a thread that walks down whole rows holds of each vector; `each` neighbouring columns have one result."""
         own = {a.array: a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")}
         sizes = {a: DTYPES[dtypes[array.name]].size for array, a in own.items()}
         wide = 8 if "float64" in dtypes.values() else 4
@@ -487,7 +492,8 @@ class Reduction:
 
     @staticmethod
     def _read_again(vec: int, ragged: bool, width: int, schedule: Mapping[str, int], cluster: int = 1) -> RowLaunch:
-        """A row that no registers hold; of a cluster's blocks, two fill a processor: so few rows at once stay in the L2 cache."""
+        """The launch for a row that registers cannot hold. Two blocks of a cluster are resident on an SM: so few rows
+        at a time stay in the L2 cache."""
         cluster = schedule.get("cluster", cluster)
         threads = schedule.get("threads", 512 if cluster == 1 else MAX_THREADS)
         return RowLaunch(vec, ragged, threads, threads, max(1, THREAD_BYTES // width), cluster, False, False, False)

@@ -1,8 +1,9 @@
-"""What a GEMM kernel does to a tile of the products: the epilogue of each element, and the parts of what is folded.
+"""What a GEMM kernel computes within a tile of the products: the epilogue of each element, and partial results of
+reductions.
 
 The epilogue's element-wise part runs on vectors of a tile's rows before anything is written (`Tile.plan`). A reduction
-begins there too, where it needs nothing that all tiles come to: each tile leaves a part of it (`Fold`), and what the
-chain makes of the whole comes after.
+begins there too, if it does not need results of all tiles: each tile writes a partial result (`Fold`), and the chain's
+operations on the whole result come later.
 """
 
 from __future__ import annotations
@@ -36,30 +37,32 @@ class Product:
 
 @dataclass(frozen=True)
 class Fold:
-    """A reduction of the epilogue that begins within the tiles: each leaves a part, and the parts are folded in their order.
-    What other axes it is over, and what the chain makes of it, comes after."""
+    """A reduction of the epilogue that begins within the tiles: each tile writes a partial result, and these are
+    reduced in a fixed order. Reductions over other axes, and operations on the whole result, come later."""
 
     name: str
     node: Node
-    value: str  # what is folded, as the tile's chain calls it
-    op: str  # that of `reduce.combine`
+    value: str  # the tile's chain's name for the reduced value
+    op: str  # its name in `reduce.combine`
     along: bool  # along a row; else over the rows of a column
-    rescaled: tuple[int, str, float, bool] | None  # which fold is its maximum, and how it follows that (`online`)
+    rescaled: (
+        tuple[int, str, float, bool] | None
+    )  # the reduction that is its maximum, and how it follows that (`online`)
 
     @property
     def dtype(self) -> str:
-        """That of its parts; of bools, 0 and 1."""
+        """The dtype of its partial results; bools are 0 and 1."""
         return "float32" if self.node.args[0].kind == "float" else "int32"
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a GEMM kernel does to a tile of the products: the epilogue's element-wise plan, its axes in three."""
+    """What a GEMM kernel computes within a tile of the products: the epilogue's element-wise plan, with three axes."""
 
-    spec: Spec  # the epilogue's, its outputs those of every element, and what is folded
+    spec: Spec  # the epilogue's spec; its outputs are those of every element, and the reduced values
     statements: tuple[Statement, ...]
-    folds: tuple[Fold, ...]  # along rows first
-    exactness: tuple[tuple[str, str], ...]  # of what is folded: (name, the type that says how exact it is)
+    folds: tuple[Fold, ...]  # those along rows first
+    exactness: tuple[tuple[str, str], ...]  # for reduced values: (name, the type that decides how exact it is)
     plan: Elementwise
     batch: tuple[str, ...]  # axes that all have
     rows: tuple[str, ...]  # axes of a
@@ -67,7 +70,7 @@ class Tile:
     b_is_nk: bool  # b's columns before the contracted axis
     paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)` or "interleaved" `(N 2)`
     accs: tuple[str, ...]  # the epilogue's inputs that hold products
-    work: int  # about how many instructions the epilogue takes for an accumulator
+    work: int  # the approximate number of instructions of the epilogue for an accumulator
 
     def launch(
         self,
@@ -77,8 +80,8 @@ class Tile:
         arch: str,
         tuned: Tuned | None = None,
     ) -> GemmLaunch:
-        """The launch for arrays of these dtypes (by name, the factors' as "a" and "b"), and these extents: L, M, N, K; with the
-        tiles that were measured to be fastest, where they fit. Raises `Mistake` where there is none."""
+        """The launch for arrays of these dtypes (by name, the factors' as "a" and "b") and these sizes: L, M, N, K;
+        with the tiles that were measured to be fastest, if they fit. Raises `Mistake` if there is none."""
         factor = dtypes["a"]
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec = max(4, min(8, 16 // max(widths, default=2)))
@@ -103,12 +106,12 @@ class Tile:
 
     @property
     def placed(self) -> tuple[str, ...]:
-        """The axes whose positions the epilogue asks for: the kernel takes where they begin, if not where the whole does."""
+        """The axes whose positions the epilogue uses: the kernel takes their first position, if it is not 0."""
         return self._axes_of("index")
 
     @property
     def undivided(self) -> tuple[str, ...]:
-        """The axes of which the kernel must have all: whose sizes the epilogue asks for, or along which it takes."""
+        """The axes of which the kernel must have all elements: the epilogue uses their size, or takes along them."""
         return (*self._axes_of("size"), *(a.index_of[1] for a in self.plan.loads if a.index_of))
 
     def _axes_of(self, mode: str) -> tuple[str, ...]:
@@ -118,26 +121,26 @@ class Tile:
 
     @property
     def outputs(self) -> tuple[Array, ...]:
-        """Those that the kernel writes."""
+        """The outputs that the kernel writes."""
         folded = {f.value for f in self.folds}
         return tuple(a for a in self.spec.outputs if a.name not in folded)
 
     @property
     def in_registers(self) -> frozenset[str]:
-        """The arrays of its spec that are no tensors: products, and what is folded."""
+        """The arrays of its spec that are not tensors: products, and reduced values."""
         return frozenset((*self.accs, *(f.value for f in self.folds)))
 
     def small(self) -> AmpereTiles:
-        """Tiles for outputs that large ones would not share out among the multiprocessors."""
+        """Tiles for outputs for which large tiles would leave SMs idle."""
         return AmpereTiles(32, 64 if self.paired else 32, 32, warps_m=2, warps_n=1, stages=2)
 
     def hopper(self, dtypes: Mapping[str, str], extents: Mapping[str, int], ragged: bool) -> dict[Tiles, float]:
-        """The tiles of the main loop for Hopper and the cycles that each should take, where it takes these operands."""
+        """The tiles of the main loop for Hopper and the cycles that each should take, if it takes these operands."""
         factor = dtypes["a"]
         L, M, N, K = (extents[name] for name in "LMNK")
         paired = "halves" if self.paired == "two" else self.paired
         tiled = [a for a in self.plan.loads if self.tiled(a)]
-        # A vector of each part; parts that lie side by side come together
+        # One vector of each part; parts that are neighbours are loaded together
         tiles = {(a.array, None if a.mode == "flat" else a.part) for a in tiled}
         widths = [
             DTYPES[dtypes[array.name]].size * (1 if part is not None else array.parts or 1)
@@ -158,18 +161,18 @@ class Tile:
 
     @property
     def all_work(self) -> int:
-        """About how many instructions the epilogue and its folds take for an accumulator."""
+        """The approximate number of instructions of the epilogue and its reductions for an accumulator."""
         return self.work + sum(10 if f.rescaled else 3 for f in self.folds)
 
     def slower(self, tiles: Tiles, dtypes: Mapping[str, str], extents: Mapping[str, int]) -> str:
-        """Why XLA's matmul and a kernel for the epilogue should be faster than these tiles; empty where they should not."""
+        """Why XLA's matmul and a kernel for the epilogue should be faster than these tiles; "" if they should not."""
         L, M, N, K = (extents[name] for name in "LMNK")
         if self.folds_dear(dtypes):
             return "what is folded is so costly that another pass over the product takes less"
         return hopper_tiles.loses(tiles, M, N, K, L, a=dtypes["a"], paired=self.paired, work=self.all_work)
 
     def refused(self, dtypes: Mapping[str, str], extents: Mapping[str, int], arch: str) -> str:
-        """Why the main loop for Hopper cannot be taken."""
+        """Why the main loop for Hopper cannot be used."""
         if arch != "sm_90a":
             return f"no main loop of {arch}'s own"
         paired = "halves" if self.paired == "two" else self.paired
@@ -182,14 +185,15 @@ class Tile:
         return found or "no tiles leave room for what the epilogue folds"
 
     def tiled(self, access: Access) -> bool:
-        """Whether the epilogue reads vectors of an array that has its own elements for each row and column."""
+        """Whether the epilogue reads vectors of an array with its own elements for each row and column."""
         array, vectors = access.array, access.mode in ("flat", "tile") and access.index_of is None
         if array is None or array.name in self.accs or not vectors:
             return False
         return self.column in array.axes and bool(set(self.rows) & set(array.axes))
 
     def whole(self, access: Access) -> bool:
-        """Whether what is read in vectors has every element of the output, or of each batch, in order: boxes of it can be copied."""
+        """Whether the arrays that are read in vectors have every element of the output, or of each batch, in order: TMA
+        can copy boxes of them."""
         tokens, count = access.tokens, len(self.plan.groups)
         own = tuple(t for t in tokens if t != "parts")
         parts = access.array.parts if access.array is not None and tokens[-1] == "parts" else None
@@ -198,35 +202,35 @@ class Tile:
         return ordered and "parts" not in tokens[:-2] and (parts or 1) <= MOST_PARTS
 
     def folds_dear(self, dtypes: Mapping[str, str]) -> bool:
-        """Whether something costly is folded that is not approximate: its long code is run once a tile, which takes longer than
-        another pass over the product."""
+        """Whether an expensive value is reduced that is not approximate: its long code runs once for each tile, which
+        takes longer than another pass over the product."""
         exact = {name for name, dtype in self.exactness if self.is_exact(dtype, dtypes)}
         values = [s.value for s in self.statements if s.name in exact]
         return any(n.op in COSTS for n in topological(values))
 
     def is_exact(self, dtype: str, dtypes: Mapping[str, str]) -> bool:
-        """Whether what is folded is computed as for results of a type (or of a type variable that an output has)."""
+        """Whether reduced values are computed as for results of a type (or of a type variable that an output has)."""
         if self.spec.math != "auto":
             return self.spec.math == "precise"
         bound = dtype if dtype in DTYPES else next(dtypes[a.name] for a in self.outputs if a.dtype == dtype)
         return DTYPES[bound].size >= 4
 
 
-MOST_PARTS = 4  # side by side, so that a box of 64 columns is no wider than TMA allows, 256 elements
+MOST_PARTS = 4  # side by side, so that a box of 64 columns is not wider than TMA allows, 256 elements
 
-# About how many instructions an operation takes where it may be approximate; the others take one
+# The approximate number of instructions of an operation if it may be approximate; the others take one
 COSTS = {
     "exp": 3, "log": 10, "log2": 9, "log1p": 7, "expm1": 7, "div": 3, "tanh": 11, "sigmoid": 5, "sin": 19, "cos": 20,
     "sinh": 9, "cosh": 5, "erf": 12, "erfc": 13, "gelu": 12, "dgelu": 14, "pow": 15,
 }  # fmt: skip
 AMPERE = ("float16", "bfloat16", "float32", "int8")
-# Where mma.sync of float8 is one of float16 and conversions, which take registers
+# mma.sync of float8 is one of float16 with conversions here, which take registers
 EMULATED = ("sm_90", "sm_100", "sm_103")
 LARGE = AmpereTiles(128, 128, 64, warps_m=2, warps_n=2, stages=3, blocks=2)
 
 
 def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Statement, ...]) -> Tile:
-    """How a GEMM kernel does the epilogue within its tiles. Raises `Mistake` where it cannot."""
+    """The plan of an epilogue within the tiles of a GEMM kernel. Raises `Mistake` if it cannot be computed there."""
     first = products[0]
     a, b = first.a, first.b
     if len(products) > 2 or any(p.a != first.a or p.axis != first.axis for p in products):
@@ -271,8 +275,8 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
 def _folded(
     epilogue: Spec, statements: tuple[Statement, ...], order: tuple[str, ...], rows: tuple[str, ...], column: str
 ) -> tuple[Spec, tuple[Statement, ...], tuple[Fold, ...], tuple[tuple[str, str], ...]]:
-    """The epilogue up to what is folded: its spec and its chain, which end with the values that are, the folds, and which type
-    says how exact each value is."""
+    """The epilogue up to its reductions: its spec and its chain, which end with the reduced values, the reductions, and
+    the type that decides how exact each value is."""
     late = {s.name for s in statements if any(n.op in REDUCTIONS for n in topological([s.value]))}
     whole = tuple(a for a in epilogue.outputs if a.axes == order)
     _check_outputs(epilogue, whole, late, order)
@@ -281,10 +285,12 @@ def _folded(
     made = [s for s in statements if s.name in {a.name for a in epilogue.outputs}]
     taken = {a.name for a in epilogue.arrays} | {s.name for s in statements} | {p.name for p in epilogue.params}
     values: dict[int, Statement] = {}
-    types: dict[int, set[str]] = {}  # of the outputs that are made of folds of a value
+    types: dict[int, set[str]] = {}  # of the outputs that use reductions of a value
     folds: list[Fold] = []
     reached = reaching(made, {s.name for s in made})
-    reduced = [n for n in topological(s.value for s in made) if n.op in REDUCTIONS]  # a maximum before what follows it
+    reduced = [
+        n for n in topological(s.value for s in made) if n.op in REDUCTIONS
+    ]  # a maximum before the reductions that follow it
     for node in sorted(reduced, key=lambda n: column not in lost_axes(n)):
         way = online.rescaled(node)
         value = node.args[0] if way is None else way.maximum.args[0]
@@ -312,9 +318,9 @@ def _folded(
 
 
 def _exactness(dtypes: set[str], epilogue: Spec, whole: tuple[Array, ...]) -> str:
-    """Which type says how exact a value is, of whose folds outputs of these types are made: theirs, where it is one. For a
-    variable of which no array of the kernel says what it stands for, one of its types stands if all are narrow; else float32
-    does."""
+    """The type that decides how exact a value is whose reductions outputs of these types use: their type, if they have
+    one. A type variable that no array of the kernel has is replaced by one of its types if all are narrow, else by
+    float32."""
     (dtype, *others), found = dtypes, {d for dtype in dtypes for d in epilogue.dtypes(dtype)}
     if others or any(DTYPES[d].kind != "float" for d in found):
         return "float32"
@@ -324,7 +330,8 @@ def _exactness(dtypes: set[str], epilogue: Spec, whole: tuple[Array, ...]) -> st
 
 
 def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], order: tuple[str, ...]) -> None:
-    """Whether each output is a tile, or made of what all tiles come to: of reductions, as those in `late` are."""
+    """Checks that each output has a tile's axes, or is computed from results of all tiles: from reductions such as
+    those in `late`."""
     words = ", ".join(order)
     if not whole and not late:
         raise Mistake(f"no output is a tile of ({words})")
@@ -336,7 +343,8 @@ def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], ord
 
 
 def _check_extents(plan: Elementwise, held: set[str], batch: tuple[str, ...], rows: tuple[str, ...]) -> None:
-    """Whether the kernel can tell where it is: from an array in memory, where a row's number counts several groups of axes."""
+    """Checks that the kernel can compute its position: from an array in memory, if a row's number counts several groups
+    of axes."""
     there = {t for v in plan.views if v.array.name not in held and v.array.default is None for t in v.tokens}
     for some in (batch, rows):
         own = [i for i, group in enumerate(plan.groups) if set(group.axes) <= set(some)]
@@ -353,7 +361,7 @@ def _check_extents(plan: Elementwise, held: set[str], batch: tuple[str, ...], ro
 def _check_fold(
     node: Node, value: Node, order: tuple[str, ...], rows: tuple[str, ...], column: str, integer: str
 ) -> None:
-    """Whether a reduction of a value can begin within the tiles."""
+    """Checks that a reduction of a value can begin within the tiles."""
     if any(n.op in REDUCTIONS for n in topological([value])):
         raise Mistake("a reduction of what another one has to give first")
     if value.kind == "int" and integer != "int32":

@@ -1,10 +1,10 @@
-"""The launches of kernels that walk down rows: how many threads, what they hold, and where.
+"""The launches of kernels that walk down rows: the number of threads, what they hold, and where.
 
-Where a row has statistics of its own, a block holds whole rows, or a cluster of blocks does, each its span of columns:
-the columns' results stay with the block, and the row is read once. Elsewhere a block has some columns only; rows too
-long for a cluster take that form too, their statistics written by a kernel before (`Walk.first`).
+If a row has its own statistics, a block or a cluster of blocks holds whole rows; each block of a cluster has a span of columns.
+The columns' results stay in the block, and the row is read once. Otherwise a block has only some columns. Rows that are too long
+for a cluster are computed in this way too, with statistics that an earlier kernel writes (`Walk.first`).
 
-A thread holds one row that it folds, and the next on its way, in registers or in shared memory.
+A thread holds the row that it reduces, and the prefetched next row, in registers or in shared memory.
 """
 
 from __future__ import annotations
@@ -17,64 +17,63 @@ from dataclasses import dataclass
 from codegen.plan.access import INT_MAX
 from codegen.shared import WARP, WalkLaunch
 
-WALKED_THREAD_BYTES = 96  # bytes of a row that a thread keeps before the row gets more threads
-COSTLY_THREAD_BYTES = 64  # where something costly is computed of them
-REGISTERS = (
-    128  # of a thread, where an SM runs `RESIDENT`: the values alive at once of all its columns leave none to spill
-)
+WALKED_THREAD_BYTES = 96  # bytes of a row that a thread holds before the row gets more threads
+COSTLY_THREAD_BYTES = 64  # if an expensive value is computed of them
+# Registers of a thread if an SM runs `RESIDENT` of them: with so many, the values alive at once in all its columns do not spill
+REGISTERS = 128
 MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 256  # of a block of several rows
-RESIDENT = 512  # threads that a processor has registers for
-MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, where threads are added
-ROOM = 160  # of its data, up to which these results lie there as well
-WIDE_ROOM = 224  # where no vector needs a mask, on GPUs whose blocks form clusters
+RESIDENT = 512  # threads for which an SM has registers
+MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, if threads are added
+ROOM = 160  # bytes of its data, up to which these results are in registers as well
+WIDE_ROOM = 224  # if no vector needs a mask, on GPUs with clusters
 PACED_ROOM = 192  # and blocks may keep pace, for which registers lacked: an H100's LayerNorm took 7% longer with 224
-CROWDED = 192  # from which on the compiler must keep nothing else, if it could from one fold to the next
-AHEAD = 128  # bytes of a row that a thread keeps where others are on their way
-FAR_AHEAD = 64  # where two are
-PLAIN_ROOM = 320  # where none is
-LONG_ROOM = 384  # and the columns' results lie in shared memory
-MASKED_ROOM = 160  # where vectors need masks or what is computed of them needs registers
-ROW_BYTES_UNSHARED = 24 * 1024  # bytes of a row, up to which a block shares it with no other
+CROWDED = 192  # from which on the compiler must hold nothing else from one reduction to the next
+AHEAD = 128  # bytes of a row that a thread holds while another one is prefetched
+FAR_AHEAD = 64  # while two are
+PLAIN_ROOM = 320  # while none is
+LONG_ROOM = 384  # and the columns' results are in shared memory
+MASKED_ROOM = 160  # if vectors need masks, or the values computed of them need registers
+ROW_BYTES_UNSHARED = 24 * 1024  # bytes of a row, up to which one block holds it
 CLUSTERS = (
     2,
     4,
     8,
-)  # blocks that may share one: the fewest that can with other rows on their way, as meeting costs time
-THREADS = 256  # of a block where no row is whole
+)  # blocks of a cluster that may share a row: the fewest that can hold it with prefetched rows, since meeting costs time
+THREADS = 256  # threads of a block in which no row is whole
 MOST_ROWS_HELD = 8  # that a thread then holds, at most
 BYTES = 128  # and of them
-DEAR_BYTES = 96  # where something costly is computed of them
-LEAST_BYTES = 64  # on GPUs whose blocks form no clusters
-ALL = 384  # with what is computed of them
+DEAR_BYTES = 96  # if an expensive value is computed of them
+LEAST_BYTES = 64  # on GPUs without clusters
+ALL = 384  # with the values computed of them
 PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_103": 148, "sm_120": 170}
-TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block a processor that an H100 runs at once
-SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of a processor's shared memory
-LEAST_SHARED = 96  # where it is not known
-UNEVEN = ("sm_90",)  # architectures whose memory serves some processors better than others
+TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block for each SM that an H100 runs at a time
+SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of an SM's shared memory
+LEAST_SHARED = 96  # if it is not known
+UNEVEN = ("sm_90",)  # architectures whose memory serves some SMs faster than others
 LONG = 8  # rows of a thread, from which on a call is long
 FEW_ROWS, MOST_ROWS = (
     8,
     64,
 )  # that meet at a place, where threads reduce all of them; few: however many places there are
-THREAD_BYTES = 64  # bytes of rows that such a thread reads at once
+THREAD_BYTES = 64  # bytes of rows that such a thread reads at a time
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a kernel that walks needs of each vector, in bytes."""
+    """The bytes that a kernel which walks down rows needs for each vector."""
 
     width: int  # of all inputs, of a row
     fixed: int  # of inputs that all rows share
     sums: int  # of the columns' results
-    stageable: bool  # every input of a row comes in vectors that can be sent for
-    dear: bool  # something costly is computed of each column: registers for that
-    alive: int  # values of a column that are alive at once, at most
+    stageable: bool  # every input of a row can be prefetched in vectors
+    dear: bool  # an expensive value is computed of each column: registers for that
+    alive: int  # the most values of a column that are alive at once
     folds: int  # along a row, one after the other
 
 
 def clusters(arch: str | None) -> bool:
-    """Whether an architecture's blocks share rows in clusters, through each other's shared memory."""
+    """Whether blocks of an architecture share rows in clusters, through each other's shared memory."""
     return arch is not None and arch.startswith(("sm_90", "sm_100", "sm_103"))
 
 
@@ -83,8 +82,8 @@ _most_parts: ContextVar[int] = ContextVar("most parts", default=2**31)
 
 @contextmanager
 def in_parts(most: int) -> Iterator[None]:
-    """Launches that are planned inside take rows in so many parts at most: each block then walks far down few rows, which
-    tests of small arrays want to see."""
+    """A context in which launches split rows into at most so many parts. Each block then walks far down few rows, which
+    tests of small arrays need."""
     token = _most_parts.set(most)
     try:
         yield
@@ -93,18 +92,18 @@ def in_parts(most: int) -> Iterator[None]:
 
 
 def processors(arch: str | None) -> int:
-    """How many an architecture's GPU has."""
+    """The number of SMs of an architecture's GPU."""
     return next((n for name, n in PROCESSORS.items() if arch is not None and arch.startswith(name)), 132)
 
 
 def shared_memory(arch: str | None) -> int:
-    """Bytes of it that blocks of one processor may take."""
+    """The bytes of shared memory that the blocks on one SM may take."""
     known = (n for name, n in SHARED.items() if arch is not None and arch.startswith(name))
     return next(known, LEAST_SHARED) * 1024
 
 
 def most_kept(dear: bool, ragged: bool) -> int:
-    """Bytes of a row that a thread keeps, where the row can have more threads."""
+    """The bytes of a row that a thread holds if the row can have more threads."""
     return WALKED_THREAD_BYTES if not dear else COSTLY_THREAD_BYTES // (2 if ragged else 1)
 
 
@@ -119,8 +118,8 @@ def whole(
     schedule: dict[str, int],
     arch: str | None,
 ) -> WalkLaunch | None:
-    """The launch of a kernel that holds whole rows, in the smallest cluster that can; None where rows are too long.
-    `lanes` is how many neighbouring threads hold a group of columns."""
+    """The launch of a kernel that holds whole rows, in the smallest cluster that can; None if rows are too long.
+    `lanes` is the number of neighbouring threads that hold a group of columns."""
     count = -(-columns // vec) or 1
     sizes: tuple[int, ...] = (1,)
     if clusters(arch) and count * needs.width > ROW_BYTES_UNSHARED:
@@ -141,7 +140,9 @@ def whole(
         resident = max(1, RESIDENT // threads)
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
         may_pace = uneven and cluster == 1 and resident > 1
-        wide = PACED_ROOM if may_pace and apart == 1 else WIDE_ROOM  # what tells rows apart would lack registers
+        wide = (
+            PACED_ROOM if may_pace and apart == 1 else WIDE_ROOM
+        )  # the code that tells rows apart would lack registers
         room = 0 if needs.dear else wide if exact and clusters(arch) else ROOM
         how = held(needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident)
         if how is None and vectors > 1:
@@ -151,10 +152,10 @@ def whole(
         full = shares(apart, slots, 1)
         handfuls = -(-(rows or 2**31) // (threads // per_row))
         parts = max(1, min(full, handfuls))
-        # All run at once, no others wait for one that pauses, and it has sent for no more than its next row
+        # All are resident, no others wait for one that pauses, and it has prefetched only its next row
         paced = may_pace and staged and at_once == 2 and full * apart <= slots
         long = paced and (rows is None or rows >= LONG * parts * (threads // per_row))
-        if apart > 1 and rows is not None and not paced:  # nothing but this may depend on how many rows there are
+        if apart > 1 and rows is not None and not paced:  # only this may depend on the number of rows
             parts = least_steps(apart, slots, handfuls)
         parts = min(parts, _most_parts.get())
         launch = WalkLaunch(
@@ -178,9 +179,9 @@ def by_place(
     schedule: dict[str, int],
     arch: str | None,
 ) -> WalkLaunch | None:
-    """The launch where `rows` meet at each of so many `places`, and neighbouring threads reduce all rows of one: no partial
-    results are written. `whole`: they hold a whole row, which has statistics. None where rows are too long or too many, or places too
-    few for all SMs."""
+    """The launch if `rows` are reduced at each of so many `places`, and neighbouring threads reduce all rows of one
+    place: no partial results are written. `whole`: they hold a whole row, which has statistics. None if rows are too
+    long or too many, or places too few for all SMs."""
     count, per_row = -(-columns // vec) or 1, 1
     most = max(1, min(WALKED_THREAD_BYTES // needs.width, MOST_FOLDED // (needs.width + needs.sums + needs.fixed)))
     while whole and per_row * most < count:
@@ -189,7 +190,7 @@ def by_place(
     pieces = -(-count // (per_row * vectors))
     threads = max(per_row, schedule.get("threads", THREADS))
     enough = rows <= FEW_ROWS or places * pieces * per_row >= processors(arch) * RESIDENT
-    if _most_parts.get() < 2**31:  # tests of the kernel that walks down few rows want that one
+    if _most_parts.get() < 2**31:  # for tests of the kernel that walks down few rows
         return None
     if per_row > WARP or rows > MOST_ROWS or not enough or places * pieces * per_row > INT_MAX:
         return None
@@ -201,9 +202,9 @@ def by_place(
 def held(
     needs: Needs, vectors: int, threads: int, ragged: bool, cluster: int, room: int, shared: int
 ) -> tuple[int, bool, bool, bool] | None:
-    """Of rows of `vectors` a thread: how many it holds, whether those on their way come to shared memory, whether the
-    columns' results lie there, and whether registers are crowded. None where there is no room. Up to `room` bytes of data
-    leave registers for the columns' results; a block may take `shared` bytes of shared memory."""
+    """For rows of `vectors` a thread: the number of rows that it holds, whether prefetched ones are in shared memory,
+    whether the columns' results are there, and whether registers are crowded. None if there is no room. Up to `room`
+    bytes of data leave registers for the columns' results; a block may take `shared` bytes of shared memory."""
     row, sums, fixed = vectors * needs.width, vectors * needs.sums, vectors * needs.fixed
     if needs.stageable and not ragged and row <= AHEAD:
         for at_once in (3, 2) if row <= FAR_AHEAD and row + fixed + sums <= ROOM else (2,):
@@ -238,9 +239,9 @@ def tiles(
     schedule: dict[str, int],
     arch: str | None,
 ) -> WalkLaunch:
-    """The launch where each thread has its own columns, and no row is whole in a block. `written` are the bytes that a
-    vector's results take; `values`: each row also has values of its own; `dear`:
-    something costly is computed; `waves`: how often processors fill, at least."""
+    """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a
+    vector's results; `values`: each row also has values of its own; `dear`: an expensive value is computed; `waves`:
+    how often all SMs are filled, at least."""
     threads = schedule.get("threads", THREADS)
     at_once = rows_at_once(width, written, values, dear, None if ragged else arch)
     per_row = lanes
@@ -252,15 +253,15 @@ def tiles(
     slots = resident * processors(arch)
     full = shares(pieces, slots, waves)
     parts = min(max(1, min(full, handfuls)), _most_parts.get())
-    resident = resident if full * pieces <= slots else 0  # all at once; else a block that is done makes room
+    resident = resident if full * pieces <= slots else 0  # all at a time; else a block that has finished makes room
     return WalkLaunch(
         vec, ragged, threads, per_row, 1, 1, at_once, exact=False, whole=False, resident=resident, parts=parts
     )
 
 
 def shares(pieces: int, slots: int, waves: int) -> int:
-    """How many parts of rows, each for all `pieces` of columns, fill the `slots` that blocks have at once so many times or
-    more: the fewest that leave next to none empty."""
+    """The number of parts of rows, each for all `pieces` of columns, that fill the `slots` of resident blocks so many
+    times or more: the smallest number that leaves almost no slot idle."""
     least = max(1, waves * slots // pieces)
     found = range(least, max(least, 4 * waves * slots // pieces) + 1)
     good = (parts for parts in found if filled(parts * pieces, slots) > 0.95)
@@ -268,8 +269,8 @@ def shares(pieces: int, slots: int, waves: int) -> int:
 
 
 def least_steps(pieces: int, slots: int, rows: int) -> int:
-    """How many parts of `rows`, each for all `pieces`, take the fewest steps while `slots` blocks run at once: a step a row of
-    a part, and half a one to begin."""
+    """The number of parts of `rows`, each for all `pieces`, that takes the fewest steps while `slots` blocks run at a
+    time: one step for each row of a part, and half a step to begin."""
 
     def steps(parts: int) -> float:
         return -(-parts * pieces // slots) * (-(-rows // parts) + 0.5)
@@ -278,7 +279,7 @@ def least_steps(pieces: int, slots: int, rows: int) -> int:
 
 
 def filled(blocks: int, slots: int) -> float:
-    """Which part of the slots is taken while so many blocks run."""
+    """The share of the slots that is used while so many blocks run."""
     return blocks / (-(-blocks // slots) * slots)
 
 
@@ -292,7 +293,7 @@ def everything(
     schedule: dict[str, int],
     arch: str | None,
 ) -> WalkLaunch:
-    """The launch where all arrays are one long row."""
+    """The launch if all arrays are one long row."""
     threads = schedule.get("threads", THREADS)
     at_once, wide = rows_at_once(width, written, False, dear, None if ragged else arch), threads * vec
     rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
@@ -303,7 +304,7 @@ def everything(
 
 
 def rows_at_once(width: int, written: int, values: bool, dear: bool, arch: str | None) -> int:
-    """Rows that a thread of a block without whole rows holds, of `width` bytes each."""
+    """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows."""
     most = (DEAR_BYTES if clusters(arch) else LEAST_BYTES) if dear else BYTES
     less = 2 if values else 1
     return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written)))

@@ -89,24 +89,21 @@ def add_layernorm_kernel(
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rResidual, rResidualOut, rY)
-        rowwise.load_together(mX, first_row, rX, place)
-        rowwise.load_together(mResidual, first_row, rResidual, place)
+    place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rY)
+    rowwise.load_together(mX, first_row, rX, place)
+    rowwise.load_together(mResidual, first_row, rResidual, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.load(mResidual, (index, 0), rResidual[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = add_layernorm_row_mean(device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]))
@@ -118,9 +115,8 @@ def add_layernorm_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = add_layernorm_row_mean2(
@@ -133,9 +129,8 @@ def add_layernorm_kernel(
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -145,14 +140,11 @@ def add_layernorm_kernel(
                     device.floats(rWeight[None, 0]), device.floats(rBias[None, 0]), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                rResidualOut[None, v, u].store(residual_out.to(mResidualOut.element_type))
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rResidualOut[None, v, u], mResidualOut, (index, 0))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rResidualOut, mResidualOut, first_row, place)
-        access.store_rows(rY, mY, first_row, place)
+    rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -248,24 +240,21 @@ def add_layernorm_forward_kernel(
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rResidual, rResidualOut, rRstd, rY, rRowMean)
-        rowwise.load_together(mX, first_row, rX, place)
-        rowwise.load_together(mResidual, first_row, rResidual, place)
+    place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rRstd, rY, rRowMean)
+    rowwise.load_together(mX, first_row, rX, place)
+    rowwise.load_together(mResidual, first_row, rResidual, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.load(mResidual, (index, 0), rResidual[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
 
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = add_layernorm_forward_row_mean_(
@@ -279,9 +268,8 @@ def add_layernorm_forward_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = add_layernorm_forward_row_mean2(
@@ -294,9 +282,8 @@ def add_layernorm_forward_kernel(
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -306,25 +293,20 @@ def add_layernorm_forward_kernel(
                     device.floats(rWeight[None, 0]), device.floats(rBias[None, 0]), device.full(vec, eps),
                     device.full(vec, row_mean_), device.full(vec, row_mean2), approx,
                 )
-                rResidualOut[None, v, u].store(residual_out.to(mResidualOut.element_type))
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rResidualOut[None, v, u], mResidualOut, (index, 0))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
         if row.writes():
             rstd, row_mean = add_layernorm_forward_row(
                 device.full(1, eps), device.full(1, row_mean_), device.full(1, row_mean2), approx,
             )
-            rRstd[None, u].store(rstd.to(mRstd.element_type))
-            rRowMean[None, u].store(row_mean.to(mRowMean.element_type))
-            row.store_one(rRstd[None, u], mRstd, (index,))
-            row.store_one(rRowMean[None, u], mRowMean, (index,))
+            row.store_one(rstd.to(mRstd.element_type), mRstd, (index,), rRstd[None, u])
+            row.store_one(row_mean.to(mRowMean.element_type), mRowMean, (index,), rRowMean[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rResidualOut, mResidualOut, first_row, place)
-        access.store_rows(rRstd, mRstd, first_row, place)
-        access.store_rows(rY, mY, first_row, place)
-        access.store_rows(rRowMean, mRowMean, first_row, place)
+    rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
+    rowwise.store_together(rRstd, mRstd, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rRowMean, mRowMean, first_row, place)
 
 
 @cute.jit
@@ -391,18 +373,16 @@ def add_layernorm_frozen_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rDresidualOut, rResidualOut, rDx)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mDresidualOut, first_row, rDresidualOut, place)
-        rowwise.load_together(mResidualOut, first_row, rResidualOut, place)
+    place = rowwise.meeting_place(how, rDy, rDresidualOut, rResidualOut, rDx)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mDresidualOut, first_row, rDresidualOut, place)
+    rowwise.load_together(mResidualOut, first_row, rResidualOut, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-            row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
+        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
         row.load_one(mRowMean, (index,), rRowMean[None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sStage0], how.cluster)
@@ -411,9 +391,8 @@ def add_layernorm_frozen_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -428,10 +407,9 @@ def add_layernorm_frozen_kernel(
         row = row.forget((mDy, rDy), (mDresidualOut, rDresidualOut), (mResidualOut, rResidualOut))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-                part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -442,11 +420,9 @@ def add_layernorm_frozen_kernel(
                     device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rWeight[None, 0]),
                     device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit
@@ -507,16 +483,14 @@ def add_layernorm_backward_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rResidualOut, rRowSumOfRows, rRowSum2OfRows)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mResidualOut, first_row, rResidualOut, place)
+    place = rowwise.meeting_place(how, rDy, rResidualOut, rRowSumOfRows, rRowSum2OfRows)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mResidualOut, first_row, rResidualOut, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
         row.load_one(mRowMean, (index,), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
 
@@ -524,9 +498,8 @@ def add_layernorm_backward_rows_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -542,14 +515,15 @@ def add_layernorm_backward_rows_kernel(
             row_sum_of_rows, row_sum2_of_rows = add_layernorm_backward_rows_row(
                 device.full(1, row_sum), device.full(1, row_sum2),
             )
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-            row.store_one(rRowSumOfRows[None, u], mRowSumOfRows, (index,))
-            row.store_one(rRowSum2OfRows[None, u], mRowSum2OfRows, (index,))
+            row.store_one(
+                row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
+            )
+            row.store_one(
+                row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (index,), rRowSum2OfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
+    rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
+    rowwise.store_together(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
 
 @cute.jit
@@ -633,7 +607,6 @@ def add_layernorm_backward_kernel(
     rWeight = access.registers(mWeight, (vec, vectors), 1.0)
     rRowMean = access.registers(mRowMean, (1, at_once))
     rRstd = access.registers(mRstd, (1, at_once))
-    rDx = access.registers(mDx, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
@@ -716,8 +689,7 @@ def add_layernorm_backward_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -749,22 +721,13 @@ def add_layernorm_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDweight = access.registers(mDweight, (1,))
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dweight, dbias = add_layernorm_backward_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDweight.store(dweight.to(mDweight.element_type))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDweight[c] = rDweight[0]
-        mDbias[c] = rDbias[0]
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -86,26 +86,21 @@ def add_rmsnorm_group_fp8_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rResidual = access.registers(mResidual, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, 1))
-    rResidualOut = access.registers(mResidualOut, (vec,))
-    rScale = access.registers(mScale, (vec,))
-    rQ = access.registers(mQ, (vec,))
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, B * G, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0, 0), rX[None, None, u])
-            row.load(mResidual, (index, 0, 0), rResidual[None, None, u])
+        row.load(mX, (index, 0, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mResidual, (index, 0, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = add_rmsnorm_group_fp8_row_mean(
@@ -118,9 +113,8 @@ def add_rmsnorm_group_fp8_kernel(
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight)
@@ -129,12 +123,9 @@ def add_rmsnorm_group_fp8_kernel(
                     device.floats(rWeight[None, 0]), device.full(vec, eps), device.full(vec, amax_min),
                     device.full(vec, row_mean), approx,
                 )
-                rResidualOut.store(residual_out.to(mResidualOut.element_type))
-                rScale.store(scale.to(mScale.element_type))
-                rQ.store(device.cast(q, mQ.element_type))
-                at.store(rResidualOut, mResidualOut, (index, 0, 0))
-                at.scatter(rScale, mScale, (index, 0), (None, 0), (B, G,), 128)
-                at.store(rQ, mQ, (index, 0, 0))
+                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0, 0))
+                at.scatter(scale.to(mScale.element_type), mScale, (index, 0), (None, 0), (B, G,), 128)
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0, 0))
 
 
 @cute.jit

@@ -74,24 +74,21 @@ def add_rmsnorm_rounded_kernel(
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rResidual, rResidualOut, rY)
-        rowwise.load_together(mX, first_row, rX, place)
-        rowwise.load_together(mResidual, first_row, rResidual, place)
+    place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rY)
+    rowwise.load_together(mX, first_row, rX, place)
+    rowwise.load_together(mResidual, first_row, rResidual, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.load(mResidual, (index, 0), rResidual[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = add_rmsnorm_rounded_row_mean(
@@ -104,9 +101,8 @@ def add_rmsnorm_rounded_kernel(
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -114,14 +110,11 @@ def add_rmsnorm_rounded_kernel(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
                     device.floats(rWeight[None, 0]), device.full(vec, eps), device.full(vec, row_mean),
                 )
-                rResidualOut[None, v, u].store(residual_out.to(mResidualOut.element_type))
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rResidualOut[None, v, u], mResidualOut, (index, 0))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rResidualOut, mResidualOut, first_row, place)
-        access.store_rows(rY, mY, first_row, place)
+    rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -192,27 +185,24 @@ def add_rmsnorm_rounded_frozen_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rDresidualOut, rResidualOut, rDx)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mDresidualOut, first_row, rDresidualOut, place)
-        rowwise.load_together(mResidualOut, first_row, rResidualOut, place)
+    place = rowwise.meeting_place(how, rDy, rDresidualOut, rResidualOut, rDx)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mDresidualOut, first_row, rDresidualOut, place)
+    rowwise.load_together(mResidualOut, first_row, rResidualOut, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-            row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
+        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -227,10 +217,9 @@ def add_rmsnorm_rounded_frozen_kernel(
         row = row.forget((mDy, rDy), (mDresidualOut, rDresidualOut), (mResidualOut, rResidualOut))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-                part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -240,11 +229,9 @@ def add_rmsnorm_rounded_frozen_kernel(
                     device.full(vec, N, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_sum),
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit
@@ -299,25 +286,22 @@ def add_rmsnorm_rounded_backward_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rResidualOut, rRowMeanOfRows, rRowSumOfRows)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mResidualOut, first_row, rResidualOut, place)
+    place = rowwise.meeting_place(how, rDy, rResidualOut, rRowMeanOfRows, rRowSumOfRows)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mResidualOut, first_row, rResidualOut, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -333,14 +317,15 @@ def add_rmsnorm_rounded_backward_rows_kernel(
             row_mean_of_rows, row_sum_of_rows = add_rmsnorm_rounded_backward_rows_row(
                 device.full(1, row_mean), device.full(1, row_sum),
             )
-            rRowMeanOfRows[None, u].store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            row.store_one(rRowMeanOfRows[None, u], mRowMeanOfRows, (index,))
-            row.store_one(rRowSumOfRows[None, u], mRowSumOfRows, (index,))
+            row.store_one(
+                row_mean_of_rows.to(mRowMeanOfRows.element_type), mRowMeanOfRows, (index,), rRowMeanOfRows[None, u],
+            )
+            row.store_one(
+                row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+    rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
+    rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
 @cute.jit
@@ -414,7 +399,6 @@ def add_rmsnorm_rounded_backward_kernel(
     rDresidualOut = access.registers(mDresidualOut, (vec, vectors, held))
     rResidualOut = access.registers(mResidualOut, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors))
-    rDx = access.registers(mDx, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
@@ -491,8 +475,7 @@ def add_rmsnorm_rounded_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -517,19 +500,12 @@ def add_rmsnorm_rounded_backward_finish(
     mDweight: cute.Tensor,  # (N) bfloat16
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDweight = access.registers(mDweight, (1,))
     if there:
         dweight = add_rmsnorm_rounded_backward_columns(device.full(1, column_sum))
-        rDweight.store(dweight.to(mDweight.element_type))
-        mDweight[c] = rDweight[0]
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
 
 
 @cute.jit

@@ -104,24 +104,21 @@ def add_rmsnorm_row_fp8_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rResidual, rResidualOut, rScale, rQ)
-        rowwise.load_together(mX, first_row, rX, place)
-        rowwise.load_together(mResidual, first_row, rResidual, place)
+    place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rScale, rQ)
+    rowwise.load_together(mX, first_row, rX, place)
+    rowwise.load_together(mResidual, first_row, rResidual, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.load(mResidual, (index, 0), rResidual[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean, *sRowMax], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = add_rmsnorm_row_fp8_row_mean(
@@ -135,9 +132,8 @@ def add_rmsnorm_row_fp8_kernel(
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -151,9 +147,8 @@ def add_rmsnorm_row_fp8_kernel(
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -162,20 +157,16 @@ def add_rmsnorm_row_fp8_kernel(
                     device.floats(rWeight[None, 0]), device.full(vec, eps), device.full(vec, amax_min),
                     device.full(vec, row_mean), device.full(vec, row_max), approx,
                 )
-                rResidualOut[None, v, u].store(residual_out.to(mResidualOut.element_type))
-                rQ[None, v, u].store(device.cast(q, mQ.element_type))
-                at.store(rResidualOut[None, v, u], mResidualOut, (index, 0))
-                at.store(rQ[None, v, u], mQ, (index, 0))
+                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
 
         if row.writes():
             scale = add_rmsnorm_row_fp8_row(device.full(1, amax_min), device.full(1, row_max))
-            rScale[None, u].store(scale.to(mScale.element_type))
-            row.store_one(rScale[None, u], mScale, (index,))
+            row.store_one(scale.to(mScale.element_type), mScale, (index,), rScale[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rResidualOut, mResidualOut, first_row, place)
-        access.store_rows(rScale, mScale, first_row, place)
-        access.store_rows(rQ, mQ, first_row, place)
+    rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
+    rowwise.store_together(rScale, mScale, first_row, place)
+    rowwise.store_together(rQ, mQ, first_row, place)
 
 
 @cute.jit

@@ -168,18 +168,14 @@ def alibi_bias_backward_finish(
     Q: cutlass.Int32,
     K: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
-    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (H, Q, K // each,), (True, False, False))
     there = tidx == 0
-    rDslope = access.registers(mDslope, (1,))
+    c, _, _ = cute.arch.block_idx()
+    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (H, Q, K // each,), (True, False, False))
     if there:
         dslope = alibi_bias_backward_columns(device.full(1, column_sum))
-        rDslope.store(dslope.to(mDslope.element_type))
-        mDslope[c] = rDslope[0]
+        mDslope[c] = dslope.to(mDslope.element_type)[0]
 
 
 @cute.jit

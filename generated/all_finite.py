@@ -95,16 +95,13 @@ def all_finite_finish(
     mY: cute.Tensor,  # (1) bool
     mTotalAllParts: cute.Tensor,  # (blocks) total_all of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_all,) = partials.over_all_parts([mTotalAllParts], ("all",))
     there = tidx == 0
-    rY = access.registers(mY, (1,))
+    (total_all,) = partials.over_all_parts([mTotalAllParts], ("all",))
     if there:
         y = all_finite_columns(device.full(1, total_all, cutlass.Int32) != 0)
-        rY.store(y.to(mY.element_type))
-        mY[0] = rY[0]
+        mY[0] = y.to(mY.element_type)[0]
 
 
 @cute.jit

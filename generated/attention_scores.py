@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -34,58 +34,24 @@ scores = scale * (q @ k) + bias
 }
 
 
-@cute.jit
-def attention_scores_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def attention_scores_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mBias,  # (S, P) T
-        mScores,  # (B, S, P) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iS = row
-    iP = column
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = load(mBias, cute.crd2idx((iS, iP), mBias.layout), valid, vec, ragged)
+    mBias, mScores = tensors
+    iS = at.row
+    iP = at.column
+    rBias = at.load(mBias, (iS, iP), default=0.0)
     return (rBias,)
 
 
-@cute.jit
-def attention_scores_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-    scale: cutlass.Constexpr[float],
-):
-    (
-        mBias,  # (S, P) T
-        mScores,  # (B, S, P) T
-    ) = tensors
-    iS = row
-    iB = batch
-    iP = column
+def attention_scores_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, scale: float):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mBias, mScores = tensors
+    iS = at.row
+    iB = at.batch
+    iP = at.column
     rBias, = operands
-    scores = attention_scores_epilogue_chain(acc[0].load(), device.floats(rBias), device.full(vec, scale))
-    rScores = access.registers(mScores, (vec,))
-    rScores.store(scores.to(mScores.element_type))
-    vectors.store(rScores, mScores, cute.crd2idx((iB, iS, iP), mScores.layout), valid, ragged)
+    scores = attention_scores_epilogue_chain(acc[0].load(), device.floats(rBias), device.full(at.vec, scale))
+    at.store(scores.to(mScores.element_type), mScores, (iB, iS, iP))
     return ()
 
 
@@ -94,8 +60,8 @@ def attention_scores_launch(
     stream: cuda.CUstream,
     mQ: cute.Tensor,  # (L, rows, D) T
     mK: cute.Tensor,  # (L, P, D) T
-    mBias: cute.Tensor | None,
-    mScores: cute.Tensor,
+    mBias: cute.Tensor | None,  # (S, P) T
+    mScores: cute.Tensor,  # (B, S, P) T
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Contraction],
 ):
@@ -216,7 +182,6 @@ def attention_scores_backward_kernel(
     pace = parts * rows_a_block  # from one row of a thread to its next
 
     rDscores = access.registers(mDscores, (vec, vectors, at_once))
-    rDacc = access.registers(mDacc, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -237,8 +202,7 @@ def attention_scores_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDacc.store(dacc.to(mDacc.element_type))
-                at.store(rDacc, mDacc, (iB, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (iB, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, SP, first)
@@ -254,19 +218,12 @@ def attention_scores_backward_finish(
     mDbias: cute.Tensor,  # (SP) T
     mColumnSumParts: cute.Tensor,  # (parts, SP) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = attention_scores_backward_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[c] = rDbias[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -163,8 +163,6 @@ def axpby_backward_kernel(
     rDz = access.registers(mDz, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
-    rDx = access.registers(mDx, (vec,))
-    rDy = access.registers(mDy, (vec,))
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
@@ -187,10 +185,8 @@ def axpby_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                rDy.store(dy.to(mDy.element_type))
-                at.store(rDx, mDx, cutlass.Int64(row) * width)
-                at.store(rDy, mDy, cutlass.Int64(row) * width)
+                at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
+                at.store(dy.to(mDy.element_type), mDy, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
             later.load(mDz, cutlass.Int64(row) * width, rDz[None, None, u])
@@ -210,19 +206,14 @@ def axpby_backward_finish(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
     mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum, total_sum2 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts], ("sum", "sum"))
     there = tidx == 0
-    rDalpha = access.registers(mDalpha, (1,))
-    rDbeta = access.registers(mDbeta, (1,))
+    total_sum, total_sum2 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts], ("sum", "sum"))
     if there:
         dalpha, dbeta = axpby_backward_columns(device.full(1, total_sum), device.full(1, total_sum2))
-        rDalpha.store(dalpha.to(mDalpha.element_type))
-        rDbeta.store(dbeta.to(mDbeta.element_type))
-        mDalpha[0] = rDalpha[0]
-        mDbeta[0] = rDbeta[0]
+        mDalpha[0] = dalpha.to(mDalpha.element_type)[0]
+        mDbeta[0] = dbeta.to(mDbeta.element_type)[0]
 
 
 @cute.jit

@@ -124,20 +124,13 @@ def batch_norm_train_stage1_finish(
     mColumnMeanParts: cute.Tensor,  # (parts, N) column_mean of each part
     row_count: cutlass.Int64,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnMeanParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMeanParts)
     (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
-    rMean = access.registers(mMean, (1,))
     if there:
         mean = batch_norm_train_stage1_columns(device.full(1, column_mean))
-        rMean.store(mean.to(mMean.element_type))
-        mMean[c] = rMean[0]
+        mMean[c] = mean.to(mMean.element_type)[0]
 
 
 @cute.jit
@@ -238,20 +231,13 @@ def batch_norm_train_stage2_finish(
     mColumnMeanParts: cute.Tensor,  # (parts, N) column_mean of each part
     row_count: cutlass.Int64,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnMeanParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMeanParts)
     (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
-    rVar = access.registers(mVar, (1,))
     if there:
         var = batch_norm_train_stage2_columns(device.full(1, column_mean))
-        rVar.store(var.to(mVar.element_type))
-        mVar[c] = rVar[0]
+        mVar[c] = var.to(mVar.element_type)[0]
 
 
 @cute.jit
@@ -421,34 +407,21 @@ def batch_norm_train_backward_stage1_finish(
     mT6Parts: cute.Tensor,  # (parts, N) t6 of each part
     eps: cutlass.Constexpr[float],
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mT5Parts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mT5Parts)
     t5, t6 = partials.over_parts([mT5Parts, mT6Parts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mT5Parts.shape[1])
     approx = device.narrow(mDweight)
     rVar = access.registers(mVar, (1,))
-    rT3 = access.registers(mT3, (1,))
-    rT4 = access.registers(mT4, (1,))
-    rDweight = access.registers(mDweight, (1,))
-    rDbias = access.registers(mDbias, (1,))
     rowwise.load_one(mVar, (c,), there, rVar)
     if there:
         t3, t4, dweight, dbias = batch_norm_train_backward_stage1_columns(
             device.floats(device.full(1, rVar[0], rVar.element_type)), device.full(1, eps), device.full(1, t5),
             device.full(1, t6), approx,
         )
-        rT3.store(t3.to(mT3.element_type))
-        rT4.store(t4.to(mT4.element_type))
-        rDweight.store(dweight.to(mDweight.element_type))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mT3[c] = rT3[0]
-        mT4[c] = rT4[0]
-        mDweight[c] = rDweight[0]
-        mDbias[c] = rDbias[0]
+        mT3[c] = t3.to(mT3.element_type)[0]
+        mT4[c] = t4.to(mT4.element_type)[0]
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -31,51 +31,25 @@ y = gelu(x @ w + bias)
 }
 
 
-@cute.jit
-def batched_dense_gelu_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def batched_dense_gelu_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mBias,  # (E, N) T
-        mY,  # (E, M, N) T
-    ) = tensors
-    iE = batch
-    iN = column
-    rBias = vectors.load(mBias, cute.crd2idx((iE, iN), mBias.layout), valid, vec, ragged)
+    mBias, mY = tensors
+    iE = at.batch
+    iN = at.column
+    rBias = at.load(mBias, (iE, iN))
     return (rBias,)
 
 
-@cute.jit
-def batched_dense_gelu_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mBias,  # (E, N) T
-        mY,  # (E, M, N) T
-    ) = tensors
-    iM = row
-    iE = batch
-    iN = column
+def batched_dense_gelu_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mBias, mY = tensors
+    iM = at.row
+    iE = at.batch
+    iN = at.column
     rBias, = operands
     approx = device.narrow(mY)
     y = batched_dense_gelu_epilogue_chain(acc[0].load(), device.floats(rBias), approx)
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((iE, iM, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (iE, iM, iN))
     return ()
 
 
@@ -84,8 +58,8 @@ def batched_dense_gelu_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (L, rows, K) T
     mW: cute.Tensor,  # (L, K, N) T
-    mBias: cute.Tensor,
-    mY: cute.Tensor,
+    mBias: cute.Tensor,  # (E, N) T
+    mY: cute.Tensor,  # (E, M, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -143,56 +117,26 @@ def batched_dense_gelu_forward_chain(acc, bias, approx):
     return z, y
 
 
-@cute.jit
-def batched_dense_gelu_forward_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def batched_dense_gelu_forward_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mBias,  # (E, N) T
-        mY,  # (E, M, N) T
-        mZ,  # (E, M, N) wide T
-    ) = tensors
-    iE = batch
-    iN = column
-    rBias = vectors.load(mBias, cute.crd2idx((iE, iN), mBias.layout), valid, vec, ragged)
+    mBias, mY, mZ = tensors
+    iE = at.batch
+    iN = at.column
+    rBias = at.load(mBias, (iE, iN))
     return (rBias,)
 
 
-@cute.jit
-def batched_dense_gelu_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mBias,  # (E, N) T
-        mY,  # (E, M, N) T
-        mZ,  # (E, M, N) wide T
-    ) = tensors
-    iM = row
-    iE = batch
-    iN = column
+def batched_dense_gelu_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mBias, mY, mZ = tensors
+    iM = at.row
+    iE = at.batch
+    iN = at.column
     rBias, = operands
     approx = device.narrow(mY)
     z, y = batched_dense_gelu_forward_chain(acc[0].load(), device.floats(rBias), approx)
-    rZ = access.registers(mZ, (vec,))
-    rY = access.registers(mY, (vec,))
-    rZ.store(z.to(mZ.element_type))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rZ, mZ, cute.crd2idx((iE, iM, iN), mZ.layout), valid, ragged)
-    vectors.store(rY, mY, cute.crd2idx((iE, iM, iN), mY.layout), valid, ragged)
+    at.store(z.to(mZ.element_type), mZ, (iE, iM, iN))
+    at.store(y.to(mY.element_type), mY, (iE, iM, iN))
     return ()
 
 
@@ -201,9 +145,9 @@ def batched_dense_gelu_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (L, rows, K) T
     mW: cute.Tensor,  # (L, K, N) T
-    mBias: cute.Tensor,
-    mY: cute.Tensor,
-    mZ: cute.Tensor,
+    mBias: cute.Tensor,  # (E, N) T
+    mY: cute.Tensor,  # (E, M, N) T
+    mZ: cute.Tensor,  # (E, M, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -253,7 +197,6 @@ def batched_dense_gelu_backward_kernel(
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rZ = access.registers(mZ, (vec, vectors, at_once))
-    rDacc = access.registers(mDacc, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -275,8 +218,7 @@ def batched_dense_gelu_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDacc.store(dacc.to(mDacc.element_type))
-                at.store(rDacc, mDacc, (iE, iM, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iM = row
             later = rowwise.walked(how, row < M, N, first)
@@ -314,8 +256,6 @@ def batched_dense_gelu_backward_places(
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rZ = access.registers(mZ, (vec, vectors, at_once))
-    rDacc = access.registers(mDacc, (vec,))
-    rDbias = access.registers(mDbias, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     every = rowwise.walked(how, there, N, first)
 
@@ -337,15 +277,13 @@ def batched_dense_gelu_backward_places(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDacc.store(dacc.to(mDacc.element_type))
-                at.store(rDacc, mDacc, (iE, iM, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0))
 
     for v in cutlass.range_constexpr(vectors):
         at = every.vector(v)
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         dbias = batched_dense_gelu_backward_columns(column_sum)
-        rDbias.store(dbias.to(mDbias.element_type))
-        at.store(rDbias, mDbias, (iE, 0))
+        at.store(dbias.to(mDbias.element_type), mDbias, (iE, 0))
 
 
 @cute.kernel
@@ -354,21 +292,14 @@ def batched_dense_gelu_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, E * N) column_sum of each part
     N: cutlass.Int32,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iN = c % N
     iE = (c // N)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = batched_dense_gelu_backward_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[iE, iN] = rDbias[0]
+        mDbias[iE, iN] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -93,19 +93,12 @@ def bias_grad_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = bias_grad_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[c] = rDbias[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -151,7 +151,6 @@ def bias_relu_residual_backward_kernel(
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
     rBias = access.registers(mBias, (vec, vectors))
-    rDx = access.registers(mDx, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, N, first)
@@ -173,8 +172,7 @@ def bias_relu_residual_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])
@@ -188,19 +186,12 @@ def bias_relu_residual_backward_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = bias_relu_residual_backward_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[c] = rDbias[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -105,16 +105,13 @@ def bilinear_form_finish(
     mY: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
-    rY = access.registers(mY, (1,))
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     if there:
         y = bilinear_form_columns(device.full(1, total_sum))
-        rY.store(y.to(mY.element_type))
-        mY[0] = rY[0]
+        mY[0] = y.to(mY.element_type)[0]
 
 
 @cute.jit
@@ -181,14 +178,12 @@ def bilinear_form_frozen_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rDleft, rDx)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rDleft, rDx)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mDy, (0,), rDy)
         row.load_one(mLeft, (index,), rLeft[None, u])
         reduce.meet([*sRowSum], how.cluster)
@@ -196,8 +191,7 @@ def bilinear_form_frozen_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mRight, (0,), rRight)
@@ -215,19 +209,16 @@ def bilinear_form_frozen_kernel(
                     device.floats(device.full(vec, rDy[0], rDy.element_type)),
                     device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rRight[None, 0]),
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
         if row.writes():
             dleft = bilinear_form_frozen_row(
                 device.floats(device.full(1, rDy[0], rDy.element_type)), device.full(1, row_sum),
             )
-            rDleft[None, u].store(dleft.to(mDleft.element_type))
-            row.store_one(rDleft[None, u], mDleft, (index,))
+            row.store_one(dleft.to(mDleft.element_type), mDleft, (index,), rDleft[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDleft, mDleft, first_row, place)
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDleft, mDleft, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit
@@ -274,21 +265,18 @@ def bilinear_form_backward_rows_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rRowSumOfRows)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rRowSumOfRows)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mRight, (0,), rRight)
@@ -300,11 +288,11 @@ def bilinear_form_backward_rows_kernel(
 
         if row.writes():
             row_sum_of_rows = bilinear_form_backward_rows_row(device.full(1, row_sum))
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            row.store_one(rRowSumOfRows[None, u], mRowSumOfRows, (index,))
+            row.store_one(
+                row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+    rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
 @cute.jit
@@ -379,8 +367,6 @@ def bilinear_form_backward_kernel(
     rRight = access.registers(mRight, (vec, vectors))
     rDy = access.registers(mDy, (1,))
     rLeft = access.registers(mLeft, (1, at_once))
-    rDx = access.registers(mDx, (vec,))
-    rDleft = access.registers(mDleft, (1,))
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -439,14 +425,12 @@ def bilinear_form_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             if own.there & (first == 0):
                 dleft = bilinear_form_backward_row(
                     device.floats(device.full(1, rDy[0], rDy.element_type)), device.full(1, row_sum),
                 )
-                rDleft.store(dleft.to(mDleft.element_type))
-                own.store_one(rDleft, mDleft, (row,))
+                own.store_one(dleft.to(mDleft.element_type), mDleft, (row,))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -468,23 +452,16 @@ def bilinear_form_backward_finish(
     mDright: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
     rDy = access.registers(mDy, (1,))
-    rDright = access.registers(mDright, (1,))
     rowwise.load_one(mDy, (0,), there, rDy)
     if there:
         dright = bilinear_form_backward_columns(
             device.floats(device.full(1, rDy[0], rDy.element_type)), device.full(1, column_sum),
         )
-        rDright.store(dright.to(mDright.element_type))
-        mDright[c] = rDright[0]
+        mDright[c] = dright.to(mDright.element_type)[0]
 
 
 @cute.jit

@@ -139,20 +139,16 @@ def broadcast_add_4d_backward_finish(
     H: cutlass.Int32,
     D: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    there = tidx == 0
+    c, _, _ = cute.arch.block_idx()
     iD = c % D
     iS = (c // D)
     (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (S, H, D,), (True, False, True))
-    there = tidx == 0
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = broadcast_add_4d_backward_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[iS, iD] = rDbias[0]
+        mDbias[iS, iD] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -165,7 +165,6 @@ def clamp_backward_kernel(
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
-    rDx = access.registers(mDx, (vec,))
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
@@ -187,8 +186,7 @@ def clamp_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, cutlass.Int64(row) * width)
+                at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
             later.load(mDy, cutlass.Int64(row) * width, rDy[None, None, u])
@@ -207,19 +205,14 @@ def clamp_backward_finish(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
     mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum, total_sum2 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts], ("sum", "sum"))
     there = tidx == 0
-    rDlo = access.registers(mDlo, (1,))
-    rDhi = access.registers(mDhi, (1,))
+    total_sum, total_sum2 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts], ("sum", "sum"))
     if there:
         dlo, dhi = clamp_backward_columns(device.full(1, total_sum), device.full(1, total_sum2))
-        rDlo.store(dlo.to(mDlo.element_type))
-        rDhi.store(dhi.to(mDhi.element_type))
-        mDlo[0] = rDlo[0]
-        mDhi[0] = rDhi[0]
+        mDlo[0] = dlo.to(mDlo.element_type)[0]
+        mDhi[0] = dhi.to(mDhi.element_type)[0]
 
 
 @cute.jit

@@ -92,19 +92,12 @@ def column_amax_finish(
     mY: cute.Tensor,  # (N) float32
     mColumnMaxParts: cute.Tensor,  # (parts, N) column_max of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnMaxParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMaxParts)
     (column_max,) = partials.over_parts([mColumnMaxParts], ("max",), c)
-    there = (tidx < beside) & (c < mColumnMaxParts.shape[1])
-    rY = access.registers(mY, (1,))
     if there:
         y = column_amax_columns(device.full(1, column_max))
-        rY.store(y.to(mY.element_type))
-        mY[c] = rY[0]
+        mY[c] = y.to(mY.element_type)[0]
 
 
 @cute.jit
@@ -201,19 +194,12 @@ def column_amax_backward_stage1_finish(
     mSumOfN: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rSumOfN = access.registers(mSumOfN, (1,))
     if there:
         sum_of_n = column_amax_backward_stage1_columns(device.full(1, column_sum))
-        rSumOfN.store(sum_of_n.to(mSumOfN.element_type))
-        mSumOfN[c] = rSumOfN[0]
+        mSumOfN[c] = sum_of_n.to(mSumOfN.element_type)[0]
 
 
 @cute.jit

@@ -92,19 +92,12 @@ def column_any_finish(
     mY: cute.Tensor,  # (N) bool
     mColumnAnyParts: cute.Tensor,  # (parts, N) column_any of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnAnyParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnAnyParts)
     (column_any,) = partials.over_parts([mColumnAnyParts], ("any",), c)
-    there = (tidx < beside) & (c < mColumnAnyParts.shape[1])
-    rY = access.registers(mY, (1,))
     if there:
         y = column_any_columns(device.full(1, column_any, cutlass.Int32) != 0)
-        rY.store(y.to(mY.element_type))
-        mY[c] = rY[0]
+        mY[c] = y.to(mY.element_type)[0]
 
 
 @cute.jit

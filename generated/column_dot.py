@@ -96,19 +96,12 @@ def column_dot_finish(
     mDot: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDot = access.registers(mDot, (1,))
     if there:
         dot = column_dot_columns(device.full(1, column_sum))
-        rDot.store(dot.to(mDot.element_type))
-        mDot[c] = rDot[0]
+        mDot[c] = dot.to(mDot.element_type)[0]
 
 
 @cute.jit

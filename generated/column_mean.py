@@ -95,20 +95,13 @@ def column_mean_finish(
     mColumnMeanParts: cute.Tensor,  # (parts, N) column_mean of each part
     row_count: cutlass.Int64,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnMeanParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMeanParts)
     (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
-    rY = access.registers(mY, (1,))
     if there:
         y = column_mean_columns(device.full(1, column_mean))
-        rY.store(y.to(mY.element_type))
-        mY[c] = rY[0]
+        mY[c] = y.to(mY.element_type)[0]
 
 
 @cute.jit

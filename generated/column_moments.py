@@ -111,24 +111,15 @@ def column_moments_finish(
     mColumnMean2Parts: cute.Tensor,  # (parts, N) column_mean2 of each part
     row_count: cutlass.Int64,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnMeanParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMeanParts)
     column_mean, column_mean2 = partials.over_parts([mColumnMeanParts, mColumnMean2Parts], ("mean", "mean"), c)
-    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
     column_mean2 = column_mean2 / cutlass.Float32(row_count)
-    rMean = access.registers(mMean, (1,))
-    rMeanSquare = access.registers(mMeanSquare, (1,))
     if there:
         mean, mean_square = column_moments_columns(device.full(1, column_mean), device.full(1, column_mean2))
-        rMean.store(mean.to(mMean.element_type))
-        rMeanSquare.store(mean_square.to(mMeanSquare.element_type))
-        mMean[c] = rMean[0]
-        mMeanSquare[c] = rMeanSquare[0]
+        mMean[c] = mean.to(mMean.element_type)[0]
+        mMeanSquare[c] = mean_square.to(mMeanSquare.element_type)[0]
 
 
 @cute.jit

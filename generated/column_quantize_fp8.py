@@ -132,24 +132,15 @@ def column_quantize_fp8_stage1_finish(
     largest: cutlass.Constexpr[float],
     amax_min: cutlass.Constexpr[float],
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mT0Parts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mT0Parts)
     (t0,) = partials.over_parts([mT0Parts], ("max",), c)
-    there = (tidx < beside) & (c < mT0Parts.shape[1])
-    rMaxOfN = access.registers(mMaxOfN, (1,))
-    rScale = access.registers(mScale, (1,))
     if there:
         max_of_n, scale = column_quantize_fp8_stage1_columns(
             device.full(1, largest), device.full(1, amax_min), device.full(1, t0),
         )
-        rMaxOfN.store(max_of_n.to(mMaxOfN.element_type))
-        rScale.store(scale.to(mScale.element_type))
-        mMaxOfN[c] = rMaxOfN[0]
-        mScale[c] = rScale[0]
+        mMaxOfN[c] = max_of_n.to(mMaxOfN.element_type)[0]
+        mScale[c] = scale.to(mScale.element_type)[0]
 
 
 @cute.jit

@@ -92,19 +92,12 @@ def column_sum_finish(
     mY: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rY = access.registers(mY, (1,))
     if there:
         y = column_sum_columns(device.full(1, column_sum))
-        rY.store(y.to(mY.element_type))
-        mY[c] = rY[0]
+        mY[c] = y.to(mY.element_type)[0]
 
 
 @cute.jit

@@ -68,16 +68,14 @@ def cosine_similarity_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY, rSimilarity)
-        rowwise.load_together(mX, first_row, rX, place)
-        rowwise.load_together(mY, first_row, rY, place)
+    place = rowwise.meeting_place(how, rX, rY, rSimilarity)
+    rowwise.load_together(mX, first_row, rX, place)
+    rowwise.load_together(mY, first_row, rY, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.load(mY, (index, 0), rY[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mY, (index, 0), rY[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -85,9 +83,8 @@ def cosine_similarity_kernel(
         rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = cosine_similarity_stage0(device.floats(rX[None, v, u]), device.floats(rY[None, v, u]))
@@ -98,11 +95,9 @@ def cosine_similarity_kernel(
             similarity = cosine_similarity_row(
                 device.full(1, eps), device.full(1, row_sum), device.full(1, row_sum2), device.full(1, row_sum3),
             )
-            rSimilarity[None, u].store(similarity.to(mSimilarity.element_type))
-            row.store_one(rSimilarity[None, u], mSimilarity, (index,))
+            row.store_one(similarity.to(mSimilarity.element_type), mSimilarity, (index,), rSimilarity[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rSimilarity, mSimilarity, first_row, place)
+    rowwise.store_together(rSimilarity, mSimilarity, first_row, place)
 
 
 @cute.jit
@@ -165,16 +160,14 @@ def cosine_similarity_forward_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY, rSimilarity, rRowNorm, rRowNorm2)
-        rowwise.load_together(mX, first_row, rX, place)
-        rowwise.load_together(mY, first_row, rY, place)
+    place = rowwise.meeting_place(how, rX, rY, rSimilarity, rRowNorm, rRowNorm2)
+    rowwise.load_together(mX, first_row, rX, place)
+    rowwise.load_together(mY, first_row, rY, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.load(mY, (index, 0), rY[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mY, (index, 0), rY[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -182,9 +175,8 @@ def cosine_similarity_forward_kernel(
         rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = cosine_similarity_forward_stage0(device.floats(rX[None, v, u]), device.floats(rY[None, v, u]))
@@ -195,17 +187,13 @@ def cosine_similarity_forward_kernel(
             similarity, row_norm, row_norm2 = cosine_similarity_forward_row(
                 device.full(1, eps), device.full(1, row_sum), device.full(1, row_sum2), device.full(1, row_sum3),
             )
-            rSimilarity[None, u].store(similarity.to(mSimilarity.element_type))
-            rRowNorm[None, u].store(row_norm.to(mRowNorm.element_type))
-            rRowNorm2[None, u].store(row_norm2.to(mRowNorm2.element_type))
-            row.store_one(rSimilarity[None, u], mSimilarity, (index,))
-            row.store_one(rRowNorm[None, u], mRowNorm, (index,))
-            row.store_one(rRowNorm2[None, u], mRowNorm2, (index,))
+            row.store_one(similarity.to(mSimilarity.element_type), mSimilarity, (index,), rSimilarity[None, u])
+            row.store_one(row_norm.to(mRowNorm.element_type), mRowNorm, (index,), rRowNorm[None, u])
+            row.store_one(row_norm2.to(mRowNorm2.element_type), mRowNorm2, (index,), rRowNorm2[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rSimilarity, mSimilarity, first_row, place)
-        access.store_rows(rRowNorm, mRowNorm, first_row, place)
-        access.store_rows(rRowNorm2, mRowNorm2, first_row, place)
+    rowwise.store_together(rSimilarity, mSimilarity, first_row, place)
+    rowwise.store_together(rRowNorm, mRowNorm, first_row, place)
+    rowwise.store_together(rRowNorm2, mRowNorm2, first_row, place)
 
 
 @cute.jit

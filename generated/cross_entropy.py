@@ -81,14 +81,12 @@ def cross_entropy_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rLse, rLoss)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rLse, rLoss)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rXAtLabelAt)
         row.load_one(mX, (index, device.clip_index(rXAtLabelAt[0], mX.shape[1])), rXAtLabel[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -100,8 +98,7 @@ def cross_entropy_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -122,14 +119,11 @@ def cross_entropy_kernel(
                 device.full(1, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                 device.full(1, ignore_index, cutlass.Int32), device.full(1, row_max), device.full(1, row_sum),
             )
-            rLse[None, u].store(lse.to(mLse.element_type))
-            rLoss[None, u].store(loss.to(mLoss.element_type))
-            row.store_one(rLse[None, u], mLse, (index,))
-            row.store_one(rLoss[None, u], mLoss, (index,))
+            row.store_one(lse.to(mLse.element_type), mLse, (index,), rLse[None, u])
+            row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLse, mLse, first_row, place)
-        access.store_rows(rLoss, mLoss, first_row, place)
+    rowwise.store_together(rLse, mLse, first_row, place)
+    rowwise.store_together(rLoss, mLoss, first_row, place)
 
 
 @cute.jit

@@ -112,14 +112,12 @@ def cross_entropy_grad_kernel(
     sTop = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rLoss, rDx)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rLoss, rDx)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rXAtLabelAt)
         row.load_one(mX, (index, device.clip_index(rXAtLabelAt[0], mX.shape[1])), rXAtLabel[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -131,8 +129,7 @@ def cross_entropy_grad_kernel(
         rTopSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -150,8 +147,7 @@ def cross_entropy_grad_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = cross_entropy_grad_chain(
@@ -160,8 +156,7 @@ def cross_entropy_grad_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, ignore_index, cutlass.Int32),
                     device.full(vec, mWeight[0]), device.full(vec, top), device.full(vec, row_sum), approx,
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
         if row.writes():
             loss = cross_entropy_grad_row(
@@ -169,12 +164,10 @@ def cross_entropy_grad_kernel(
                 device.full(1, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                 device.full(1, ignore_index, cutlass.Int32), device.full(1, top), device.full(1, row_sum),
             )
-            rLoss[None, u].store(loss.to(mLoss.element_type))
-            row.store_one(rLoss[None, u], mLoss, (index,))
+            row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLoss, mLoss, first_row, place)
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rLoss, mLoss, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit

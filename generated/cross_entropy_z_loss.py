@@ -96,14 +96,12 @@ def cross_entropy_z_loss_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rZLoss, rLoss)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rZLoss, rLoss)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rXAtLabelAt)
         row.load_one(mX, (index, device.clip_index(rXAtLabelAt[0], mX.shape[1])), rXAtLabel[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -115,8 +113,7 @@ def cross_entropy_z_loss_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -140,14 +137,11 @@ def cross_entropy_z_loss_kernel(
                 device.full(1, ignore_index, cutlass.Int32), device.full(1, mZWeight[0]), device.full(1, row_max),
                 device.full(1, row_sum),
             )
-            rZLoss[None, u].store(z_loss.to(mZLoss.element_type))
-            rLoss[None, u].store(loss.to(mLoss.element_type))
-            row.store_one(rZLoss[None, u], mZLoss, (index,))
-            row.store_one(rLoss[None, u], mLoss, (index,))
+            row.store_one(z_loss.to(mZLoss.element_type), mZLoss, (index,), rZLoss[None, u])
+            row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rZLoss, mZLoss, first_row, place)
-        access.store_rows(rLoss, mLoss, first_row, place)
+    rowwise.store_together(rZLoss, mZLoss, first_row, place)
+    rowwise.store_together(rLoss, mLoss, first_row, place)
 
 
 @cute.jit
@@ -236,14 +230,12 @@ def cross_entropy_z_loss_forward_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rLse, rZLoss, rLoss)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rLse, rZLoss, rLoss)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rXAtLabelAt)
         row.load_one(mX, (index, device.clip_index(rXAtLabelAt[0], mX.shape[1])), rXAtLabel[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -255,8 +247,7 @@ def cross_entropy_z_loss_forward_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -280,17 +271,13 @@ def cross_entropy_z_loss_forward_kernel(
                 device.full(1, ignore_index, cutlass.Int32), device.full(1, mZWeight[0]), device.full(1, row_max),
                 device.full(1, row_sum),
             )
-            rLse[None, u].store(lse.to(mLse.element_type))
-            rZLoss[None, u].store(z_loss.to(mZLoss.element_type))
-            rLoss[None, u].store(loss.to(mLoss.element_type))
-            row.store_one(rLse[None, u], mLse, (index,))
-            row.store_one(rZLoss[None, u], mZLoss, (index,))
-            row.store_one(rLoss[None, u], mLoss, (index,))
+            row.store_one(lse.to(mLse.element_type), mLse, (index,), rLse[None, u])
+            row.store_one(z_loss.to(mZLoss.element_type), mZLoss, (index,), rZLoss[None, u])
+            row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLse, mLse, first_row, place)
-        access.store_rows(rZLoss, mZLoss, first_row, place)
-        access.store_rows(rLoss, mLoss, first_row, place)
+    rowwise.store_together(rLse, mLse, first_row, place)
+    rowwise.store_together(rZLoss, mZLoss, first_row, place)
+    rowwise.store_together(rLoss, mLoss, first_row, place)
 
 
 @cute.jit
@@ -427,7 +414,6 @@ def cross_entropy_z_loss_backward_kernel(
     rDzLoss = access.registers(mDzLoss, (1, at_once))
     rLse = access.registers(mLse, (1, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
-    rDx = access.registers(mDx, (vec,))
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
@@ -455,8 +441,7 @@ def cross_entropy_z_loss_backward_kernel(
                 )
                 once = at.inside_once()  # a row counts once
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mDloss, (row,), rDloss[None, u])
@@ -475,16 +460,13 @@ def cross_entropy_z_loss_backward_finish(
     mDzWeight: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
-    rDzWeight = access.registers(mDzWeight, (1,))
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     if there:
         dz_weight = cross_entropy_z_loss_backward_columns(device.full(1, total_sum))
-        rDzWeight.store(dz_weight.to(mDzWeight.element_type))
-        mDzWeight[0] = rDzWeight[0]
+        mDzWeight[0] = dz_weight.to(mDzWeight.element_type)[0]
 
 
 @cute.jit

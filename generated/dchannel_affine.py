@@ -83,12 +83,11 @@ def dchannel_affine_kernel(
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (vec, vectors))
-    rDx = access.registers(mDx, (vec,))
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, C * S, first)
-    all_rows.gather(mScale, (0,), (0,), (C, S,), rScale)
+    all_rows.gather_shared(mScale, (0,), (0,), (C, S,), rScale)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -110,8 +109,7 @@ def dchannel_affine_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (iB, 0, 0))
+                at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, C * S, first)
@@ -134,23 +132,17 @@ def dchannel_affine_finish(
     C: cutlass.Int32,
     S: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    there = tidx == 0
+    c, _, _ = cute.arch.block_idx()
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (C, S // each,), (True, False),
     )
-    there = tidx == 0
-    rDscale = access.registers(mDscale, (1,))
-    rDshift = access.registers(mDshift, (1,))
     if there:
         dscale, dshift = dchannel_affine_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDscale.store(dscale.to(mDscale.element_type))
-        rDshift.store(dshift.to(mDshift.element_type))
-        mDscale[c] = rDscale[0]
-        mDshift[c] = rDshift[0]
+        mDscale[c] = dscale.to(mDscale.element_type)[0]
+        mDshift[c] = dshift.to(mDshift.element_type)[0]
 
 
 @cute.jit

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, reduce, rowwise, vectors
+from codegen.device import access, gemm, reduce, rowwise
 from codegen.shared import Contraction, RowLaunch
 
 SPEC = {
@@ -47,51 +47,22 @@ def dense_amax_chain(acc, bias):
     return y, amax_of
 
 
-@cute.jit
-def dense_amax_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def dense_amax_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mBias, mY = tensors
+    iN = at.column
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rBias,)
 
 
-@cute.jit
-def dense_amax_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_amax_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mBias, mY = tensors
+    row = at.row
+    iN = at.column
     rBias, = operands
     y, amax_of = dense_amax_chain(acc[0].load(), device.floats(rBias))
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return (amax_of,)
 
 
@@ -100,8 +71,8 @@ def dense_amax_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mBias: cute.Tensor | None,
-    mY: cute.Tensor,
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
     mAmaxMax: cute.Tensor,  # (L, rows, parts) max of amax_of
     how: cutlass.Constexpr[Contraction],
 ):
@@ -163,21 +134,18 @@ def dense_amax_epilogue_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rAcc, rY, rAmax)
-        rowwise.load_together(mAcc, first_row, rAcc, place)
+    place = rowwise.meeting_place(how, rAcc, rY, rAmax)
+    rowwise.load_together(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mAcc, (index, 0), rAcc[None, None, u])
+        row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
 
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mBias, (0,), rBias)
@@ -188,23 +156,19 @@ def dense_amax_epilogue_kernel(
         row = row.forget((mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mBias, (0,), rBias)
                 y = dense_amax_epilogue_chain(device.floats(rAcc[None, v, u]), device.floats(rBias[None, 0]))
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
         if row.writes():
             amax = dense_amax_epilogue_row(device.full(1, row_max))
-            rAmax[None, u].store(amax.to(mAmax.element_type))
-            row.store_one(rAmax[None, u], mAmax, (index,))
+            row.store_one(amax.to(mAmax.element_type), mAmax, (index,), rAmax[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
-        access.store_rows(rAmax, mAmax, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rAmax, mAmax, first_row, place)
 
 
 @cute.jit

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, vectors
+from codegen.device import flat, gemm
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -36,26 +36,14 @@ y = jax.nn.gelu(g, approximate=False) * u
 }
 
 
-@cute.jit
-def dense_geglu_weights_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-):
-    (
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_geglu_weights_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mY, = tensors
+    row = at.row
+    iN = at.column
     approx = device.narrow(mY)
     y = dense_geglu_weights_epilogue_chain(acc[0].load(), acc[1].load(), approx)
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -65,7 +53,7 @@ def dense_geglu_weights_launch(
     mX: cute.Tensor,  # (rows, K) T
     mWg: cute.Tensor,  # (K, N) T
     mWu: cute.Tensor,  # (K, N) T
-    mY: cute.Tensor,
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -124,34 +112,16 @@ def dense_geglu_weights_forward_chain(g, u, approx):
     return y, g_kept, u_kept
 
 
-@cute.jit
-def dense_geglu_weights_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-):
-    (
-        mY,  # (rows, N) T
-        mGKept,  # (rows, N) wide T
-        mUKept,  # (rows, N) wide T
-    ) = tensors
-    iN = column
+def dense_geglu_weights_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mY, mGKept, mUKept = tensors
+    row = at.row
+    iN = at.column
     approx = device.narrow(mY)
     y, g_kept, u_kept = dense_geglu_weights_forward_chain(acc[0].load(), acc[1].load(), approx)
-    rY = access.registers(mY, (vec,))
-    rGKept = access.registers(mGKept, (vec,))
-    rUKept = access.registers(mUKept, (vec,))
-    rY.store(y.to(mY.element_type))
-    rGKept.store(g_kept.to(mGKept.element_type))
-    rUKept.store(u_kept.to(mUKept.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
-    vectors.store(rGKept, mGKept, cute.crd2idx((row, iN), mGKept.layout), valid, ragged)
-    vectors.store(rUKept, mUKept, cute.crd2idx((row, iN), mUKept.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
+    at.store(g_kept.to(mGKept.element_type), mGKept, (row, iN))
+    at.store(u_kept.to(mUKept.element_type), mUKept, (row, iN))
     return ()
 
 
@@ -161,9 +131,9 @@ def dense_geglu_weights_forward_launch(
     mX: cute.Tensor,  # (rows, K) T
     mWg: cute.Tensor,  # (K, N) T
     mWu: cute.Tensor,  # (K, N) T
-    mY: cute.Tensor,
-    mGKept: cute.Tensor,
-    mUKept: cute.Tensor,
+    mY: cute.Tensor,  # (rows, N) T
+    mGKept: cute.Tensor,  # (rows, N) wide T
+    mUKept: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -38,57 +38,24 @@ y = jax.nn.gelu(z, approximate=False)
 }
 
 
-@cute.jit
-def dense_gelu_aux_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def dense_gelu_aux_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-        mZ,  # (rows, N) T
-    ) = tensors
-    iN = column
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mBias, mY, mZ = tensors
+    iN = at.column
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rBias,)
 
 
-@cute.jit
-def dense_gelu_aux_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-        mZ,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_gelu_aux_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mBias, mY, mZ = tensors
+    row = at.row
+    iN = at.column
     rBias, = operands
     approx = device.narrow(mY)
     z, y = dense_gelu_aux_epilogue_chain(acc[0].load(), device.floats(rBias), approx)
-    rZ = access.registers(mZ, (vec,))
-    rY = access.registers(mY, (vec,))
-    rZ.store(z.to(mZ.element_type))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(z.to(mZ.element_type), mZ, (row, iN))
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -97,9 +64,9 @@ def dense_gelu_aux_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mBias: cute.Tensor | None,
-    mY: cute.Tensor,
-    mZ: cute.Tensor,
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -172,62 +139,25 @@ def dense_gelu_aux_forward_chain(acc, bias, approx):
     return z2, z, y
 
 
-@cute.jit
-def dense_gelu_aux_forward_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def dense_gelu_aux_forward_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-        mZ,  # (rows, N) T
-        mZ2,  # (rows, N) wide T
-    ) = tensors
-    iN = column
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mBias, mY, mZ, mZ2 = tensors
+    iN = at.column
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rBias,)
 
 
-@cute.jit
-def dense_gelu_aux_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-        mZ,  # (rows, N) T
-        mZ2,  # (rows, N) wide T
-    ) = tensors
-    iN = column
+def dense_gelu_aux_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mBias, mY, mZ, mZ2 = tensors
+    row = at.row
+    iN = at.column
     rBias, = operands
     approx = device.narrow(mY)
     z2, z, y = dense_gelu_aux_forward_chain(acc[0].load(), device.floats(rBias), approx)
-    rZ2 = access.registers(mZ2, (vec,))
-    rZ = access.registers(mZ, (vec,))
-    rY = access.registers(mY, (vec,))
-    rZ2.store(z2.to(mZ2.element_type))
-    rZ.store(z.to(mZ.element_type))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rZ2, mZ2, cute.crd2idx((row, iN), mZ2.layout), valid, ragged)
-    vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(z2.to(mZ2.element_type), mZ2, (row, iN))
+    at.store(z.to(mZ.element_type), mZ, (row, iN))
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -236,10 +166,10 @@ def dense_gelu_aux_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mBias: cute.Tensor | None,
-    mY: cute.Tensor,
-    mZ: cute.Tensor,
-    mZ2: cute.Tensor,
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) T
+    mZ2: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -325,7 +255,6 @@ def dense_gelu_aux_backward_kernel(
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rDz = access.registers(mDz, (vec, vectors, at_once))
     rZ2 = access.registers(mZ2, (vec, vectors, at_once))
-    rDacc = access.registers(mDacc, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -347,8 +276,7 @@ def dense_gelu_aux_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDacc.store(dacc.to(mDacc.element_type))
-                at.store(rDacc, mDacc, (row, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])
@@ -363,19 +291,12 @@ def dense_gelu_aux_backward_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = dense_gelu_aux_backward_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[c] = rDbias[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

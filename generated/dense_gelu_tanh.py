@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -36,52 +36,23 @@ y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
 }
 
 
-@cute.jit
-def dense_gelu_tanh_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def dense_gelu_tanh_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mBias, mY = tensors
+    iN = at.column
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rBias,)
 
 
-@cute.jit
-def dense_gelu_tanh_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_gelu_tanh_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mBias, mY = tensors
+    row = at.row
+    iN = at.column
     rBias, = operands
     approx = device.narrow(mY)
     y = dense_gelu_tanh_epilogue_chain(acc[0].load(), device.floats(rBias), approx)
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -90,8 +61,8 @@ def dense_gelu_tanh_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mBias: cute.Tensor | None,
-    mY: cute.Tensor,
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -152,57 +123,24 @@ def dense_gelu_tanh_forward_chain(acc, bias, approx):
     return z, y
 
 
-@cute.jit
-def dense_gelu_tanh_forward_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def dense_gelu_tanh_forward_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-        mZ,  # (rows, N) wide T
-    ) = tensors
-    iN = column
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mBias, mY, mZ = tensors
+    iN = at.column
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rBias,)
 
 
-@cute.jit
-def dense_gelu_tanh_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-        mZ,  # (rows, N) wide T
-    ) = tensors
-    iN = column
+def dense_gelu_tanh_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mBias, mY, mZ = tensors
+    row = at.row
+    iN = at.column
     rBias, = operands
     approx = device.narrow(mY)
     z, y = dense_gelu_tanh_forward_chain(acc[0].load(), device.floats(rBias), approx)
-    rZ = access.registers(mZ, (vec,))
-    rY = access.registers(mY, (vec,))
-    rZ.store(z.to(mZ.element_type))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(z.to(mZ.element_type), mZ, (row, iN))
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -211,9 +149,9 @@ def dense_gelu_tanh_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mBias: cute.Tensor | None,
-    mY: cute.Tensor,
-    mZ: cute.Tensor,
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -307,7 +245,6 @@ def dense_gelu_tanh_backward_kernel(
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rZ = access.registers(mZ, (vec, vectors, at_once))
-    rDacc = access.registers(mDacc, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -327,8 +264,7 @@ def dense_gelu_tanh_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDacc.store(dacc.to(mDacc.element_type))
-                at.store(rDacc, mDacc, (row, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])
@@ -342,19 +278,12 @@ def dense_gelu_tanh_backward_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = dense_gelu_tanh_backward_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[c] = rDbias[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, vectors
+from codegen.device import flat, gemm
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -38,25 +38,13 @@ y = jax.nn.relu(g) * u
 }
 
 
-@cute.jit
-def dense_reglu_pairs_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-):
-    (
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_reglu_pairs_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mY, = tensors
+    row = at.row
+    iN = at.column
     y = dense_reglu_pairs_epilogue_chain(acc[0].load(), acc[1].load())
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -65,7 +53,7 @@ def dense_reglu_pairs_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N, 2) T
-    mY: cute.Tensor,
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -123,33 +111,14 @@ def dense_reglu_pairs_forward_chain(acc0, acc1):
     return y, acc_kept0, acc_kept1
 
 
-@cute.jit
-def dense_reglu_pairs_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-):
-    (
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N, 2) wide T
-    ) = tensors
-    iN = column
+def dense_reglu_pairs_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mY, mAccKept = tensors
+    row = at.row
+    iN = at.column
     y, acc_kept0, acc_kept1 = dense_reglu_pairs_forward_chain(acc[0].load(), acc[1].load())
-    rY = access.registers(mY, (vec,))
-    rAccKept = access.registers(mAccKept, (2, vec))
-    rY.store(y.to(mY.element_type))
-    rAccKept[0, None].store(acc_kept0.to(mAccKept.element_type))
-    rAccKept[1, None].store(acc_kept1.to(mAccKept.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
-    vectors.store(
-        cute.make_tensor(rAccKept.iterator, cute.make_layout((2 * vec,))), mAccKept,
-        cute.crd2idx((row, iN, 0), mAccKept.layout), 2 * valid, ragged,
-    )
+    at.store(y.to(mY.element_type), mY, (row, iN))
+    at.store((acc_kept0.to(mAccKept.element_type), acc_kept1.to(mAccKept.element_type)), mAccKept, (row, iN, 0))
     return ()
 
 
@@ -158,8 +127,8 @@ def dense_reglu_pairs_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N, 2) T
-    mY: cute.Tensor,
-    mAccKept: cute.Tensor,
+    mY: cute.Tensor,  # (rows, N) T
+    mAccKept: cute.Tensor,  # (rows, N, 2) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, vectors
+from codegen.device import flat, gemm
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -33,55 +33,23 @@ y = relu(x @ w + bias) * scale
 }
 
 
-@cute.jit
-def dense_relu_fp8_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def dense_relu_fp8_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mScale,  # (1) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) float8_e4m3fn
-    ) = tensors
-    iN = column
-    rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
-    rScale.fill(mScale[0])
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mScale, mBias, mY = tensors
+    iN = at.column
+    rScale = at.load_one(mScale, (0,))
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rScale, rBias,)
 
 
-@cute.jit
-def dense_relu_fp8_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mScale,  # (1) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) float8_e4m3fn
-    ) = tensors
-    iN = column
+def dense_relu_fp8_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mScale, mBias, mY = tensors
+    row = at.row
+    iN = at.column
     rScale, rBias = operands
     y = dense_relu_fp8_epilogue_chain(acc[0].load(), device.floats(rScale), device.floats(rBias))
-    rY = access.registers(mY, (vec,))
-    rY.store(device.cast(y, mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(device.cast(y, mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -90,9 +58,9 @@ def dense_relu_fp8_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mScale: cute.Tensor,
-    mBias: cute.Tensor | None,
-    mY: cute.Tensor,
+    mScale: cute.Tensor,  # (1) float32
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) float8_e4m3fn
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(

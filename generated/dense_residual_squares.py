@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, reduce, rowwise
 from codegen.shared import Contraction, Launch, RowLaunch
 
 SPEC = {
@@ -47,50 +47,23 @@ def dense_residual_squares_chain(acc, residual):
     return y, squares_of
 
 
-@cute.jit
-def dense_residual_squares_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def dense_residual_squares_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mResidual,  # (rows, N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iN = column
-    rResidual = load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
+    mResidual, mY = tensors
+    row = at.row
+    iN = at.column
+    rResidual = at.load(mResidual, (row, iN))
     return (rResidual,)
 
 
-@cute.jit
-def dense_residual_squares_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mResidual,  # (rows, N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_residual_squares_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mResidual, mY = tensors
+    row = at.row
+    iN = at.column
     rResidual, = operands
     y, squares_of = dense_residual_squares_chain(acc[0].load(), device.floats(rResidual))
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return (squares_of,)
 
 
@@ -99,8 +72,8 @@ def dense_residual_squares_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mResidual: cute.Tensor,
-    mY: cute.Tensor,
+    mResidual: cute.Tensor,  # (rows, N) T
+    mY: cute.Tensor,  # (rows, N) T
     mSquaresSum: cute.Tensor,  # (L, rows, parts) sum of squares_of
     how: cutlass.Constexpr[Contraction],
 ):
@@ -162,24 +135,21 @@ def dense_residual_squares_epilogue_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rAcc, rResidual, rY, rSquares)
-        rowwise.load_together(mAcc, first_row, rAcc, place)
-        rowwise.load_together(mResidual, first_row, rResidual, place)
+    place = rowwise.meeting_place(how, rAcc, rResidual, rY, rSquares)
+    rowwise.load_together(mAcc, first_row, rAcc, place)
+    rowwise.load_together(mResidual, first_row, rResidual, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mAcc, (index, 0), rAcc[None, None, u])
-            row.load(mResidual, (index, 0), rResidual[None, None, u])
+        row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = dense_residual_squares_epilogue_row_sum(
@@ -191,25 +161,21 @@ def dense_residual_squares_epilogue_kernel(
         row = row.forget((mAcc, rAcc), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
-                part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = dense_residual_squares_epilogue_chain(
                     device.floats(rAcc[None, v, u]), device.floats(rResidual[None, v, u]),
                 )
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
         if row.writes():
             squares = dense_residual_squares_epilogue_row(device.full(1, row_sum))
-            rSquares[None, u].store(squares.to(mSquares.element_type))
-            row.store_one(rSquares[None, u], mSquares, (index,))
+            row.store_one(squares.to(mSquares.element_type), mSquares, (index,), rSquares[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
-        access.store_rows(rSquares, mSquares, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rSquares, mSquares, first_row, place)
 
 
 @cute.jit

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise
 from codegen.shared import Contraction, Launch, RowLaunch, Walk
 
 SPEC = {
@@ -35,73 +35,31 @@ y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
 }
 
 
-@cute.jit
-def dense_rms_scaled_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def dense_rms_scaled_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mRstd,  # (rows) float32
-        mWeight,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
-    rWeight = vectors.load(mWeight, cute.crd2idx((iN,), mWeight.layout), valid, vec, ragged)
+    mRstd, mWeight, mY = tensors
+    iN = at.column
+    rWeight = at.load(mWeight, (iN,))
     return (rWeight,)
 
 
-@cute.jit
-def dense_rms_scaled_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def dense_rms_scaled_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mRstd,  # (rows) float32
-        mWeight,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
-    rRstd.fill(mRstd[row])
+    mRstd, mWeight, mY = tensors
+    row = at.row
+    rRstd = at.load_one(mRstd, (row,))
     return (rRstd,)
 
 
-@cute.jit
-def dense_rms_scaled_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mRstd,  # (rows) float32
-        mWeight,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_rms_scaled_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mRstd, mWeight, mY = tensors
+    row = at.row
+    iN = at.column
     rWeight, rRstd = operands
     approx = device.narrow(mY)
     y = dense_rms_scaled_epilogue_chain(acc[0].load(), device.floats(rRstd), device.floats(rWeight), approx)
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -110,9 +68,9 @@ def dense_rms_scaled_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mRstd: cute.Tensor,
-    mWeight: cute.Tensor,
-    mY: cute.Tensor,
+    mRstd: cute.Tensor,  # (rows) float32
+    mWeight: cute.Tensor,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -175,79 +133,32 @@ def dense_rms_scaled_forward_chain(acc, rstd, weight, approx):
     return y, acc_kept
 
 
-@cute.jit
-def dense_rms_scaled_forward_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def dense_rms_scaled_forward_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mRstd,  # (rows) float32
-        mWeight,  # (N) T
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    iN = column
-    rWeight = vectors.load(mWeight, cute.crd2idx((iN,), mWeight.layout), valid, vec, ragged)
+    mRstd, mWeight, mY, mAccKept = tensors
+    iN = at.column
+    rWeight = at.load(mWeight, (iN,))
     return (rWeight,)
 
 
-@cute.jit
-def dense_rms_scaled_forward_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def dense_rms_scaled_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mRstd,  # (rows) float32
-        mWeight,  # (N) T
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    rRstd = cute.make_rmem_tensor((vec,), mRstd.element_type)
-    rRstd.fill(mRstd[row])
+    mRstd, mWeight, mY, mAccKept = tensors
+    row = at.row
+    rRstd = at.load_one(mRstd, (row,))
     return (rRstd,)
 
 
-@cute.jit
-def dense_rms_scaled_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mRstd,  # (rows) float32
-        mWeight,  # (N) T
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    iN = column
+def dense_rms_scaled_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mRstd, mWeight, mY, mAccKept = tensors
+    row = at.row
+    iN = at.column
     rWeight, rRstd = operands
     approx = device.narrow(mY)
     y, acc_kept = dense_rms_scaled_forward_chain(acc[0].load(), device.floats(rRstd), device.floats(rWeight), approx)
-    rY = access.registers(mY, (vec,))
-    rAccKept = access.registers(mAccKept, (vec,))
-    rY.store(y.to(mY.element_type))
-    rAccKept.store(acc_kept.to(mAccKept.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
-    vectors.store(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
+    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
     return ()
 
 
@@ -256,10 +167,10 @@ def dense_rms_scaled_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mRstd: cute.Tensor,
-    mWeight: cute.Tensor,
-    mY: cute.Tensor,
-    mAccKept: cute.Tensor,
+    mRstd: cute.Tensor,  # (rows) float32
+    mWeight: cute.Tensor,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mAccKept: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -319,25 +230,22 @@ def dense_rms_scaled_frozen_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rAcc, rDacc, rDrstd)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mAcc, first_row, rAcc, place)
+    place = rowwise.meeting_place(how, rDy, rAcc, rDacc, rDrstd)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mAcc, (index, 0), rAcc[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mAcc, (index, 0), rAcc[None, None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -357,9 +265,8 @@ def dense_rms_scaled_frozen_kernel(
         row = row.forget((mDy, rDy), (mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -375,17 +282,14 @@ def dense_rms_scaled_frozen_kernel(
                     device.floats(rDy[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                     device.floats(rWeight[None, 0]), t5,
                 )
-                rDacc[None, v, u].store(dacc.to(mDacc.element_type))
-                at.store(rDacc[None, v, u], mDacc, (index, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
 
         if row.writes():
             drstd = dense_rms_scaled_frozen_row(device.full(1, row_sum))
-            rDrstd[None, u].store(drstd.to(mDrstd.element_type))
-            row.store_one(rDrstd[None, u], mDrstd, (index,))
+            row.store_one(drstd.to(mDrstd.element_type), mDrstd, (index,), rDrstd[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDacc, mDacc, first_row, place)
-        access.store_rows(rDrstd, mDrstd, first_row, place)
+    rowwise.store_together(rDacc, mDacc, first_row, place)
+    rowwise.store_together(rDrstd, mDrstd, first_row, place)
 
 
 @cute.jit
@@ -448,25 +352,22 @@ def dense_rms_scaled_backward_rows_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rAcc, rRowSumOfRows)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mAcc, first_row, rAcc, place)
+    place = rowwise.meeting_place(how, rDy, rAcc, rRowSumOfRows)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mAcc, (index, 0), rAcc[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mAcc, (index, 0), rAcc[None, None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -479,11 +380,11 @@ def dense_rms_scaled_backward_rows_kernel(
 
         if row.writes():
             row_sum_of_rows = dense_rms_scaled_backward_rows_row(device.full(1, row_sum))
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            row.store_one(rRowSumOfRows[None, u], mRowSumOfRows, (index,))
+            row.store_one(
+                row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+    rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
 @cute.jit
@@ -572,8 +473,6 @@ def dense_rms_scaled_backward_kernel(
     rAcc = access.registers(mAcc, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors))
     rRstd = access.registers(mRstd, (1, at_once))
-    rDacc = access.registers(mDacc, (vec,))
-    rDrstd = access.registers(mDrstd, (1,))
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -636,12 +535,10 @@ def dense_rms_scaled_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDacc.store(dacc.to(mDacc.element_type))
-                at.store(rDacc, mDacc, (row, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
             if own.there & (first == 0):
                 drstd = dense_rms_scaled_backward_row(device.full(1, row_sum))
-                rDrstd.store(drstd.to(mDrstd.element_type))
-                own.store_one(rDrstd, mDrstd, (row,))
+                own.store_one(drstd.to(mDrstd.element_type), mDrstd, (row,))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -664,19 +561,12 @@ def dense_rms_scaled_backward_finish(
     mDweight: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDweight = access.registers(mDweight, (1,))
     if there:
         dweight = dense_rms_scaled_backward_columns(device.full(1, column_sum))
-        rDweight.store(dweight.to(mDweight.element_type))
-        mDweight[c] = rDweight[0]
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
 
 
 @cute.jit

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, reduce, rowwise
 from codegen.shared import Contraction, Launch, RowLaunch
 
 SPEC = {
@@ -31,50 +31,22 @@ y = relu(x @ w + bias)
 }
 
 
-@cute.jit
-def dense_row_bias_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def dense_row_bias_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mBias,  # (rows) T
-        mY,  # (rows, N) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
-    rBias.fill(mBias[row])
+    mBias, mY = tensors
+    row = at.row
+    rBias = at.load_one(mBias, (row,))
     return (rBias,)
 
 
-@cute.jit
-def dense_row_bias_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mBias,  # (rows) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_row_bias_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mBias, mY = tensors
+    row = at.row
+    iN = at.column
     rBias, = operands
     y = dense_row_bias_epilogue_chain(acc[0].load(), device.floats(rBias))
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -83,8 +55,8 @@ def dense_row_bias_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mBias: cute.Tensor,
-    mY: cute.Tensor,
+    mBias: cute.Tensor,  # (rows) T
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -141,55 +113,23 @@ def dense_row_bias_forward_chain(acc, bias):
     return z, y
 
 
-@cute.jit
-def dense_row_bias_forward_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def dense_row_bias_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mBias,  # (rows) T
-        mY,  # (rows, N) T
-        mZ,  # (rows, N) wide T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    rBias = cute.make_rmem_tensor((vec,), mBias.element_type)
-    rBias.fill(mBias[row])
+    mBias, mY, mZ = tensors
+    row = at.row
+    rBias = at.load_one(mBias, (row,))
     return (rBias,)
 
 
-@cute.jit
-def dense_row_bias_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mBias,  # (rows) T
-        mY,  # (rows, N) T
-        mZ,  # (rows, N) wide T
-    ) = tensors
-    iN = column
+def dense_row_bias_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mBias, mY, mZ = tensors
+    row = at.row
+    iN = at.column
     rBias, = operands
     z, y = dense_row_bias_forward_chain(acc[0].load(), device.floats(rBias))
-    rZ = access.registers(mZ, (vec,))
-    rY = access.registers(mY, (vec,))
-    rZ.store(z.to(mZ.element_type))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rZ, mZ, cute.crd2idx((row, iN), mZ.layout), valid, ragged)
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(z.to(mZ.element_type), mZ, (row, iN))
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -198,9 +138,9 @@ def dense_row_bias_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mBias: cute.Tensor,
-    mY: cute.Tensor,
-    mZ: cute.Tensor,
+    mBias: cute.Tensor,  # (rows) T
+    mY: cute.Tensor,  # (rows, N) T
+    mZ: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -246,24 +186,21 @@ def dense_row_bias_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rZ, rDacc, rDbias)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mZ, first_row, rZ, place)
+    place = rowwise.meeting_place(how, rDy, rZ, rDacc, rDbias)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mZ, first_row, rZ, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mZ, (index, 0), rZ[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mZ, (index, 0), rZ[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mZ, (index, 0), rZ[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mZ, (index, 0), rZ[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = dense_row_bias_backward_row_sum(device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]))
@@ -273,23 +210,19 @@ def dense_row_bias_backward_kernel(
         row = row.forget((mDy, rDy), (mZ, rZ))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mZ, (index, 0), rZ[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mZ, (index, 0), rZ[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dacc = dense_row_bias_backward_chain(device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]))
-                rDacc[None, v, u].store(dacc.to(mDacc.element_type))
-                at.store(rDacc[None, v, u], mDacc, (index, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
 
         if row.writes():
             dbias = dense_row_bias_backward_row(device.full(1, row_sum))
-            rDbias[None, u].store(dbias.to(mDbias.element_type))
-            row.store_one(rDbias[None, u], mDbias, (index,))
+            row.store_one(dbias.to(mDbias.element_type), mDbias, (index,), rDbias[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDacc, mDacc, first_row, place)
-        access.store_rows(rDbias, mDbias, first_row, place)
+    rowwise.store_together(rDacc, mDacc, first_row, place)
+    rowwise.store_together(rDbias, mDbias, first_row, place)
 
 
 @cute.jit

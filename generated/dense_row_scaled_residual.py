@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, reduce, rowwise
 from codegen.shared import Contraction, Launch, RowLaunch
 
 SPEC = {
@@ -33,54 +33,24 @@ y = residual + z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z ** 3))
 }
 
 
-@cute.jit
-def dense_row_scaled_residual_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def dense_row_scaled_residual_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mResidual,  # (rows, N) T
-        mScale,  # (rows) float32
-        mY,  # (rows, N) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iN = column
-    rResidual = load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
-    rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
-    rScale.fill(mScale[row])
+    mResidual, mScale, mY = tensors
+    row = at.row
+    iN = at.column
+    rResidual = at.load(mResidual, (row, iN))
+    rScale = at.load_one(mScale, (row,))
     return (rResidual, rScale,)
 
 
-@cute.jit
-def dense_row_scaled_residual_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mResidual,  # (rows, N) T
-        mScale,  # (rows) float32
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_row_scaled_residual_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mResidual, mScale, mY = tensors
+    row = at.row
+    iN = at.column
     rResidual, rScale = operands
     y = dense_row_scaled_residual_epilogue_chain(acc[0].load(), device.floats(rResidual), device.floats(rScale))
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -89,9 +59,9 @@ def dense_row_scaled_residual_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mResidual: cute.Tensor,
-    mScale: cute.Tensor,
-    mY: cute.Tensor,
+    mResidual: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor,  # (rows) float32
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -157,61 +127,27 @@ def dense_row_scaled_residual_forward_chain(acc, residual, scale):
     return y, acc_kept
 
 
-@cute.jit
-def dense_row_scaled_residual_forward_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def dense_row_scaled_residual_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mResidual,  # (rows, N) T
-        mScale,  # (rows) float32
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iN = column
-    rResidual = load(mResidual, cute.crd2idx((row, iN), mResidual.layout), valid, vec, ragged)
-    rScale = cute.make_rmem_tensor((vec,), mScale.element_type)
-    rScale.fill(mScale[row])
+    mResidual, mScale, mY, mAccKept = tensors
+    row = at.row
+    iN = at.column
+    rResidual = at.load(mResidual, (row, iN))
+    rScale = at.load_one(mScale, (row,))
     return (rResidual, rScale,)
 
 
-@cute.jit
-def dense_row_scaled_residual_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mResidual,  # (rows, N) T
-        mScale,  # (rows) float32
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    iN = column
+def dense_row_scaled_residual_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mResidual, mScale, mY, mAccKept = tensors
+    row = at.row
+    iN = at.column
     rResidual, rScale = operands
     y, acc_kept = dense_row_scaled_residual_forward_chain(
         acc[0].load(), device.floats(rResidual), device.floats(rScale),
     )
-    rY = access.registers(mY, (vec,))
-    rAccKept = access.registers(mAccKept, (vec,))
-    rY.store(y.to(mY.element_type))
-    rAccKept.store(acc_kept.to(mAccKept.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
-    vectors.store(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
+    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
     return ()
 
 
@@ -220,10 +156,10 @@ def dense_row_scaled_residual_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mResidual: cute.Tensor,
-    mScale: cute.Tensor,
-    mY: cute.Tensor,
-    mAccKept: cute.Tensor,
+    mResidual: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor,  # (rows) float32
+    mY: cute.Tensor,  # (rows, N) T
+    mAccKept: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -282,25 +218,22 @@ def dense_row_scaled_residual_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rAcc, rDacc, rDscale)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mAcc, first_row, rAcc, place)
+    place = rowwise.meeting_place(how, rDy, rAcc, rDacc, rDscale)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mAcc, (index, 0), rAcc[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mAcc, (index, 0), rAcc[None, None, u])
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t4 = dense_row_scaled_residual_backward_keep_t4(
@@ -317,9 +250,8 @@ def dense_row_scaled_residual_backward_kernel(
         row = row.forget((mDy, rDy), (mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -333,17 +265,14 @@ def dense_row_scaled_residual_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                     t4,
                 )
-                rDacc[None, v, u].store(dacc.to(mDacc.element_type))
-                at.store(rDacc[None, v, u], mDacc, (index, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
 
         if row.writes():
             dscale = dense_row_scaled_residual_backward_row(device.full(1, row_sum))
-            rDscale[None, u].store(dscale.to(mDscale.element_type))
-            row.store_one(rDscale[None, u], mDscale, (index,))
+            row.store_one(dscale.to(mDscale.element_type), mDscale, (index,), rDscale[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDacc, mDacc, first_row, place)
-        access.store_rows(rDscale, mDscale, first_row, place)
+    rowwise.store_together(rDacc, mDacc, first_row, place)
+    rowwise.store_together(rDscale, mDscale, first_row, place)
 
 
 @cute.jit

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -38,86 +38,35 @@ y = relu(alpha * (x @ w) + bias) + beta * c
 }
 
 
-@cute.jit
-def dense_scaled_columns_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def dense_scaled_columns_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mC,  # (rows, N) T
-        mAlpha,  # (N) float32
-        mBeta,  # (N) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
-    rAlpha = vectors.load(mAlpha, cute.crd2idx((iN,), mAlpha.layout), valid, vec, ragged)
-    rBeta = vectors.load(mBeta, cute.crd2idx((iN,), mBeta.layout), valid, vec, ragged)
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mC, mAlpha, mBeta, mBias, mY = tensors
+    iN = at.column
+    rAlpha = at.load(mAlpha, (iN,))
+    rBeta = at.load(mBeta, (iN,))
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rAlpha, rBeta, rBias,)
 
 
-@cute.jit
-def dense_scaled_columns_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def dense_scaled_columns_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mC,  # (rows, N) T
-        mAlpha,  # (N) float32
-        mBeta,  # (N) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iN = column
-    rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    mC, mAlpha, mBeta, mBias, mY = tensors
+    row = at.row
+    iN = at.column
+    rC = at.load(mC, (row, iN))
     return (rC,)
 
 
-@cute.jit
-def dense_scaled_columns_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mC,  # (rows, N) T
-        mAlpha,  # (N) float32
-        mBeta,  # (N) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_scaled_columns_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mC, mAlpha, mBeta, mBias, mY = tensors
+    row = at.row
+    iN = at.column
     rAlpha, rBeta, rBias, rC = operands
     y = dense_scaled_columns_epilogue_chain(
         acc[0].load(), device.floats(rC), device.floats(rAlpha), device.floats(rBeta), device.floats(rBias),
     )
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -126,11 +75,11 @@ def dense_scaled_columns_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mC: cute.Tensor,
-    mAlpha: cute.Tensor,
-    mBeta: cute.Tensor,
-    mBias: cute.Tensor | None,
-    mY: cute.Tensor,
+    mC: cute.Tensor,  # (rows, N) T
+    mAlpha: cute.Tensor,  # (N) float32
+    mBeta: cute.Tensor,  # (N) float32
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -198,92 +147,36 @@ def dense_scaled_columns_forward_chain(acc, c, alpha, beta, bias):
     return y, acc_kept
 
 
-@cute.jit
-def dense_scaled_columns_forward_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def dense_scaled_columns_forward_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mC,  # (rows, N) T
-        mAlpha,  # (N) float32
-        mBeta,  # (N) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    iN = column
-    rAlpha = vectors.load(mAlpha, cute.crd2idx((iN,), mAlpha.layout), valid, vec, ragged)
-    rBeta = vectors.load(mBeta, cute.crd2idx((iN,), mBeta.layout), valid, vec, ragged)
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mC, mAlpha, mBeta, mBias, mY, mAccKept = tensors
+    iN = at.column
+    rAlpha = at.load(mAlpha, (iN,))
+    rBeta = at.load(mBeta, (iN,))
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rAlpha, rBeta, rBias,)
 
 
-@cute.jit
-def dense_scaled_columns_forward_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def dense_scaled_columns_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mC,  # (rows, N) T
-        mAlpha,  # (N) float32
-        mBeta,  # (N) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iN = column
-    rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    mC, mAlpha, mBeta, mBias, mY, mAccKept = tensors
+    row = at.row
+    iN = at.column
+    rC = at.load(mC, (row, iN))
     return (rC,)
 
 
-@cute.jit
-def dense_scaled_columns_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mC,  # (rows, N) T
-        mAlpha,  # (N) float32
-        mBeta,  # (N) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    iN = column
+def dense_scaled_columns_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mC, mAlpha, mBeta, mBias, mY, mAccKept = tensors
+    row = at.row
+    iN = at.column
     rAlpha, rBeta, rBias, rC = operands
     y, acc_kept = dense_scaled_columns_forward_chain(
         acc[0].load(), device.floats(rC), device.floats(rAlpha), device.floats(rBeta), device.floats(rBias),
     )
-    rY = access.registers(mY, (vec,))
-    rAccKept = access.registers(mAccKept, (vec,))
-    rY.store(y.to(mY.element_type))
-    rAccKept.store(acc_kept.to(mAccKept.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
-    vectors.store(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
+    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
     return ()
 
 
@@ -292,12 +185,12 @@ def dense_scaled_columns_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mC: cute.Tensor,
-    mAlpha: cute.Tensor,
-    mBeta: cute.Tensor,
-    mBias: cute.Tensor | None,
-    mY: cute.Tensor,
-    mAccKept: cute.Tensor,
+    mC: cute.Tensor,  # (rows, N) T
+    mAlpha: cute.Tensor,  # (N) float32
+    mBeta: cute.Tensor,  # (N) float32
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mAccKept: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -409,8 +302,6 @@ def dense_scaled_columns_backward_kernel(
     rAlpha = access.registers(mAlpha, (vec, vectors))
     rBeta = access.registers(mBeta, (vec, vectors))
     rBias = access.registers(mBias, (vec, vectors), 0.0)
-    rDacc = access.registers(mDacc, (vec,))
-    rDc = access.registers(mDc, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -443,10 +334,8 @@ def dense_scaled_columns_backward_kernel(
                     v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"),
                     (column_sum_of, column_sum2_of, column_sum3_of,), inside,
                 )
-                rDacc.store(dacc.to(mDacc.element_type))
-                rDc.store(dc.to(mDc.element_type))
-                at.store(rDacc, mDacc, (row, 0))
-                at.store(rDc, mDc, (row, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
+                at.store(dc.to(mDc.element_type), mDc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])
@@ -468,29 +357,18 @@ def dense_scaled_columns_backward_finish(
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
     mColumnSum3Parts: cute.Tensor,  # (parts, N) column_sum3 of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     column_sum, column_sum2, column_sum3 = partials.over_parts(
         [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts], ("sum", "sum", "sum"), c,
     )
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDalpha = access.registers(mDalpha, (1,))
-    rDbeta = access.registers(mDbeta, (1,))
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dalpha, dbeta, dbias = dense_scaled_columns_backward_columns(
             device.full(1, column_sum), device.full(1, column_sum2), device.full(1, column_sum3),
         )
-        rDalpha.store(dalpha.to(mDalpha.element_type))
-        rDbeta.store(dbeta.to(mDbeta.element_type))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDalpha[c] = rDalpha[0]
-        mDbeta[c] = rDbeta[0]
-        mDbias[c] = rDbias[0]
+        mDalpha[c] = dalpha.to(mDalpha.element_type)[0]
+        mDbeta[c] = dbeta.to(mDbeta.element_type)[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, vectors
+from codegen.device import flat, gemm
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -35,27 +35,14 @@ y = cap * tanh((x @ w) / cap)
 }
 
 
-@cute.jit
-def dense_softcap_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    cap: cutlass.Constexpr[float],
-):
-    (
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_softcap_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, cap: float):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mY, = tensors
+    row = at.row
+    iN = at.column
     approx = device.narrow(mY)
-    y = dense_softcap_epilogue_chain(acc[0].load(), device.full(vec, cap), approx)
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    y = dense_softcap_epilogue_chain(acc[0].load(), device.full(at.vec, cap), approx)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -64,7 +51,7 @@ def dense_softcap_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mY: cute.Tensor,
+    mY: cute.Tensor,  # (rows, N) T
     cap: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Contraction],
 ):
@@ -124,31 +111,15 @@ def dense_softcap_forward_chain(acc, cap, approx):
     return y, acc_kept
 
 
-@cute.jit
-def dense_softcap_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    cap: cutlass.Constexpr[float],
-):
-    (
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    iN = column
+def dense_softcap_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, cap: float):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mY, mAccKept = tensors
+    row = at.row
+    iN = at.column
     approx = device.narrow(mY)
-    y, acc_kept = dense_softcap_forward_chain(acc[0].load(), device.full(vec, cap), approx)
-    rY = access.registers(mY, (vec,))
-    rAccKept = access.registers(mAccKept, (vec,))
-    rY.store(y.to(mY.element_type))
-    rAccKept.store(acc_kept.to(mAccKept.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
-    vectors.store(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), valid, ragged)
+    y, acc_kept = dense_softcap_forward_chain(acc[0].load(), device.full(at.vec, cap), approx)
+    at.store(y.to(mY.element_type), mY, (row, iN))
+    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
     return ()
 
 
@@ -157,8 +128,8 @@ def dense_softcap_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mY: cute.Tensor,
-    mAccKept: cute.Tensor,
+    mY: cute.Tensor,  # (rows, N) T
+    mAccKept: cute.Tensor,  # (rows, N) wide T
     cap: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Contraction],
 ):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, vectors
+from codegen.device import access, flat, gemm
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -37,26 +37,14 @@ y = jax.nn.silu(g) * u
 }
 
 
-@cute.jit
-def dense_swiglu_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-):
-    (
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def dense_swiglu_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mY, = tensors
+    row = at.row
+    iN = at.column
     approx = device.narrow(mY)
     y = dense_swiglu_epilogue_chain(acc[0].load(), acc[1].load(), approx)
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -65,7 +53,7 @@ def dense_swiglu_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (2, N, K) T
-    mY: cute.Tensor,
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -123,33 +111,16 @@ def dense_swiglu_forward_chain(acc0, acc1, approx):
     return y, acc_kept0, acc_kept1
 
 
-@cute.jit
-def dense_swiglu_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-):
-    (
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, 2, N) wide T
-    ) = tensors
-    iN = column
+def dense_swiglu_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mY, mAccKept = tensors
+    row = at.row
+    iN = at.column
     approx = device.narrow(mY)
     y, acc_kept0, acc_kept1 = dense_swiglu_forward_chain(acc[0].load(), acc[1].load(), approx)
-    rY = access.registers(mY, (vec,))
-    rAccKept0 = access.registers(mAccKept, (vec,))
-    rAccKept1 = access.registers(mAccKept, (vec,))
-    rY.store(y.to(mY.element_type))
-    rAccKept0.store(acc_kept0.to(mAccKept.element_type))
-    rAccKept1.store(acc_kept1.to(mAccKept.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
-    vectors.store(rAccKept0, mAccKept, cute.crd2idx((row, 0, iN), mAccKept.layout), valid, ragged)
-    vectors.store(rAccKept1, mAccKept, cute.crd2idx((row, 1, iN), mAccKept.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
+    at.store(acc_kept0.to(mAccKept.element_type), mAccKept, (row, 0, iN))
+    at.store(acc_kept1.to(mAccKept.element_type), mAccKept, (row, 1, iN))
     return ()
 
 
@@ -158,8 +129,8 @@ def dense_swiglu_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (2, N, K) T
-    mY: cute.Tensor,
-    mAccKept: cute.Tensor,
+    mY: cute.Tensor,  # (rows, N) T
+    mAccKept: cute.Tensor,  # (rows, 2, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(

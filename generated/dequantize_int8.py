@@ -95,24 +95,21 @@ def dequantize_int8_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rQ, rDscale)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mQ, first_row, rQ, place)
+    place = rowwise.meeting_place(how, rDy, rQ, rDscale)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mQ, first_row, rQ, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mQ, (index, 0), rQ[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mQ, (index, 0), rQ[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mQ, (index, 0), rQ[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mQ, (index, 0), rQ[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = dequantize_int8_backward_row_sum(
@@ -123,11 +120,9 @@ def dequantize_int8_backward_kernel(
 
         if row.writes():
             dscale = dequantize_int8_backward_row(device.full(1, row_sum))
-            rDscale[None, u].store(dscale.to(mDscale.element_type))
-            row.store_one(rDscale[None, u], mDscale, (index,))
+            row.store_one(dscale.to(mDscale.element_type), mDscale, (index,), rDscale[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDscale, mDscale, first_row, place)
+    rowwise.store_together(rDscale, mDscale, first_row, place)
 
 
 @cute.jit

@@ -95,7 +95,6 @@ def dgelu_dbias_fp8_kernel(
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1,))
-    rQ = access.registers(mQ, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fTotalMax = reduce.accumulator(vec, "max", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
@@ -120,8 +119,7 @@ def dgelu_dbias_fp8_kernel(
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
-                rQ.store(device.cast(q, mQ.element_type))
-                at.store(rQ, mQ, (row, 0))
+                at.store(device.cast(q, mQ.element_type), mQ, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])
@@ -138,19 +136,12 @@ def dgelu_dbias_fp8_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = dgelu_dbias_fp8_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[c] = rDbias[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.kernel
@@ -158,16 +149,13 @@ def dgelu_dbias_fp8_finish_total(
     mAmax: cute.Tensor,  # (1) float32
     mTotalMaxParts: cute.Tensor,  # (blocks) total_max of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_max,) = partials.over_all_parts([mTotalMaxParts], ("max",))
     there = tidx == 0
-    rAmax = access.registers(mAmax, (1,))
+    (total_max,) = partials.over_all_parts([mTotalMaxParts], ("max",))
     if there:
         amax = dgelu_dbias_fp8_columns_total(device.full(1, total_max))
-        rAmax.store(amax.to(mAmax.element_type))
-        mAmax[0] = rAmax[0]
+        mAmax[0] = amax.to(mAmax.element_type)[0]
 
 
 @cute.jit

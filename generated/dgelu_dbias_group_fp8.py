@@ -91,8 +91,6 @@ def dgelu_dbias_group_fp8_kernel(
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
-    rScale = access.registers(mScale, (vec,))
-    rQ = access.registers(mQ, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -112,10 +110,8 @@ def dgelu_dbias_group_fp8_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rScale.store(scale.to(mScale.element_type))
-                rQ.store(device.cast(q, mQ.element_type))
-                at.scatter(rScale, mScale, (row, 0), (None, 0), (B, G,), 128)
-                at.store(rQ, mQ, (row, 0, 0))
+                at.scatter(scale.to(mScale.element_type), mScale, (row, 0), (None, 0), (B, G,), 128)
+                at.store(device.cast(q, mQ.element_type), mQ, (row, 0, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, B * G, first)
             later.load(mDy, (row, 0, 0), rDy[None, None, u])
@@ -132,21 +128,14 @@ def dgelu_dbias_group_fp8_finish(
     mColumnSumParts: cute.Tensor,  # (parts, B * G) column_sum of each part
     G: cutlass.Int32,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iG = c % G
     iB = (c // G)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = dgelu_dbias_group_fp8_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[iB, iG] = rDbias[0]
+        mDbias[iB, iG] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -73,24 +73,21 @@ def dgelu_dbias_row_fp8_rows_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rRowMaxOfRows)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rRowMaxOfRows)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sRowMax], how.cluster)
 
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = dgelu_dbias_row_fp8_rows_row_max(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
@@ -99,11 +96,11 @@ def dgelu_dbias_row_fp8_rows_kernel(
 
         if row.writes():
             row_max_of_rows = dgelu_dbias_row_fp8_rows_row(device.full(1, row_max))
-            rRowMaxOfRows[None, u].store(row_max_of_rows.to(mRowMaxOfRows.element_type))
-            row.store_one(rRowMaxOfRows[None, u], mRowMaxOfRows, (index,))
+            row.store_one(
+                row_max_of_rows.to(mRowMaxOfRows.element_type), mRowMaxOfRows, (index,), rRowMaxOfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
+    rowwise.store_together(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
 
 
 @cute.jit
@@ -176,8 +173,6 @@ def dgelu_dbias_row_fp8_kernel(
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rDy = access.registers(mDy, (vec, vectors, held))
     rX = access.registers(mX, (vec, vectors, held))
-    rQ = access.registers(mQ, (vec,))
-    rScale = access.registers(mScale, (1,))
     if cutlass.const_expr(not how.whole):
         rRowMaxOfRows = access.registers(mRowMaxOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -233,12 +228,10 @@ def dgelu_dbias_row_fp8_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rQ.store(device.cast(q, mQ.element_type))
-                at.store(rQ, mQ, (row, 0))
+                at.store(device.cast(q, mQ.element_type), mQ, (row, 0))
             if own.there & (first == 0):
                 scale = dgelu_dbias_row_fp8_row(device.full(1, amax_min), device.full(1, row_max))
-                rScale.store(scale.to(mScale.element_type))
-                own.store_one(rScale, mScale, (row,))
+                own.store_one(scale.to(mScale.element_type), mScale, (row,))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -260,19 +253,12 @@ def dgelu_dbias_row_fp8_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = dgelu_dbias_row_fp8_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[c] = rDbias[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -85,10 +85,6 @@ def dgroup_norm_rows_kernel(
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, vectors, at_once))
-    rRowMeanOfRows = access.registers(mRowMeanOfRows, (1,))
-    rRowMean3OfRows = access.registers(mRowMean3OfRows, (1,))
-    rRowMean2OfRows = access.registers(mRowMean2OfRows, (1,))
-    rRowMean4OfRows = access.registers(mRowMean4OfRows, (1,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -98,20 +94,19 @@ def dgroup_norm_rows_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-            row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-            row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
+        row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         reduce.meet([*sStage0, *sStage1], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-                part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = dgroup_norm_rows_stage0(
@@ -127,10 +122,9 @@ def dgroup_norm_rows_kernel(
         rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-                part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = dgroup_norm_rows_stage1(
@@ -147,14 +141,10 @@ def dgroup_norm_rows_kernel(
                 device.full(1, row_mean), device.full(1, row_mean3), device.full(1, row_mean2),
                 device.full(1, row_mean4),
             )
-            rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowMean3OfRows.store(row_mean3_of_rows.to(mRowMean3OfRows.element_type))
-            rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
-            rRowMean4OfRows.store(row_mean4_of_rows.to(mRowMean4OfRows.element_type))
-            row.store_one(rRowMeanOfRows, mRowMeanOfRows, (iB, iG))
-            row.store_one(rRowMean3OfRows, mRowMean3OfRows, (iB, iG))
-            row.store_one(rRowMean2OfRows, mRowMean2OfRows, (iB, iG))
-            row.store_one(rRowMean4OfRows, mRowMean4OfRows, (iB, iG))
+            row.store_one(row_mean_of_rows.to(mRowMeanOfRows.element_type), mRowMeanOfRows, (iB, iG))
+            row.store_one(row_mean3_of_rows.to(mRowMean3OfRows.element_type), mRowMean3OfRows, (iB, iG))
+            row.store_one(row_mean2_of_rows.to(mRowMean2OfRows.element_type), mRowMean2OfRows, (iB, iG))
+            row.store_one(row_mean4_of_rows.to(mRowMean4OfRows.element_type), mRowMean4OfRows, (iB, iG))
 
 
 @cute.jit
@@ -242,7 +232,6 @@ def dgroup_norm_kernel(
     rDy = access.registers(mDy, (vec, vectors, held))
     rX = access.registers(mX, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors))
-    rDx = access.registers(mDx, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowMean3OfRows = access.registers(mRowMean3OfRows, (1, at_once))
@@ -259,7 +248,7 @@ def dgroup_norm_kernel(
     fColumnSum2 = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, C * S, first)
-    all_rows.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
+    all_rows.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
 
     reduce.meet([*sStage0, *sStage1], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -339,8 +328,7 @@ def dgroup_norm_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (iB, iG, 0, 0))
+                at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
@@ -378,25 +366,19 @@ def dgroup_norm_finish(
     C: cutlass.Int32,
     S: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    there = tidx == 0
+    c, _, _ = cute.arch.block_idx()
     iC = c % C
     iG = (c // C)
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (G, C, S // each,), (True, True, False),
     )
-    there = tidx == 0
-    rDweight = access.registers(mDweight, (1,))
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dweight, dbias = dgroup_norm_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDweight.store(dweight.to(mDweight.element_type))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDweight[iG, iC] = rDweight[0]
-        mDbias[iG, iC] = rDbias[0]
+        mDweight[iG, iC] = dweight.to(mDweight.element_type)[0]
+        mDbias[iG, iC] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

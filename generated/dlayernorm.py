@@ -92,27 +92,22 @@ def dlayernorm_rows_kernel(
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(
-            how.threads, rDy, rX, rRowMeanOfRows, rRowMean3OfRows, rRowMean2OfRows, rRowMean4OfRows,
-        )
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rRowMeanOfRows, rRowMean3OfRows, rRowMean2OfRows, rRowMean4OfRows)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sStage0, *sStage1], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -129,9 +124,8 @@ def dlayernorm_rows_kernel(
         rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -149,20 +143,23 @@ def dlayernorm_rows_kernel(
                 device.full(1, row_mean), device.full(1, row_mean3), device.full(1, row_mean2),
                 device.full(1, row_mean4),
             )
-            rRowMeanOfRows[None, u].store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowMean3OfRows[None, u].store(row_mean3_of_rows.to(mRowMean3OfRows.element_type))
-            rRowMean2OfRows[None, u].store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
-            rRowMean4OfRows[None, u].store(row_mean4_of_rows.to(mRowMean4OfRows.element_type))
-            row.store_one(rRowMeanOfRows[None, u], mRowMeanOfRows, (index,))
-            row.store_one(rRowMean3OfRows[None, u], mRowMean3OfRows, (index,))
-            row.store_one(rRowMean2OfRows[None, u], mRowMean2OfRows, (index,))
-            row.store_one(rRowMean4OfRows[None, u], mRowMean4OfRows, (index,))
+            row.store_one(
+                row_mean_of_rows.to(mRowMeanOfRows.element_type), mRowMeanOfRows, (index,), rRowMeanOfRows[None, u],
+            )
+            row.store_one(
+                row_mean3_of_rows.to(mRowMean3OfRows.element_type), mRowMean3OfRows, (index,), rRowMean3OfRows[None, u],
+            )
+            row.store_one(
+                row_mean2_of_rows.to(mRowMean2OfRows.element_type), mRowMean2OfRows, (index,), rRowMean2OfRows[None, u],
+            )
+            row.store_one(
+                row_mean4_of_rows.to(mRowMean4OfRows.element_type), mRowMean4OfRows, (index,), rRowMean4OfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
-        access.store_rows(rRowMean3OfRows, mRowMean3OfRows, first_row, place)
-        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
-        access.store_rows(rRowMean4OfRows, mRowMean4OfRows, first_row, place)
+    rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
+    rowwise.store_together(rRowMean3OfRows, mRowMean3OfRows, first_row, place)
+    rowwise.store_together(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
+    rowwise.store_together(rRowMean4OfRows, mRowMean4OfRows, first_row, place)
 
 
 @cute.jit
@@ -247,7 +244,6 @@ def dlayernorm_kernel(
     rDy = access.registers(mDy, (vec, vectors, held))
     rX = access.registers(mX, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors))
-    rDx = access.registers(mDx, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowMean3OfRows = access.registers(mRowMean3OfRows, (1, at_once))
@@ -342,8 +338,7 @@ def dlayernorm_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -373,22 +368,13 @@ def dlayernorm_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDweight = access.registers(mDweight, (1,))
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dweight, dbias = dlayernorm_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDweight.store(dweight.to(mDweight.element_type))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDweight[c] = rDweight[0]
-        mDbias[c] = rDbias[0]
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -75,25 +75,22 @@ def drmsnorm_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rRowMeanOfRows, rRowMean2OfRows)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rRowMeanOfRows, rRowMean2OfRows)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -107,14 +104,15 @@ def drmsnorm_rows_kernel(
 
         if row.writes():
             row_mean_of_rows, row_mean2_of_rows = drmsnorm_rows_row(device.full(1, row_mean), device.full(1, row_mean2))
-            rRowMeanOfRows[None, u].store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowMean2OfRows[None, u].store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
-            row.store_one(rRowMeanOfRows[None, u], mRowMeanOfRows, (index,))
-            row.store_one(rRowMean2OfRows[None, u], mRowMean2OfRows, (index,))
+            row.store_one(
+                row_mean_of_rows.to(mRowMeanOfRows.element_type), mRowMeanOfRows, (index,), rRowMeanOfRows[None, u],
+            )
+            row.store_one(
+                row_mean2_of_rows.to(mRowMean2OfRows.element_type), mRowMean2OfRows, (index,), rRowMean2OfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
-        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
+    rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
+    rowwise.store_together(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
 
 
 @cute.jit
@@ -185,7 +183,6 @@ def drmsnorm_kernel(
     rDy = access.registers(mDy, (vec, vectors, held))
     rX = access.registers(mX, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors))
-    rDx = access.registers(mDx, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowMean2OfRows = access.registers(mRowMean2OfRows, (1, at_once))
@@ -253,8 +250,7 @@ def drmsnorm_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -277,19 +273,12 @@ def drmsnorm_finish(
     mDweight: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDweight = access.registers(mDweight, (1,))
     if there:
         dweight = drmsnorm_columns(device.full(1, column_sum))
-        rDweight.store(dweight.to(mDweight.element_type))
-        mDweight[c] = rDweight[0]
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
 
 
 @cute.jit

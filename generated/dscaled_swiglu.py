@@ -90,9 +90,6 @@ def dscaled_swiglu_kernel(
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
-    rDx0 = access.registers(mDx, (vec,))
-    rDx1 = access.registers(mDx, (vec,))
-    rDscale = access.registers(mDscale, (1,))
     if cutlass.const_expr(how.carried):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
@@ -101,20 +98,18 @@ def dscaled_swiglu_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-            row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
+        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-                part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 value = dscaled_swiglu_keep_value(device.floats(rX0[None, v, u]))
@@ -127,10 +122,9 @@ def dscaled_swiglu_kernel(
         row = row.forget((mDy, rDy), (mX, rX0), (mX, rX1))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-                part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -141,15 +135,12 @@ def dscaled_swiglu_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)), value,
                 )
-                rDx0.store(dx0.to(mDx.element_type))
-                rDx1.store(dx1.to(mDx.element_type))
-                at.store(rDx0, mDx, (index, 0, 0), aligned=False)
-                at.store(rDx1, mDx, (index, 1, 0), aligned=False)
+                at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False)
+                at.store(dx1.to(mDx.element_type), mDx, (index, 1, 0), aligned=False)
 
         if row.writes():
             dscale = dscaled_swiglu_row(device.full(1, row_sum))
-            rDscale.store(dscale.to(mDscale.element_type))
-            row.store_one(rDscale, mDscale, (index,))
+            row.store_one(dscale.to(mDscale.element_type), mDscale, (index,))
 
 
 @cute.jit

@@ -60,24 +60,21 @@ def dsoftmax_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rY, rDx)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mY, first_row, rY, place)
+    place = rowwise.meeting_place(how, rDy, rY, rDx)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mY, first_row, rY, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mY, (index, 0), rY[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mY, (index, 0), rY[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = dsoftmax_row_sum(device.floats(rDy[None, v, u]), device.floats(rY[None, v, u]))
@@ -87,19 +84,16 @@ def dsoftmax_kernel(
         row = row.forget((mDy, rDy), (mY, rY))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = dsoftmax_chain(
                     device.floats(rDy[None, v, u]), device.floats(rY[None, v, u]), device.full(vec, row_sum),
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit

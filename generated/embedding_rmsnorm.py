@@ -67,7 +67,6 @@ def embedding_rmsnorm_kernel(
     rTableAtToken = access.registers(mTable, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, 1), 1.0)
     rTableAtTokenAt = access.registers(mToken, (1,))
-    rY = access.registers(mY, (vec,))
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -75,21 +74,20 @@ def embedding_rmsnorm_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load_one(mToken, (index,), rTableAtTokenAt)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(
-                mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
-                aligned=False,
-            )
+        # if the row stays in registers; else each pass reads its part
+        row.load(
+            mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
+            aligned=False,
+        )
         reduce.meet([*sRowMean], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(
-                    mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
-                    aligned=False,
-                )
+            part.load(
+                mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
+                aligned=False,
+            )
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = embedding_rmsnorm_row_mean(device.floats(rTableAtToken[None, v, u]))
@@ -100,11 +98,10 @@ def embedding_rmsnorm_kernel(
         row = row.forget((mTable, rTableAtToken))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(
-                    mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
-                    aligned=False,
-                )
+            part.load(
+                mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
+                aligned=False,
+            )
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -112,8 +109,7 @@ def embedding_rmsnorm_kernel(
                     device.floats(rTableAtToken[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, eps),
                     device.full(vec, row_mean), approx,
                 )
-                rY.store(y.to(mY.element_type))
-                at.store(rY, mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0))
 
 
 @cute.jit
@@ -170,7 +166,6 @@ def embedding_rmsnorm_frozen_kernel(
     rTableAtToken = access.registers(mTable, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, 1), 1.0)
     rTableAtTokenAt = access.registers(mToken, (1,))
-    rDtable = access.registers(mDtable, (vec,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -178,24 +173,22 @@ def embedding_rmsnorm_frozen_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load_one(mToken, (index,), rTableAtTokenAt)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(
-                mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
-                aligned=False,
-            )
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(
+            mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
+            aligned=False,
+        )
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(
-                    mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
-                    aligned=False,
-                )
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(
+                mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
+                aligned=False,
+            )
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -210,12 +203,11 @@ def embedding_rmsnorm_frozen_kernel(
         row = row.forget((mDy, rDy), (mTable, rTableAtToken))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(
-                    mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
-                    aligned=False,
-                )
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(
+                mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
+                aligned=False,
+            )
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -224,8 +216,7 @@ def embedding_rmsnorm_frozen_kernel(
                     device.floats(rWeight[None, 0]), device.full(vec, N, cutlass.Int32), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_sum),
                 )
-                rDtable.store(dtable.to(mDtable.element_type))
-                at.store(rDtable, mDtable, (index, 0))
+                at.store(dtable.to(mDtable.element_type), mDtable, (index, 0))
 
 
 @cute.jit
@@ -277,8 +268,6 @@ def embedding_rmsnorm_backward_rows_kernel(
     rTableAtToken = access.registers(mTable, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, 1), 1.0)
     rTableAtTokenAt = access.registers(mToken, (1,))
-    rRowMeanOfRows = access.registers(mRowMeanOfRows, (1,))
-    rRowSumOfRows = access.registers(mRowSumOfRows, (1,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -286,24 +275,22 @@ def embedding_rmsnorm_backward_rows_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load_one(mToken, (index,), rTableAtTokenAt)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(
-                mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
-                aligned=False,
-            )
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(
+            mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
+            aligned=False,
+        )
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(
-                    mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
-                    aligned=False,
-                )
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(
+                mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), rTableAtToken[None, None, u],
+                aligned=False,
+            )
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -319,10 +306,8 @@ def embedding_rmsnorm_backward_rows_kernel(
             row_mean_of_rows, row_sum_of_rows = embedding_rmsnorm_backward_rows_row(
                 device.full(1, row_mean), device.full(1, row_sum),
             )
-            rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            row.store_one(rRowMeanOfRows, mRowMeanOfRows, (index,))
-            row.store_one(rRowSumOfRows, mRowSumOfRows, (index,))
+            row.store_one(row_mean_of_rows.to(mRowMeanOfRows.element_type), mRowMeanOfRows, (index,))
+            row.store_one(row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,))
 
 
 @cute.jit
@@ -395,7 +380,6 @@ def embedding_rmsnorm_backward_kernel(
     rTableAtToken = access.registers(mTable, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors), 1.0)
     rTableAtTokenAt = access.registers(mToken, (1,))
-    rDtable = access.registers(mDtable, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
@@ -469,8 +453,7 @@ def embedding_rmsnorm_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDtable.store(dtable.to(mDtable.element_type))
-                at.store(rDtable, mDtable, (row, 0))
+                at.store(dtable.to(mDtable.element_type), mDtable, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -496,19 +479,12 @@ def embedding_rmsnorm_backward_finish(
     mDweight: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDweight = access.registers(mDweight, (1,))
     if there:
         dweight = embedding_rmsnorm_backward_columns(device.full(1, column_sum))
-        rDweight.store(dweight.to(mDweight.element_type))
-        mDweight[c] = rDweight[0]
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
 
 
 @cute.jit

@@ -94,16 +94,13 @@ def full_amax_finish(
     mAmax: cute.Tensor,  # (1) float32
     mTotalMaxParts: cute.Tensor,  # (blocks) total_max of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_max,) = partials.over_all_parts([mTotalMaxParts], ("max",))
     there = tidx == 0
-    rAmax = access.registers(mAmax, (1,))
+    (total_max,) = partials.over_all_parts([mTotalMaxParts], ("max",))
     if there:
         amax = full_amax_columns(device.full(1, total_max))
-        rAmax.store(amax.to(mAmax.element_type))
-        mAmax[0] = rAmax[0]
+        mAmax[0] = amax.to(mAmax.element_type)[0]
 
 
 @cute.jit
@@ -198,16 +195,13 @@ def full_amax_backward_stage1_finish(
     mSumOfAll: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
-    rSumOfAll = access.registers(mSumOfAll, (1,))
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     if there:
         sum_of_all = full_amax_backward_stage1_columns(device.full(1, total_sum))
-        rSumOfAll.store(sum_of_all.to(mSumOfAll.element_type))
-        mSumOfAll[0] = rSumOfAll[0]
+        mSumOfAll[0] = sum_of_all.to(mSumOfAll.element_type)[0]
 
 
 @cute.jit

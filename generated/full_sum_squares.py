@@ -94,16 +94,13 @@ def full_sum_squares_finish(
     mY: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
-    rY = access.registers(mY, (1,))
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     if there:
         y = full_sum_squares_columns(device.full(1, total_sum))
-        rY.store(y.to(mY.element_type))
-        mY[0] = rY[0]
+        mY[0] = y.to(mY.element_type)[0]
 
 
 @cute.jit

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, flat, gemm, partials, reduce, rowwise
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -36,84 +36,34 @@ y = alpha * (x @ w) + beta * c + bias
 }
 
 
-@cute.jit
-def gemm_linear_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def gemm_linear_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mC,  # (rows, N) T
-        mBias,  # (N) T
-        mAlpha,  # (1) alpha
-        mBeta,  # (1) beta
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mC, mBias, mAlpha, mBeta, mY = tensors
+    iN = at.column
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rBias,)
 
 
-@cute.jit
-def gemm_linear_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def gemm_linear_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mC,  # (rows, N) T
-        mBias,  # (N) T
-        mAlpha,  # (1) alpha
-        mBeta,  # (1) beta
-        mY,  # (rows, N) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iN = column
-    rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    mC, mBias, mAlpha, mBeta, mY = tensors
+    row = at.row
+    iN = at.column
+    rC = at.load(mC, (row, iN))
     return (rC,)
 
 
-@cute.jit
-def gemm_linear_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mC,  # (rows, N) T
-        mBias,  # (N) T
-        mAlpha,  # (1) alpha
-        mBeta,  # (1) beta
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def gemm_linear_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mC, mBias, mAlpha, mBeta, mY = tensors
+    row = at.row
+    iN = at.column
     rBias, rC = operands
     y = gemm_linear_epilogue_chain(
-        acc[0].load(), device.floats(rC), device.floats(rBias), device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
+        acc[0].load(), device.floats(rC), device.floats(rBias), device.full(at.vec, mAlpha[0]),
+        device.full(at.vec, mBeta[0]),
     )
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -122,11 +72,11 @@ def gemm_linear_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mC: cute.Tensor,
-    mBias: cute.Tensor | None,
-    mAlpha: cute.Tensor,
-    mBeta: cute.Tensor,
-    mY: cute.Tensor,
+    mC: cute.Tensor,  # (rows, N) T
+    mBias: cute.Tensor | None,  # (N) T
+    mAlpha: cute.Tensor,  # (1) alpha
+    mBeta: cute.Tensor,  # (1) beta
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -188,90 +138,35 @@ def gemm_linear_forward_chain(acc, c, bias, alpha, beta):
     return y, acc_kept
 
 
-@cute.jit
-def gemm_linear_forward_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def gemm_linear_forward_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mC,  # (rows, N) T
-        mBias,  # (N) T
-        mAlpha,  # (1) alpha
-        mBeta,  # (1) beta
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    iN = column
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mC, mBias, mAlpha, mBeta, mY, mAccKept = tensors
+    iN = at.column
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rBias,)
 
 
-@cute.jit
-def gemm_linear_forward_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def gemm_linear_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mC,  # (rows, N) T
-        mBias,  # (N) T
-        mAlpha,  # (1) alpha
-        mBeta,  # (1) beta
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iN = column
-    rC = load(mC, cute.crd2idx((row, iN), mC.layout), valid, vec, ragged)
+    mC, mBias, mAlpha, mBeta, mY, mAccKept = tensors
+    row = at.row
+    iN = at.column
+    rC = at.load(mC, (row, iN))
     return (rC,)
 
 
-@cute.jit
-def gemm_linear_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mC,  # (rows, N) T
-        mBias,  # (N) T
-        mAlpha,  # (1) alpha
-        mBeta,  # (1) beta
-        mY,  # (rows, N) T
-        mAccKept,  # (rows, N) wide T
-    ) = tensors
-    iN = column
+def gemm_linear_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mC, mBias, mAlpha, mBeta, mY, mAccKept = tensors
+    row = at.row
+    iN = at.column
     rBias, rC = operands
     y, acc_kept = gemm_linear_forward_chain(
-        acc[0].load(), device.floats(rC), device.floats(rBias), device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
+        acc[0].load(), device.floats(rC), device.floats(rBias), device.full(at.vec, mAlpha[0]),
+        device.full(at.vec, mBeta[0]),
     )
-    rY = access.registers(mY, (vec,))
-    rAccKept = access.registers(mAccKept, (vec,))
-    rY.store(y.to(mY.element_type))
-    rAccKept.store(acc_kept.to(mAccKept.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
-    vectors.store(rAccKept, mAccKept, cute.crd2idx((row, iN), mAccKept.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
+    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
     return ()
 
 
@@ -280,12 +175,12 @@ def gemm_linear_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
-    mC: cute.Tensor,
-    mBias: cute.Tensor | None,
-    mAlpha: cute.Tensor,
-    mBeta: cute.Tensor,
-    mY: cute.Tensor,
-    mAccKept: cute.Tensor,
+    mC: cute.Tensor,  # (rows, N) T
+    mBias: cute.Tensor | None,  # (N) T
+    mAlpha: cute.Tensor,  # (1) alpha
+    mBeta: cute.Tensor,  # (1) beta
+    mY: cute.Tensor,  # (rows, N) T
+    mAccKept: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
@@ -391,8 +286,6 @@ def gemm_linear_backward_kernel(
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rAcc = access.registers(mAcc, (vec, vectors, at_once))
     rC = access.registers(mC, (vec, vectors, at_once))
-    rDacc = access.registers(mDacc, (vec,))
-    rDc = access.registers(mDc, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -418,10 +311,8 @@ def gemm_linear_backward_kernel(
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
-                rDacc.store(dacc.to(mDacc.element_type))
-                rDc.store(dc.to(mDc.element_type))
-                at.store(rDacc, mDacc, (row, 0))
-                at.store(rDc, mDc, (row, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
+                at.store(dc.to(mDc.element_type), mDc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])
@@ -440,19 +331,12 @@ def gemm_linear_backward_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = gemm_linear_backward_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[c] = rDbias[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.kernel
@@ -462,19 +346,14 @@ def gemm_linear_backward_finish_total(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
     mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum, total_sum2 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts], ("sum", "sum"))
     there = tidx == 0
-    rDalpha = access.registers(mDalpha, (1,))
-    rDbeta = access.registers(mDbeta, (1,))
+    total_sum, total_sum2 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts], ("sum", "sum"))
     if there:
         dalpha, dbeta = gemm_linear_backward_columns_total(device.full(1, total_sum), device.full(1, total_sum2))
-        rDalpha.store(dalpha.to(mDalpha.element_type))
-        rDbeta.store(dbeta.to(mDbeta.element_type))
-        mDalpha[0] = rDalpha[0]
-        mDbeta[0] = rDbeta[0]
+        mDalpha[0] = dalpha.to(mDalpha.element_type)[0]
+        mDbeta[0] = dbeta.to(mDbeta.element_type)[0]
 
 
 @cute.jit

@@ -132,7 +132,6 @@ def global_response_norm_stage1_places(
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
 
     rX = access.registers(mX, (vec, vectors, at_once))
-    rSumOfBC = access.registers(mSumOfBC, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     every = rowwise.walked(how, there, C, first)
 
@@ -156,8 +155,7 @@ def global_response_norm_stage1_places(
         at = every.vector(v)
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         sum_of_b_c = global_response_norm_stage1_columns(column_sum)
-        rSumOfBC.store(sum_of_b_c.to(mSumOfBC.element_type))
-        at.store(rSumOfBC, mSumOfBC, (iB, 0))
+        at.store(sum_of_b_c.to(mSumOfBC.element_type), mSumOfBC, (iB, 0))
 
 
 @cute.kernel
@@ -166,21 +164,14 @@ def global_response_norm_stage1_finish(
     mColumnSumParts: cute.Tensor,  # (parts, B * C) column_sum of each part
     C: cutlass.Int32,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iC = c % C
     iB = (c // C)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rSumOfBC = access.registers(mSumOfBC, (1,))
     if there:
         sum_of_b_c = global_response_norm_stage1_columns(device.full(1, column_sum))
-        rSumOfBC.store(sum_of_b_c.to(mSumOfBC.element_type))
-        mSumOfBC[iB, iC] = rSumOfBC[0]
+        mSumOfBC[iB, iC] = sum_of_b_c.to(mSumOfBC.element_type)[0]
 
 
 @cute.jit
@@ -249,7 +240,6 @@ def global_response_norm_stage2_kernel(
     rGamma = access.registers(mGamma, (vec, 1))
     rBeta = access.registers(mBeta, (vec, 1))
     rSumOfBC = access.registers(mSumOfBC, (vec, vectors, at_once))
-    rY = access.registers(mY, (vec,))
     if cutlass.const_expr(how.carried):
         rLengthKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMean = rowwise.shared(how, cutlass.Float32)
@@ -260,16 +250,14 @@ def global_response_norm_stage2_kernel(
         iS = index % S
         iB = (index // S)
         row = rowwise.row(how, index, index < B * S, C, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (iB, iS, 0), rX[None, None, u])
-            row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
+        row.load(mX, (iB, iS, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
         reduce.meet([*sRowMean], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
+            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 length = global_response_norm_stage2_keep_length(device.floats(rSumOfBC[None, v, u]), approx)
@@ -283,9 +271,8 @@ def global_response_norm_stage2_kernel(
         row = row.forget((mX, rX), (mSumOfBC, rSumOfBC))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iS, 0), rX[None, None, u])
-                part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
+            part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mGamma, (0,), rGamma)
@@ -298,8 +285,7 @@ def global_response_norm_stage2_kernel(
                     device.floats(rX[None, v, u]), device.floats(rGamma[None, 0]), device.floats(rBeta[None, 0]),
                     device.full(vec, eps), length, device.full(vec, row_mean), approx,
                 )
-                rY.store(y.to(mY.element_type))
-                at.store(rY, mY, (iB, iS, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iS, 0))
 
 
 @cute.jit
@@ -344,22 +330,20 @@ def global_response_norm_frozen_stage1_kernel(
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rSumOfBC, rMeanOfB)
-        rowwise.load_together(mSumOfBC, first_row, rSumOfBC, place)
+    place = rowwise.meeting_place(how, rSumOfBC, rMeanOfB)
+    rowwise.load_together(mSumOfBC, first_row, rSumOfBC, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         iB = index
         row = rowwise.row(how, index, index < B, C, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
+            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = global_response_norm_frozen_stage1_row_mean(device.floats(rSumOfBC[None, v, u]))
@@ -369,11 +353,9 @@ def global_response_norm_frozen_stage1_kernel(
 
         if row.writes():
             mean_of_b = global_response_norm_frozen_stage1_row(device.full(1, row_mean))
-            rMeanOfB[None, u].store(mean_of_b.to(mMeanOfB.element_type))
-            row.store_one(rMeanOfB[None, u], mMeanOfB, (iB,))
+            row.store_one(mean_of_b.to(mMeanOfB.element_type), mMeanOfB, (iB,), rMeanOfB[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rMeanOfB, mMeanOfB, first_row, place)
+    rowwise.store_together(rMeanOfB, mMeanOfB, first_row, place)
 
 
 @cute.jit
@@ -492,21 +474,14 @@ def global_response_norm_frozen_stage2_finish(
     mColumnSumParts: cute.Tensor,  # (parts, B * C) column_sum of each part
     C: cutlass.Int32,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iC = c % C
     iB = (c // C)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rSumOfBC2 = access.registers(mSumOfBC2, (1,))
     if there:
         sum_of_b_c2 = global_response_norm_frozen_stage2_columns(device.full(1, column_sum))
-        rSumOfBC2.store(sum_of_b_c2.to(mSumOfBC2.element_type))
-        mSumOfBC2[iB, iC] = rSumOfBC2[0]
+        mSumOfBC2[iB, iC] = sum_of_b_c2.to(mSumOfBC2.element_type)[0]
 
 
 @cute.kernel
@@ -516,18 +491,14 @@ def global_response_norm_frozen_stage2_finish_B(
     B: cutlass.Int32,
     C: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
-    (column_sum2,) = partials.over_parts_of([mColumnSum2Parts], ("sum",), c, (B, C,), (True, False))
     there = tidx == 0
-    rSumOfB = access.registers(mSumOfB, (1,))
+    c, _, _ = cute.arch.block_idx()
+    (column_sum2,) = partials.over_parts_of([mColumnSum2Parts], ("sum",), c, (B, C,), (True, False))
     if there:
         sum_of_b = global_response_norm_frozen_stage2_columns_B(device.full(1, column_sum2))
-        rSumOfB.store(sum_of_b.to(mSumOfB.element_type))
-        mSumOfB[c] = rSumOfB[0]
+        mSumOfB[c] = sum_of_b.to(mSumOfB.element_type)[0]
 
 
 @cute.jit
@@ -653,22 +624,20 @@ def global_response_norm_backward_stage1_kernel(
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rSumOfBC, rMeanOfB)
-        rowwise.load_together(mSumOfBC, first_row, rSumOfBC, place)
+    place = rowwise.meeting_place(how, rSumOfBC, rMeanOfB)
+    rowwise.load_together(mSumOfBC, first_row, rSumOfBC, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         iB = index
         row = rowwise.row(how, index, index < B, C, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
+            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = global_response_norm_backward_stage1_row_mean(device.floats(rSumOfBC[None, v, u]))
@@ -678,11 +647,9 @@ def global_response_norm_backward_stage1_kernel(
 
         if row.writes():
             mean_of_b = global_response_norm_backward_stage1_row(device.full(1, row_mean))
-            rMeanOfB[None, u].store(mean_of_b.to(mMeanOfB.element_type))
-            row.store_one(rMeanOfB[None, u], mMeanOfB, (iB,))
+            row.store_one(mean_of_b.to(mMeanOfB.element_type), mMeanOfB, (iB,), rMeanOfB[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rMeanOfB, mMeanOfB, first_row, place)
+    rowwise.store_together(rMeanOfB, mMeanOfB, first_row, place)
 
 
 @cute.jit
@@ -824,21 +791,14 @@ def global_response_norm_backward_stage2_finish(
     mColumnSumParts: cute.Tensor,  # (parts, B * C) column_sum of each part
     C: cutlass.Int32,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iC = c % C
     iB = (c // C)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rSumOfBC2 = access.registers(mSumOfBC2, (1,))
     if there:
         sum_of_b_c2 = global_response_norm_backward_stage2_columns(device.full(1, column_sum))
-        rSumOfBC2.store(sum_of_b_c2.to(mSumOfBC2.element_type))
-        mSumOfBC2[iB, iC] = rSumOfBC2[0]
+        mSumOfBC2[iB, iC] = sum_of_b_c2.to(mSumOfBC2.element_type)[0]
 
 
 @cute.kernel
@@ -848,18 +808,14 @@ def global_response_norm_backward_stage2_finish_B(
     B: cutlass.Int32,
     C: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
-    (column_sum2,) = partials.over_parts_of([mColumnSum2Parts], ("sum",), c, (B, C,), (True, False))
     there = tidx == 0
-    rSumOfB = access.registers(mSumOfB, (1,))
+    c, _, _ = cute.arch.block_idx()
+    (column_sum2,) = partials.over_parts_of([mColumnSum2Parts], ("sum",), c, (B, C,), (True, False))
     if there:
         sum_of_b = global_response_norm_backward_stage2_columns_B(device.full(1, column_sum2))
-        rSumOfB.store(sum_of_b.to(mSumOfB.element_type))
-        mSumOfB[c] = rSumOfB[0]
+        mSumOfB[c] = sum_of_b.to(mSumOfB.element_type)[0]
 
 
 @cute.kernel
@@ -871,25 +827,19 @@ def global_response_norm_backward_stage2_finish_C(
     B: cutlass.Int32,
     C: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    there = tidx == 0
+    c, _, _ = cute.arch.block_idx()
     column_sum3, column_sum4 = partials.over_parts_of(
         [mColumnSum3Parts, mColumnSum4Parts], ("sum", "sum"), c, (B, C,), (False, True),
     )
-    there = tidx == 0
-    rDgamma = access.registers(mDgamma, (1,))
-    rDbeta = access.registers(mDbeta, (1,))
     if there:
         dgamma, dbeta = global_response_norm_backward_stage2_columns_C(
             device.full(1, column_sum3), device.full(1, column_sum4),
         )
-        rDgamma.store(dgamma.to(mDgamma.element_type))
-        rDbeta.store(dbeta.to(mDbeta.element_type))
-        mDgamma[c] = rDgamma[0]
-        mDbeta[c] = rDbeta[0]
+        mDgamma[c] = dgamma.to(mDgamma.element_type)[0]
+        mDbeta[c] = dbeta.to(mDbeta.element_type)[0]
 
 
 @cute.jit

@@ -75,7 +75,6 @@ def group_norm_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
     rBias = access.registers(mBias, (vec, vectors, at_once), 0.0)
-    rY = access.registers(mY, (vec,))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
 
@@ -85,17 +84,15 @@ def group_norm_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-            row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
-            row.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
+        row.load(mX, (iB, iG, 0, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+        row.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = group_norm_row_mean(device.floats(rX[None, v, u]))
@@ -107,8 +104,7 @@ def group_norm_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = group_norm_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
@@ -119,18 +115,16 @@ def group_norm_kernel(
         row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-                part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
-                part.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+            part.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = group_norm_chain(
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]), device.floats(rBias[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                rY.store(y.to(mY.element_type))
-                at.store(rY, mY, (iB, iG, 0, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iG, 0, 0))
 
 
 @cute.jit
@@ -202,9 +196,6 @@ def group_norm_forward_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
     rBias = access.registers(mBias, (vec, vectors, at_once), 0.0)
-    rY = access.registers(mY, (vec,))
-    rRstd = access.registers(mRstd, (1,))
-    rRowMean = access.registers(mRowMean, (1,))
     sRowMean_ = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
 
@@ -214,17 +205,15 @@ def group_norm_forward_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-            row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
-            row.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
+        row.load(mX, (iB, iG, 0, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+        row.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
 
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = group_norm_forward_row_mean_(device.floats(rX[None, v, u]))
@@ -236,8 +225,7 @@ def group_norm_forward_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = group_norm_forward_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean_))
@@ -248,27 +236,23 @@ def group_norm_forward_kernel(
         row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-                part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
-                part.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+            part.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = group_norm_forward_chain(
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]), device.floats(rBias[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean_), device.full(vec, row_mean2), approx,
                 )
-                rY.store(y.to(mY.element_type))
-                at.store(rY, mY, (iB, iG, 0, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iG, 0, 0))
 
         if row.writes():
             rstd, row_mean = group_norm_forward_row(
                 device.full(1, eps), device.full(1, row_mean_), device.full(1, row_mean2), approx,
             )
-            rRstd.store(rstd.to(mRstd.element_type))
-            rRowMean.store(row_mean.to(mRowMean.element_type))
-            row.store_one(rRstd, mRstd, (iB, iG))
-            row.store_one(rRowMean, mRowMean, (iB, iG))
+            row.store_one(rstd.to(mRstd.element_type), mRstd, (iB, iG))
+            row.store_one(row_mean.to(mRowMean.element_type), mRowMean, (iB, iG))
 
 
 @cute.jit
@@ -326,7 +310,6 @@ def group_norm_frozen_kernel(
     rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
     rRstd = access.registers(mRstd, (1, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
-    rDx = access.registers(mDx, (vec,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -335,10 +318,10 @@ def group_norm_frozen_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-            row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-            row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
+        row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.load_one(mRstd, (iB, iG), rRstd[None, u])
         row.load_one(mRowMean, (iB, iG), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
@@ -347,10 +330,9 @@ def group_norm_frozen_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-                part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = group_norm_frozen_stage0(
@@ -364,10 +346,9 @@ def group_norm_frozen_kernel(
         row = row.forget((mDy, rDy), (mX, rX), (mWeight, rWeight))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-                part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = group_norm_frozen_chain(
@@ -377,8 +358,7 @@ def group_norm_frozen_kernel(
                     device.full(vec, C, cutlass.Int32), device.full(vec, S, cutlass.Int32), device.full(vec, row_sum),
                     device.full(vec, row_sum2), approx,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (iB, iG, 0, 0))
+                at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0))
 
 
 @cute.jit
@@ -430,8 +410,6 @@ def group_norm_backward_rows_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
     rRowMean = access.registers(mRowMean, (1, at_once))
-    rRowSumOfRows = access.registers(mRowSumOfRows, (1,))
-    rRowSum2OfRows = access.registers(mRowSum2OfRows, (1,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -440,10 +418,10 @@ def group_norm_backward_rows_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-            row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-            row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
+        row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.load_one(mRowMean, (iB, iG), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
 
@@ -451,10 +429,9 @@ def group_norm_backward_rows_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-                part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
-                part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
+            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = group_norm_backward_rows_stage0(
@@ -469,10 +446,8 @@ def group_norm_backward_rows_kernel(
             row_sum_of_rows, row_sum2_of_rows = group_norm_backward_rows_row(
                 device.full(1, row_sum), device.full(1, row_sum2),
             )
-            rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-            row.store_one(rRowSumOfRows, mRowSumOfRows, (iB, iG))
-            row.store_one(rRowSum2OfRows, mRowSum2OfRows, (iB, iG))
+            row.store_one(row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (iB, iG))
+            row.store_one(row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (iB, iG))
 
 
 @cute.jit
@@ -556,7 +531,6 @@ def group_norm_backward_kernel(
     rWeight = access.registers(mWeight, (vec, vectors), 1.0)
     rRstd = access.registers(mRstd, (1, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
-    rDx = access.registers(mDx, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
@@ -570,7 +544,7 @@ def group_norm_backward_kernel(
     fColumnSum2 = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, C * S, first)
-    all_rows.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
+    all_rows.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
 
     reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -633,8 +607,7 @@ def group_norm_backward_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (iB, iG, 0, 0))
+                at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
@@ -672,25 +645,19 @@ def group_norm_backward_finish(
     C: cutlass.Int32,
     S: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    there = tidx == 0
+    c, _, _ = cute.arch.block_idx()
     iC = c % C
     iG = (c // C)
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (G, C, S // each,), (True, True, False),
     )
-    there = tidx == 0
-    rDweight = access.registers(mDweight, (1,))
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dweight, dbias = group_norm_backward_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDweight.store(dweight.to(mDweight.element_type))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDweight[iG, iC] = rDweight[0]
-        mDbias[iG, iC] = rDbias[0]
+        mDweight[iG, iC] = dweight.to(mDweight.element_type)[0]
+        mDbias[iG, iC] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -79,8 +79,6 @@ def head_rmsnorm_rotary_kernel(
     rWeight1 = access.registers(mWeight, (vec, 1))
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
-    rY0 = access.registers(mY, (vec,))
-    rY1 = access.registers(mY, (vec,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -90,20 +88,19 @@ def head_rmsnorm_rotary_kernel(
         iS = (index // H) % S
         iB = ((index // H) // S)
         row = rowwise.row(how, index, index < B * S * H, D, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-            row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-            row.load(mCos, (iS, 0), rCos[None, None, u])
-            row.load(mSin, (iS, 0), rSin[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+        row.load(mCos, (iS, 0), rCos[None, None, u])
+        row.load(mSin, (iS, 0), rSin[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-                part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = head_rmsnorm_rotary_stage0(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]))
@@ -115,11 +112,10 @@ def head_rmsnorm_rotary_kernel(
         row = row.forget((mX, rX0), (mX, rX1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-                part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-                part.load(mCos, (iS, 0), rCos[None, None, u])
-                part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+            part.load(mCos, (iS, 0), rCos[None, None, u])
+            part.load(mSin, (iS, 0), rSin[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -129,10 +125,8 @@ def head_rmsnorm_rotary_kernel(
                     device.floats(rWeight1[None, 0]), device.floats(rCos[None, v, u]), device.floats(rSin[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                rY0.store(y0.to(mY.element_type))
-                rY1.store(y1.to(mY.element_type))
-                at.store(rY0, mY, (iB, iS, iH, 0, 0))
-                at.store(rY1, mY, (iB, iS, iH, 1, 0))
+                at.store(y0.to(mY.element_type), mY, (iB, iS, iH, 0, 0))
+                at.store(y1.to(mY.element_type), mY, (iB, iS, iH, 1, 0))
 
 
 @cute.jit
@@ -207,8 +201,6 @@ def head_rmsnorm_rotary_frozen_kernel(
     rWeight1 = access.registers(mWeight, (vec, 1))
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
-    rDx0 = access.registers(mDx, (vec,))
-    rDx1 = access.registers(mDx, (vec,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -218,13 +210,13 @@ def head_rmsnorm_rotary_frozen_kernel(
         iS = (index // H) % S
         iB = ((index // H) // S)
         row = rowwise.row(how, index, index < B * S * H, D, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-            row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-            row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-            row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-            row.load(mCos, (iS, 0), rCos[None, None, u])
-            row.load(mSin, (iS, 0), rSin[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
+        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
+        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+        row.load(mCos, (iS, 0), rCos[None, None, u])
+        row.load(mSin, (iS, 0), rSin[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -232,13 +224,12 @@ def head_rmsnorm_rotary_frozen_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-                part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-                part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-                part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-                part.load(mCos, (iS, 0), rCos[None, None, u])
-                part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+            part.load(mCos, (iS, 0), rCos[None, None, u])
+            part.load(mSin, (iS, 0), rSin[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -256,13 +247,12 @@ def head_rmsnorm_rotary_frozen_kernel(
         row = row.forget((mDy, rDy0), (mDy, rDy1), (mX, rX0), (mX, rX1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-                part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-                part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-                part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-                part.load(mCos, (iS, 0), rCos[None, None, u])
-                part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+            part.load(mCos, (iS, 0), rCos[None, None, u])
+            part.load(mSin, (iS, 0), rSin[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -274,10 +264,8 @@ def head_rmsnorm_rotary_frozen_kernel(
                     device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), device.full(vec, row_sum), approx,
                 )
-                rDx0.store(dx0.to(mDx.element_type))
-                rDx1.store(dx1.to(mDx.element_type))
-                at.store(rDx0, mDx, (iB, iS, iH, 0, 0))
-                at.store(rDx1, mDx, (iB, iS, iH, 1, 0))
+                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
+                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
 
 
 @cute.jit
@@ -340,9 +328,6 @@ def head_rmsnorm_rotary_backward_rows_kernel(
     rWeight1 = access.registers(mWeight, (vec, 1))
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
-    rRowMeanOfRows = access.registers(mRowMeanOfRows, (1,))
-    rRowMean2OfRows = access.registers(mRowMean2OfRows, (1,))
-    rRowSumOfRows = access.registers(mRowSumOfRows, (1,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -352,13 +337,13 @@ def head_rmsnorm_rotary_backward_rows_kernel(
         iS = (index // H) % S
         iB = ((index // H) // S)
         row = rowwise.row(how, index, index < B * S * H, D, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-            row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-            row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-            row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-            row.load(mCos, (iS, 0), rCos[None, None, u])
-            row.load(mSin, (iS, 0), rSin[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
+        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
+        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+        row.load(mCos, (iS, 0), rCos[None, None, u])
+        row.load(mSin, (iS, 0), rSin[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -366,13 +351,12 @@ def head_rmsnorm_rotary_backward_rows_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-                part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-                part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-                part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-                part.load(mCos, (iS, 0), rCos[None, None, u])
-                part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+            part.load(mCos, (iS, 0), rCos[None, None, u])
+            part.load(mSin, (iS, 0), rSin[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -391,12 +375,9 @@ def head_rmsnorm_rotary_backward_rows_kernel(
             row_mean_of_rows, row_mean2_of_rows, row_sum_of_rows = head_rmsnorm_rotary_backward_rows_row(
                 device.full(1, row_mean), device.full(1, row_mean2), device.full(1, row_sum),
             )
-            rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowMean2OfRows.store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
-            rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            row.store_one(rRowMeanOfRows, mRowMeanOfRows, (iB, iS, iH))
-            row.store_one(rRowMean2OfRows, mRowMean2OfRows, (iB, iS, iH))
-            row.store_one(rRowSumOfRows, mRowSumOfRows, (iB, iS, iH))
+            row.store_one(row_mean_of_rows.to(mRowMeanOfRows.element_type), mRowMeanOfRows, (iB, iS, iH))
+            row.store_one(row_mean2_of_rows.to(mRowMean2OfRows.element_type), mRowMean2OfRows, (iB, iS, iH))
+            row.store_one(row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (iB, iS, iH))
 
 
 @cute.jit
@@ -501,8 +482,6 @@ def head_rmsnorm_rotary_backward_kernel(
     rWeight1 = access.registers(mWeight, (vec, vectors))
     rCos = access.registers(mCos, (vec, vectors))
     rSin = access.registers(mSin, (vec, vectors))
-    rDx0 = access.registers(mDx, (vec,))
-    rDx1 = access.registers(mDx, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowMean2OfRows = access.registers(mRowMean2OfRows, (1, at_once))
@@ -609,10 +588,8 @@ def head_rmsnorm_rotary_backward_kernel(
                     v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
                     (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
                 )
-                rDx0.store(dx0.to(mDx.element_type))
-                rDx1.store(dx1.to(mDx.element_type))
-                at.store(rDx0, mDx, (iB, iS, iH, 0, 0))
-                at.store(rDx1, mDx, (iB, iS, iH, 1, 0))
+                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
+                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H
@@ -653,25 +630,19 @@ def head_rmsnorm_rotary_backward_finish(
     S: cutlass.Int32,
     D: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    there = tidx == 0
+    c, _, _ = cute.arch.block_idx()
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (S, D,), (False, True),
     )
-    there = tidx == 0
-    rDweight0 = access.registers(mDweight, (1,))
-    rDweight1 = access.registers(mDweight, (1,))
     if there:
         dweight0, dweight1 = head_rmsnorm_rotary_backward_columns(
             device.full(1, column_sum), device.full(1, column_sum2),
         )
-        rDweight0.store(dweight0.to(mDweight.element_type))
-        rDweight1.store(dweight1.to(mDweight.element_type))
-        mDweight[0, c] = rDweight0[0]
-        mDweight[1, c] = rDweight1[0]
+        mDweight[0, c] = dweight0.to(mDweight.element_type)[0]
+        mDweight[1, c] = dweight1.to(mDweight.element_type)[0]
 
 
 @cute.kernel
@@ -682,24 +653,15 @@ def head_rmsnorm_rotary_backward_finish_S_D(
     mColumnSum4Parts: cute.Tensor,  # (parts, S * D) column_sum4 of each part
     D: cutlass.Int32,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSum3Parts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSum3Parts)
     iD = c % D
     iS = (c // D)
     column_sum3, column_sum4 = partials.over_parts([mColumnSum3Parts, mColumnSum4Parts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mColumnSum3Parts.shape[1])
-    rDcos = access.registers(mDcos, (1,))
-    rDsin = access.registers(mDsin, (1,))
     if there:
         dcos, dsin = head_rmsnorm_rotary_backward_columns_S_D(device.full(1, column_sum3), device.full(1, column_sum4))
-        rDcos.store(dcos.to(mDcos.element_type))
-        rDsin.store(dsin.to(mDsin.element_type))
-        mDcos[iS, iD] = rDcos[0]
-        mDsin[iS, iD] = rDsin[0]
+        mDcos[iS, iD] = dcos.to(mDcos.element_type)[0]
+        mDsin[iS, iD] = dsin.to(mDsin.element_type)[0]
 
 
 @cute.jit

@@ -78,16 +78,14 @@ def instance_norm_kernel(
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (iB, iC, 0), rX[None, None, u])
+        row.load(mX, (iB, iC, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mWeight, (iC,), rWeight[None, u])
         row.load_one(mBias, (iC,), rBias[None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
@@ -95,8 +93,7 @@ def instance_norm_kernel(
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = instance_norm_row_mean(device.floats(rX[None, v, u]))
@@ -108,8 +105,7 @@ def instance_norm_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = instance_norm_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
@@ -120,8 +116,7 @@ def instance_norm_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = instance_norm_chain(
@@ -129,11 +124,9 @@ def instance_norm_kernel(
                     device.floats(device.full(vec, rBias[0, u], rBias.element_type)), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (iB, iC, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iC, 0), rY[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -211,16 +204,14 @@ def instance_norm_forward_kernel(
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rRstd, rY, rRowMean)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rRstd, rY, rRowMean)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (iB, iC, 0), rX[None, None, u])
+        row.load(mX, (iB, iC, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mWeight, (iC,), rWeight[None, u])
         row.load_one(mBias, (iC,), rBias[None, u])
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
@@ -228,8 +219,7 @@ def instance_norm_forward_kernel(
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = instance_norm_forward_row_mean_(device.floats(rX[None, v, u]))
@@ -241,8 +231,7 @@ def instance_norm_forward_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = instance_norm_forward_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean_))
@@ -253,8 +242,7 @@ def instance_norm_forward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = instance_norm_forward_chain(
@@ -262,22 +250,18 @@ def instance_norm_forward_kernel(
                     device.floats(device.full(vec, rBias[0, u], rBias.element_type)), device.full(vec, eps),
                     device.full(vec, row_mean_), device.full(vec, row_mean2), approx,
                 )
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (iB, iC, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iC, 0), rY[None, v, u])
 
         if row.writes():
             rstd, row_mean = instance_norm_forward_row(
                 device.full(1, eps), device.full(1, row_mean_), device.full(1, row_mean2), approx,
             )
-            rRstd[None, u].store(rstd.to(mRstd.element_type))
-            rRowMean[None, u].store(row_mean.to(mRowMean.element_type))
-            row.store_one(rRstd[None, u], mRstd, (iB, iC))
-            row.store_one(rRowMean[None, u], mRowMean, (iB, iC))
+            row.store_one(rstd.to(mRstd.element_type), mRstd, (iB, iC), rRstd[None, u])
+            row.store_one(row_mean.to(mRowMean.element_type), mRowMean, (iB, iC), rRowMean[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRstd, mRstd, first_row, place)
-        access.store_rows(rY, mY, first_row, place)
-        access.store_rows(rRowMean, mRowMean, first_row, place)
+    rowwise.store_together(rRstd, mRstd, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rRowMean, mRowMean, first_row, place)
 
 
 @cute.jit
@@ -339,18 +323,16 @@ def instance_norm_frozen_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rDx)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rDx)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (iB, iC, 0), rDy[None, None, u])
-            row.load(mX, (iB, iC, 0), rX[None, None, u])
+        row.load(mDy, (iB, iC, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iC, 0), rX[None, None, u])
         row.load_one(mRstd, (iB, iC), rRstd[None, u])
         row.load_one(mRowMean, (iB, iC), rRowMean[None, u])
         row.load_one(mWeight, (iC,), rWeight[None, u])
@@ -360,9 +342,8 @@ def instance_norm_frozen_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iC, 0), rDy[None, None, u])
-                part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mDy, (iB, iC, 0), rDy[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = instance_norm_frozen_stage0(
@@ -376,9 +357,8 @@ def instance_norm_frozen_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iC, 0), rDy[None, None, u])
-                part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mDy, (iB, iC, 0), rDy[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = instance_norm_frozen_chain(
@@ -387,11 +367,9 @@ def instance_norm_frozen_kernel(
                     device.floats(rX[None, v, u]), device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     device.full(vec, S, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (iB, iC, 0))
+                at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit
@@ -446,18 +424,16 @@ def instance_norm_backward_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rRowSumOfRows, rRowSum2OfRows)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rRowSumOfRows, rRowSum2OfRows)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (iB, iC, 0), rDy[None, None, u])
-            row.load(mX, (iB, iC, 0), rX[None, None, u])
+        row.load(mDy, (iB, iC, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iC, 0), rX[None, None, u])
         row.load_one(mRowMean, (iB, iC), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
 
@@ -465,9 +441,8 @@ def instance_norm_backward_rows_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iC, 0), rDy[None, None, u])
-                part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mDy, (iB, iC, 0), rDy[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = instance_norm_backward_rows_stage0(
@@ -482,14 +457,15 @@ def instance_norm_backward_rows_kernel(
             row_sum_of_rows, row_sum2_of_rows = instance_norm_backward_rows_row(
                 device.full(1, row_sum), device.full(1, row_sum2),
             )
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-            row.store_one(rRowSumOfRows[None, u], mRowSumOfRows, (iB, iC))
-            row.store_one(rRowSum2OfRows[None, u], mRowSum2OfRows, (iB, iC))
+            row.store_one(
+                row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (iB, iC), rRowSumOfRows[None, u],
+            )
+            row.store_one(
+                row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (iB, iC), rRowSum2OfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
+    rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
+    rowwise.store_together(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
 
 @cute.jit
@@ -573,7 +549,6 @@ def instance_norm_backward_kernel(
     rRstd = access.registers(mRstd, (1, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
     rWeight = access.registers(mWeight, (1,), 1.0)
-    rDx = access.registers(mDx, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
@@ -649,8 +624,7 @@ def instance_norm_backward_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (iB, iC, 0))
+                at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
@@ -687,23 +661,17 @@ def instance_norm_backward_finish(
     C: cutlass.Int32,
     S: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    there = tidx == 0
+    c, _, _ = cute.arch.block_idx()
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (C, S // each,), (True, False),
     )
-    there = tidx == 0
-    rDweight = access.registers(mDweight, (1,))
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dweight, dbias = instance_norm_backward_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDweight.store(dweight.to(mDweight.element_type))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDweight[c] = rDweight[0]
-        mDbias[c] = rDbias[0]
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

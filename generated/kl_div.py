@@ -59,24 +59,22 @@ def kl_div_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rLogP, rLogTarget, rLoss)
-        rowwise.load_together(mLogP, first_row, rLogP, place)
-        rowwise.load_together(mLogTarget, first_row, rLogTarget, place)
+    place = rowwise.meeting_place(how, rLogP, rLogTarget, rLoss)
+    rowwise.load_together(mLogP, first_row, rLogP, place)
+    rowwise.load_together(mLogTarget, first_row, rLogTarget, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mLogP, (index, 0), rLogP[None, None, u])
-            row.load(mLogTarget, (index, 0), rLogTarget[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mLogP, (index, 0), rLogP[None, None, u])
+        row.load(mLogTarget, (index, 0), rLogTarget[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mLogP, (index, 0), rLogP[None, None, u])
-                part.load(mLogTarget, (index, 0), rLogTarget[None, None, u])
+            part.load(mLogP, (index, 0), rLogP[None, None, u])
+            part.load(mLogTarget, (index, 0), rLogTarget[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = kl_div_row_sum(device.floats(rLogP[None, v, u]), device.floats(rLogTarget[None, v, u]), approx)
@@ -85,11 +83,9 @@ def kl_div_kernel(
 
         if row.writes():
             loss = kl_div_row(device.full(1, row_sum))
-            rLoss[None, u].store(loss.to(mLoss.element_type))
-            row.store_one(rLoss[None, u], mLoss, (index,))
+            row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLoss, mLoss, first_row, place)
+    rowwise.store_together(rLoss, mLoss, first_row, place)
 
 
 @cute.jit

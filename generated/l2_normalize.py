@@ -59,21 +59,18 @@ def l2_normalize_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = l2_normalize_row_sum(device.floats(rX[None, v, u]))
@@ -83,18 +80,15 @@ def l2_normalize_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = l2_normalize_chain(
                     device.floats(rX[None, v, u]), device.full(vec, eps), device.full(vec, row_sum), approx,
                 )
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -152,21 +146,18 @@ def l2_normalize_forward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY, rRowNorm)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY, rRowNorm)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = l2_normalize_forward_row_sum(device.floats(rX[None, v, u]))
@@ -176,24 +167,20 @@ def l2_normalize_forward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = l2_normalize_forward_chain(
                     device.floats(rX[None, v, u]), device.full(vec, eps), device.full(vec, row_sum), approx,
                 )
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
         if row.writes():
             row_norm = l2_normalize_forward_row(device.full(1, row_sum), approx)
-            rRowNorm[None, u].store(row_norm.to(mRowNorm.element_type))
-            row.store_one(rRowNorm[None, u], mRowNorm, (index,))
+            row.store_one(row_norm.to(mRowNorm.element_type), mRowNorm, (index,), rRowNorm[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
-        access.store_rows(rRowNorm, mRowNorm, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rRowNorm, mRowNorm, first_row, place)
 
 
 @cute.jit
@@ -245,25 +232,22 @@ def l2_normalize_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rDx)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rDx)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
         row.load_one(mRowNorm, (index,), rRowNorm[None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = l2_normalize_backward_row_sum(
@@ -277,9 +261,8 @@ def l2_normalize_backward_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = l2_normalize_backward_chain(
@@ -287,11 +270,9 @@ def l2_normalize_backward_kernel(
                     device.floats(device.full(vec, rRowNorm[0, u], rRowNorm.element_type)),
                     device.floats(rX[None, v, u]), device.full(vec, eps), device.full(vec, row_sum), approx,
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit

@@ -81,14 +81,12 @@ def label_log_prob_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
 
@@ -99,8 +97,7 @@ def label_log_prob_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -131,11 +128,9 @@ def label_log_prob_kernel(
 
         if row.writes():
             y = label_log_prob_row(device.full(1, row_sum), device.full(1, row_max), device.full(1, row_sum2))
-            rY[None, u].store(y.to(mY.element_type))
-            row.store_one(rY[None, u], mY, (index,))
+            row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -210,14 +205,12 @@ def label_log_prob_forward_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY, rRowLogsumexp)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY, rRowLogsumexp)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
 
@@ -228,8 +221,7 @@ def label_log_prob_forward_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -264,14 +256,11 @@ def label_log_prob_forward_kernel(
             y, row_logsumexp = label_log_prob_forward_row(
                 device.full(1, row_sum), device.full(1, row_max), device.full(1, row_sum2),
             )
-            rY[None, u].store(y.to(mY.element_type))
-            rRowLogsumexp[None, u].store(row_logsumexp.to(mRowLogsumexp.element_type))
-            row.store_one(rY[None, u], mY, (index,))
-            row.store_one(rRowLogsumexp[None, u], mRowLogsumexp, (index,))
+            row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
+            row.store_one(row_logsumexp.to(mRowLogsumexp.element_type), mRowLogsumexp, (index,), rRowLogsumexp[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
-        access.store_rows(rRowLogsumexp, mRowLogsumexp, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rRowLogsumexp, mRowLogsumexp, first_row, place)
 
 
 @cute.jit
@@ -394,7 +383,6 @@ def label_log_prob_backward_kernel(
     rDy = access.registers(mDy, (1, at_once))
     rRowLogsumexp = access.registers(mRowLogsumexp, (1, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
-    rDx = access.registers(mDx, (vec,))
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
@@ -420,8 +408,7 @@ def label_log_prob_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mDy, (row,), rDy[None, u])
@@ -440,16 +427,13 @@ def label_log_prob_backward_finish(
     mDtemperature: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
-    rDtemperature = access.registers(mDtemperature, (1,))
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     if there:
         dtemperature = label_log_prob_backward_columns(device.full(1, mTemperature[0]), device.full(1, total_sum))
-        rDtemperature.store(dtemperature.to(mDtemperature.element_type))
-        mDtemperature[0] = rDtemperature[0]
+        mDtemperature[0] = dtemperature.to(mDtemperature.element_type)[0]
 
 
 @cute.jit

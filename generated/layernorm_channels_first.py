@@ -133,7 +133,6 @@ def layernorm_channels_first_stage1_places(
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
 
     rX = access.registers(mX, (vec, vectors, at_once))
-    rMeanOfBS = access.registers(mMeanOfBS, (vec,))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     every = rowwise.walked(how, there, S, first)
 
@@ -159,8 +158,7 @@ def layernorm_channels_first_stage1_places(
             reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
         )
         mean_of_b_s = layernorm_channels_first_stage1_columns(column_mean)
-        rMeanOfBS.store(mean_of_b_s.to(mMeanOfBS.element_type))
-        at.store(rMeanOfBS, mMeanOfBS, (iB, 0))
+        at.store(mean_of_b_s.to(mMeanOfBS.element_type), mMeanOfBS, (iB, 0))
 
 
 @cute.kernel
@@ -170,22 +168,15 @@ def layernorm_channels_first_stage1_finish(
     S: cutlass.Int32,
     row_count: cutlass.Int64,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnMeanParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMeanParts)
     iS = c % S
     iB = (c // S)
     (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
-    rMeanOfBS = access.registers(mMeanOfBS, (1,))
     if there:
         mean_of_b_s = layernorm_channels_first_stage1_columns(device.full(1, column_mean))
-        rMeanOfBS.store(mean_of_b_s.to(mMeanOfBS.element_type))
-        mMeanOfBS[iB, iS] = rMeanOfBS[0]
+        mMeanOfBS[iB, iS] = mean_of_b_s.to(mMeanOfBS.element_type)[0]
 
 
 @cute.jit
@@ -314,7 +305,6 @@ def layernorm_channels_first_stage2_places(
 
     rX = access.registers(mX, (vec, vectors, at_once))
     rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
-    rMeanOfBS2 = access.registers(mMeanOfBS2, (vec,))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     every = rowwise.walked(how, there, S, first)
     every.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
@@ -343,8 +333,7 @@ def layernorm_channels_first_stage2_places(
             reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
         )
         mean_of_b_s2 = layernorm_channels_first_stage2_columns(column_mean)
-        rMeanOfBS2.store(mean_of_b_s2.to(mMeanOfBS2.element_type))
-        at.store(rMeanOfBS2, mMeanOfBS2, (iB, 0))
+        at.store(mean_of_b_s2.to(mMeanOfBS2.element_type), mMeanOfBS2, (iB, 0))
 
 
 @cute.kernel
@@ -354,22 +343,15 @@ def layernorm_channels_first_stage2_finish(
     S: cutlass.Int32,
     row_count: cutlass.Int64,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnMeanParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMeanParts)
     iS = c % S
     iB = (c // S)
     (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
-    rMeanOfBS2 = access.registers(mMeanOfBS2, (1,))
     if there:
         mean_of_b_s2 = layernorm_channels_first_stage2_columns(device.full(1, column_mean))
-        rMeanOfBS2.store(mean_of_b_s2.to(mMeanOfBS2.element_type))
-        mMeanOfBS2[iB, iS] = rMeanOfBS2[0]
+        mMeanOfBS2[iB, iS] = mean_of_b_s2.to(mMeanOfBS2.element_type)[0]
 
 
 @cute.jit
@@ -570,8 +552,6 @@ def layernorm_channels_first_frozen_stage1_places(
     rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
-    rSumOfBS = access.registers(mSumOfBS, (vec,))
-    rSumOfBS2 = access.registers(mSumOfBS2, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     every = rowwise.walked(how, there, S, first)
@@ -605,10 +585,8 @@ def layernorm_channels_first_frozen_stage1_places(
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
         sum_of_b_s, sum_of_b_s2 = layernorm_channels_first_frozen_stage1_columns(column_sum, column_sum2)
-        rSumOfBS.store(sum_of_b_s.to(mSumOfBS.element_type))
-        rSumOfBS2.store(sum_of_b_s2.to(mSumOfBS2.element_type))
-        at.store(rSumOfBS, mSumOfBS, (iB, 0))
-        at.store(rSumOfBS2, mSumOfBS2, (iB, 0))
+        at.store(sum_of_b_s.to(mSumOfBS.element_type), mSumOfBS, (iB, 0))
+        at.store(sum_of_b_s2.to(mSumOfBS2.element_type), mSumOfBS2, (iB, 0))
 
 
 @cute.kernel
@@ -619,26 +597,17 @@ def layernorm_channels_first_frozen_stage1_finish(
     mColumnSum2Parts: cute.Tensor,  # (parts, B * S) column_sum2 of each part
     S: cutlass.Int32,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iS = c % S
     iB = (c // S)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rSumOfBS = access.registers(mSumOfBS, (1,))
-    rSumOfBS2 = access.registers(mSumOfBS2, (1,))
     if there:
         sum_of_b_s, sum_of_b_s2 = layernorm_channels_first_frozen_stage1_columns(
             device.full(1, column_sum), device.full(1, column_sum2),
         )
-        rSumOfBS.store(sum_of_b_s.to(mSumOfBS.element_type))
-        rSumOfBS2.store(sum_of_b_s2.to(mSumOfBS2.element_type))
-        mSumOfBS[iB, iS] = rSumOfBS[0]
-        mSumOfBS2[iB, iS] = rSumOfBS2[0]
+        mSumOfBS[iB, iS] = sum_of_b_s.to(mSumOfBS.element_type)[0]
+        mSumOfBS2[iB, iS] = sum_of_b_s2.to(mSumOfBS2.element_type)[0]
 
 
 @cute.jit
@@ -853,8 +822,6 @@ def layernorm_channels_first_backward_stage1_places(
     rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
-    rSumOfBS = access.registers(mSumOfBS, (vec,))
-    rSumOfBS2 = access.registers(mSumOfBS2, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     every = rowwise.walked(how, there, S, first)
@@ -888,10 +855,8 @@ def layernorm_channels_first_backward_stage1_places(
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
         sum_of_b_s, sum_of_b_s2 = layernorm_channels_first_backward_stage1_columns(column_sum, column_sum2)
-        rSumOfBS.store(sum_of_b_s.to(mSumOfBS.element_type))
-        rSumOfBS2.store(sum_of_b_s2.to(mSumOfBS2.element_type))
-        at.store(rSumOfBS, mSumOfBS, (iB, 0))
-        at.store(rSumOfBS2, mSumOfBS2, (iB, 0))
+        at.store(sum_of_b_s.to(mSumOfBS.element_type), mSumOfBS, (iB, 0))
+        at.store(sum_of_b_s2.to(mSumOfBS2.element_type), mSumOfBS2, (iB, 0))
 
 
 @cute.kernel
@@ -902,26 +867,17 @@ def layernorm_channels_first_backward_stage1_finish(
     mColumnSum2Parts: cute.Tensor,  # (parts, B * S) column_sum2 of each part
     S: cutlass.Int32,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iS = c % S
     iB = (c // S)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rSumOfBS = access.registers(mSumOfBS, (1,))
-    rSumOfBS2 = access.registers(mSumOfBS2, (1,))
     if there:
         sum_of_b_s, sum_of_b_s2 = layernorm_channels_first_backward_stage1_columns(
             device.full(1, column_sum), device.full(1, column_sum2),
         )
-        rSumOfBS.store(sum_of_b_s.to(mSumOfBS.element_type))
-        rSumOfBS2.store(sum_of_b_s2.to(mSumOfBS2.element_type))
-        mSumOfBS[iB, iS] = rSumOfBS[0]
-        mSumOfBS2[iB, iS] = rSumOfBS2[0]
+        mSumOfBS[iB, iS] = sum_of_b_s.to(mSumOfBS.element_type)[0]
+        mSumOfBS2[iB, iS] = sum_of_b_s2.to(mSumOfBS2.element_type)[0]
 
 
 @cute.jit
@@ -1019,12 +975,11 @@ def layernorm_channels_first_backward_stage2_kernel(
     rWeight = access.registers(mWeight, (vec, vectors), 1.0)
     rSumOfBS = access.registers(mSumOfBS, (vec, vectors, at_once))
     rSumOfBS2 = access.registers(mSumOfBS2, (vec, vectors, at_once))
-    rDx = access.registers(mDx, (vec,))
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, C * S, first)
-    all_rows.gather(mWeight, (0,), (0,), (C, S,), rWeight)
+    all_rows.gather_shared(mWeight, (0,), (0,), (C, S,), rWeight)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -1054,8 +1009,7 @@ def layernorm_channels_first_backward_stage2_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (iB, 0, 0))
+                at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, C * S, first)
@@ -1082,25 +1036,19 @@ def layernorm_channels_first_backward_stage2_finish(
     C: cutlass.Int32,
     S: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    there = tidx == 0
+    c, _, _ = cute.arch.block_idx()
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (C, S // each,), (True, False),
     )
-    there = tidx == 0
-    rDweight = access.registers(mDweight, (1,))
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dweight, dbias = layernorm_channels_first_backward_stage2_columns(
             device.full(1, column_sum), device.full(1, column_sum2),
         )
-        rDweight.store(dweight.to(mDweight.element_type))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDweight[c] = rDweight[0]
-        mDbias[c] = rDbias[0]
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, reduce, rowwise, vectors
+from codegen.device import access, gemm, reduce, rowwise
 from codegen.shared import Contraction, RowLaunch
 
 SPEC = {
@@ -46,48 +46,20 @@ def linear_cross_entropy_chain(logits, label, index_n):
     return loss_of, loss_of2
 
 
-@cute.jit
-def linear_cross_entropy_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def linear_cross_entropy_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mLabel,  # (rows) int32
-        mFirstN,  # (1) int32: where N begins, if not at 0
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
-    rLabel.fill(mLabel[row])
+    mLabel, mFirstN = tensors
+    row = at.row
+    rLabel = at.load_one(mLabel, (row,))
     return (rLabel,)
 
 
-@cute.jit
-def linear_cross_entropy_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mLabel,  # (rows) int32
-        mFirstN,  # (1) int32: where N begins, if not at 0
-    ) = tensors
-    iN = column
+def linear_cross_entropy_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mLabel, mFirstN = tensors
+    iN = at.column
     rLabel, = operands
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    device.count_up(rIndexN, device.place(iN, mFirstN))
+    rIndexN = at.count_up(device.place(iN, mFirstN))
     loss_of, loss_of2 = linear_cross_entropy_chain(
         acc[0].load(), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
     )
@@ -99,8 +71,8 @@ def linear_cross_entropy_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
-    mLabel: cute.Tensor,
-    mFirstN: cute.Tensor | None,
+    mLabel: cute.Tensor,  # (rows) int32
+    mFirstN: cute.Tensor | None,  # (1) int32: where N begins, if not at 0
     mLossMax: cute.Tensor,  # (L, rows, parts) max of loss_of
     mLossSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of loss_of
     mLossSum2: cute.Tensor,  # (L, rows, parts) sum of loss_of2
@@ -152,14 +124,13 @@ def linear_cross_entropy_epilogue_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rLogits, rLoss)
-        rowwise.load_together(mLogits, first_row, rLogits, place)
+    place = rowwise.meeting_place(how, rLogits, rLoss)
+    rowwise.load_together(mLogits, first_row, rLogits, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mLogits, (index, 0), rLogits[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mLogits, (index, 0), rLogits[None, None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
 
@@ -170,8 +141,7 @@ def linear_cross_entropy_epilogue_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -198,11 +168,9 @@ def linear_cross_entropy_epilogue_kernel(
             loss = linear_cross_entropy_epilogue_row(
                 device.full(1, picked), device.full(1, row_max), device.full(1, row_sum),
             )
-            rLoss[None, u].store(loss.to(mLoss.element_type))
-            row.store_one(rLoss[None, u], mLoss, (index,))
+            row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLoss, mLoss, first_row, place)
+    rowwise.store_together(rLoss, mLoss, first_row, place)
 
 
 @cute.jit
@@ -231,56 +199,25 @@ def linear_cross_entropy_forward_chain(logits, label, index_n):
     return logits_kept, loss_of, loss_of2
 
 
-@cute.jit
-def linear_cross_entropy_forward_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def linear_cross_entropy_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mLabel,  # (rows) int32
-        mFirstN,  # (1) int32: where N begins, if not at 0
-        mLogitsKept,  # (rows, N) float32
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
-    rLabel.fill(mLabel[row])
+    mLabel, mFirstN, mLogitsKept = tensors
+    row = at.row
+    rLabel = at.load_one(mLabel, (row,))
     return (rLabel,)
 
 
-@cute.jit
-def linear_cross_entropy_forward_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mLabel,  # (rows) int32
-        mFirstN,  # (1) int32: where N begins, if not at 0
-        mLogitsKept,  # (rows, N) float32
-    ) = tensors
-    iN = column
+def linear_cross_entropy_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mLabel, mFirstN, mLogitsKept = tensors
+    row = at.row
+    iN = at.column
     rLabel, = operands
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    device.count_up(rIndexN, device.place(iN, mFirstN))
+    rIndexN = at.count_up(device.place(iN, mFirstN))
     logits_kept, loss_of, loss_of2 = linear_cross_entropy_forward_chain(
         acc[0].load(), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
     )
-    rLogitsKept = access.registers(mLogitsKept, (vec,))
-    rLogitsKept.store(logits_kept.to(mLogitsKept.element_type))
-    vectors.store(rLogitsKept, mLogitsKept, cute.crd2idx((row, iN), mLogitsKept.layout), valid, ragged)
+    at.store(logits_kept.to(mLogitsKept.element_type), mLogitsKept, (row, iN))
     return (loss_of, loss_of, loss_of2)
 
 
@@ -289,9 +226,9 @@ def linear_cross_entropy_forward_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
-    mLabel: cute.Tensor,
-    mFirstN: cute.Tensor | None,
-    mLogitsKept: cute.Tensor,
+    mLabel: cute.Tensor,  # (rows) int32
+    mFirstN: cute.Tensor | None,  # (1) int32: where N begins, if not at 0
+    mLogitsKept: cute.Tensor,  # (rows, N) float32
     mLossMax: cute.Tensor,  # (L, rows, parts) max of loss_of
     mLossSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of loss_of
     mLossSum2: cute.Tensor,  # (L, rows, parts) sum of loss_of2
@@ -342,14 +279,13 @@ def linear_cross_entropy_backward_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rLogits, rDlogits)
-        rowwise.load_together(mLogits, first_row, rLogits, place)
+    place = rowwise.meeting_place(how, rLogits, rDlogits)
+    rowwise.load_together(mLogits, first_row, rLogits, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mLogits, (index, 0), rLogits[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mLogits, (index, 0), rLogits[None, None, u])
         row.load_one(mDloss, (index,), rDloss[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sRowMax], how.cluster)
@@ -360,8 +296,7 @@ def linear_cross_entropy_backward_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -381,8 +316,7 @@ def linear_cross_entropy_backward_kernel(
         row = row.forget((mLogits, rLogits))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dlogits = linear_cross_entropy_backward_chain(
@@ -392,11 +326,9 @@ def linear_cross_entropy_backward_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, row_max), device.full(vec, row_sum),
                     approx,
                 )
-                rDlogits[None, v, u].store(dlogits.to(mDlogits.element_type))
-                at.store(rDlogits[None, v, u], mDlogits, (index, 0))
+                at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDlogits, mDlogits, first_row, place)
+    rowwise.store_together(rDlogits, mDlogits, first_row, place)
 
 
 @cute.jit

@@ -62,14 +62,12 @@ def log_softmax_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -78,8 +76,7 @@ def log_softmax_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -97,18 +94,15 @@ def log_softmax_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = log_softmax_chain(
                     device.floats(rX[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum), approx,
                 )
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -172,14 +166,12 @@ def log_softmax_forward_kernel(
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY, rRowMax, rRowLog)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY, rRowMax, rRowLog)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax_], how.cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -188,8 +180,7 @@ def log_softmax_forward_kernel(
         rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -209,27 +200,22 @@ def log_softmax_forward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = log_softmax_forward_chain(
                     device.floats(rX[None, v, u]), device.full(vec, row_max_), device.full(vec, row_sum), approx,
                 )
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
         if row.writes():
             row_max, row_log = log_softmax_forward_row(device.full(1, row_max_), device.full(1, row_sum), approx)
-            rRowMax[None, u].store(row_max.to(mRowMax.element_type))
-            rRowLog[None, u].store(row_log.to(mRowLog.element_type))
-            row.store_one(rRowMax[None, u], mRowMax, (index,))
-            row.store_one(rRowLog[None, u], mRowLog, (index,))
+            row.store_one(row_max.to(mRowMax.element_type), mRowMax, (index,), rRowMax[None, u])
+            row.store_one(row_log.to(mRowLog.element_type), mRowLog, (index,), rRowLog[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
-        access.store_rows(rRowMax, mRowMax, first_row, place)
-        access.store_rows(rRowLog, mRowLog, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rRowMax, mRowMax, first_row, place)
+    rowwise.store_together(rRowLog, mRowLog, first_row, place)
 
 
 @cute.jit
@@ -281,16 +267,14 @@ def log_softmax_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rDx)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rDx)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowLog, (index,), rRowLog[None, u])
         reduce.meet([*sRowSum], how.cluster)
@@ -298,8 +282,7 @@ def log_softmax_backward_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = log_softmax_backward_row_sum(device.floats(rDy[None, v, u]))
@@ -309,9 +292,8 @@ def log_softmax_backward_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = log_softmax_backward_chain(
@@ -320,11 +302,9 @@ def log_softmax_backward_kernel(
                     device.floats(device.full(vec, rRowLog[0, u], rRowLog.element_type)), device.floats(rX[None, v, u]),
                     device.full(vec, row_sum), approx,
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, reduce, rowwise, vectors
+from codegen.device import access, gemm, reduce, rowwise
 from codegen.shared import Contraction, RowLaunch
 
 SPEC = {
@@ -49,56 +49,25 @@ def logits_logsumexp_chain(acc, label, index_n):
     return logits, lse_of, picked_of
 
 
-@cute.jit
-def logits_logsumexp_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def logits_logsumexp_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mLabel,  # (rows) int32
-        mFirstN,  # (1) int32: where N begins, if not at 0
-        mLogits,  # (rows, N) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    rLabel = cute.make_rmem_tensor((vec,), mLabel.element_type)
-    rLabel.fill(mLabel[row])
+    mLabel, mFirstN, mLogits = tensors
+    row = at.row
+    rLabel = at.load_one(mLabel, (row,))
     return (rLabel,)
 
 
-@cute.jit
-def logits_logsumexp_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mLabel,  # (rows) int32
-        mFirstN,  # (1) int32: where N begins, if not at 0
-        mLogits,  # (rows, N) T
-    ) = tensors
-    iN = column
+def logits_logsumexp_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mLabel, mFirstN, mLogits = tensors
+    row = at.row
+    iN = at.column
     rLabel, = operands
-    rIndexN = cute.make_rmem_tensor((vec,), cutlass.Int32)
-    device.count_up(rIndexN, device.place(iN, mFirstN))
+    rIndexN = at.count_up(device.place(iN, mFirstN))
     logits, lse_of, picked_of = logits_logsumexp_chain(
         acc[0].load(), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
     )
-    rLogits = access.registers(mLogits, (vec,))
-    rLogits.store(logits.to(mLogits.element_type))
-    vectors.store(rLogits, mLogits, cute.crd2idx((row, iN), mLogits.layout), valid, ragged)
+    at.store(logits.to(mLogits.element_type), mLogits, (row, iN))
     return (lse_of, lse_of, picked_of)
 
 
@@ -107,9 +76,9 @@ def logits_logsumexp_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
-    mLabel: cute.Tensor,
-    mFirstN: cute.Tensor | None,
-    mLogits: cute.Tensor,
+    mLabel: cute.Tensor,  # (rows) int32
+    mFirstN: cute.Tensor | None,  # (1) int32: where N begins, if not at 0
+    mLogits: cute.Tensor,  # (rows, N) T
     mLseMax: cute.Tensor,  # (L, rows, parts) max of lse_of
     mLseSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of lse_of
     mPickedSum: cute.Tensor,  # (L, rows, parts) sum of picked_of
@@ -182,14 +151,12 @@ def logits_logsumexp_epilogue_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rAcc, rLogits, rLse, rPicked)
-        rowwise.load_together(mAcc, first_row, rAcc, place)
+    place = rowwise.meeting_place(how, rAcc, rLogits, rLse, rPicked)
+    rowwise.load_together(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mAcc, (index, 0), rAcc[None, None, u])
+        row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
 
@@ -200,8 +167,7 @@ def logits_logsumexp_epilogue_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -227,27 +193,22 @@ def logits_logsumexp_epilogue_kernel(
         row = row.forget((mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 logits = logits_logsumexp_epilogue_chain(device.floats(rAcc[None, v, u]))
-                rLogits[None, v, u].store(logits.to(mLogits.element_type))
-                at.store(rLogits[None, v, u], mLogits, (index, 0))
+                at.store(logits.to(mLogits.element_type), mLogits, (index, 0), rLogits[None, v, u])
 
         if row.writes():
             lse, picked = logits_logsumexp_epilogue_row(
                 device.full(1, row_max), device.full(1, row_sum2), device.full(1, row_sum),
             )
-            rLse[None, u].store(lse.to(mLse.element_type))
-            rPicked[None, u].store(picked.to(mPicked.element_type))
-            row.store_one(rLse[None, u], mLse, (index,))
-            row.store_one(rPicked[None, u], mPicked, (index,))
+            row.store_one(lse.to(mLse.element_type), mLse, (index,), rLse[None, u])
+            row.store_one(picked.to(mPicked.element_type), mPicked, (index,), rPicked[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLogits, mLogits, first_row, place)
-        access.store_rows(rLse, mLse, first_row, place)
-        access.store_rows(rPicked, mPicked, first_row, place)
+    rowwise.store_together(rLogits, mLogits, first_row, place)
+    rowwise.store_together(rLse, mLse, first_row, place)
+    rowwise.store_together(rPicked, mPicked, first_row, place)
 
 
 @cute.jit
@@ -310,16 +271,15 @@ def logits_logsumexp_backward_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDlogits, rAcc, rDacc)
-        rowwise.load_together(mDlogits, first_row, rDlogits, place)
-        rowwise.load_together(mAcc, first_row, rAcc, place)
+    place = rowwise.meeting_place(how, rDlogits, rAcc, rDacc)
+    rowwise.load_together(mDlogits, first_row, rDlogits, place)
+    rowwise.load_together(mAcc, first_row, rAcc, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDlogits, (index, 0), rDlogits[None, None, u])
-            row.load(mAcc, (index, 0), rAcc[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDlogits, (index, 0), rDlogits[None, None, u])
+        row.load(mAcc, (index, 0), rAcc[None, None, u])
         row.load_one(mDlse, (index,), rDlse[None, u])
         row.load_one(mDpicked, (index,), rDpicked[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -331,8 +291,7 @@ def logits_logsumexp_backward_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -352,9 +311,8 @@ def logits_logsumexp_backward_kernel(
         row = row.forget((mDlogits, rDlogits), (mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDlogits, (index, 0), rDlogits[None, None, u])
-                part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDlogits, (index, 0), rDlogits[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dacc = logits_logsumexp_backward_chain(
@@ -366,11 +324,9 @@ def logits_logsumexp_backward_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, row_max), device.full(vec, row_sum),
                     approx,
                 )
-                rDacc[None, v, u].store(dacc.to(mDacc.element_type))
-                at.store(rDacc[None, v, u], mDacc, (index, 0))
+                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDacc, mDacc, first_row, place)
+    rowwise.store_together(rDacc, mDacc, first_row, place)
 
 
 @cute.jit

@@ -144,7 +144,6 @@ def lower_bound_backward_kernel(
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
-    rDx = access.registers(mDx, (vec,))
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
@@ -164,8 +163,7 @@ def lower_bound_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, cutlass.Int64(row) * width)
+                at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
             later.load(mDy, cutlass.Int64(row) * width, rDy[None, None, u])
@@ -181,16 +179,13 @@ def lower_bound_backward_finish(
     mDbound: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
-    rDbound = access.registers(mDbound, (1,))
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     if there:
         dbound = lower_bound_backward_columns(device.full(1, total_sum))
-        rDbound.store(dbound.to(mDbound.element_type))
-        mDbound[0] = rDbound[0]
+        mDbound[0] = dbound.to(mDbound.element_type)[0]
 
 
 @cute.jit

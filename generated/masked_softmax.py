@@ -70,16 +70,14 @@ def masked_softmax_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rMask, rY)
-        rowwise.load_together(mX, first_row, rX, place)
-        rowwise.load_together(mMask, first_row, rMask, place)
+    place = rowwise.meeting_place(how, rX, rMask, rY)
+    rowwise.load_together(mX, first_row, rX, place)
+    rowwise.load_together(mMask, first_row, rMask, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.load(mMask, (index, 0), rMask[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mMask, (index, 0), rMask[None, None, u])
         reduce.meet([*sRowMax], how.cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -88,9 +86,8 @@ def masked_softmax_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mMask, (index, 0), rMask[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -115,9 +112,8 @@ def masked_softmax_kernel(
         row = row.forget((mX, rX), (mMask, rMask))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mMask, (index, 0), rMask[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -127,11 +123,9 @@ def masked_softmax_kernel(
                         device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0, device.full(vec, row_max), approx,
                     )
                 y = masked_softmax_chain(rMask[None, v, u].load() != 0, value, device.full(vec, row_sum), approx)
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -209,16 +203,14 @@ def masked_softmax_forward_kernel(
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rMask, rY, rRowMax, rRowSum)
-        rowwise.load_together(mX, first_row, rX, place)
-        rowwise.load_together(mMask, first_row, rMask, place)
+    place = rowwise.meeting_place(how, rX, rMask, rY, rRowMax, rRowSum)
+    rowwise.load_together(mX, first_row, rX, place)
+    rowwise.load_together(mMask, first_row, rMask, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.load(mMask, (index, 0), rMask[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mMask, (index, 0), rMask[None, None, u])
         reduce.meet([*sRowMax_], how.cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -227,9 +219,8 @@ def masked_softmax_forward_kernel(
         rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mMask, (index, 0), rMask[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -257,9 +248,8 @@ def masked_softmax_forward_kernel(
         row = row.forget((mX, rX), (mMask, rMask))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mMask, (index, 0), rMask[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -272,20 +262,16 @@ def masked_softmax_forward_kernel(
                 y = masked_softmax_forward_chain(
                     rMask[None, v, u].load() != 0, value, device.full(vec, row_sum_), approx,
                 )
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
         if row.writes():
             row_max, row_sum = masked_softmax_forward_row(device.full(1, row_max_), device.full(1, row_sum_))
-            rRowMax[None, u].store(row_max.to(mRowMax.element_type))
-            rRowSum[None, u].store(row_sum.to(mRowSum.element_type))
-            row.store_one(rRowMax[None, u], mRowMax, (index,))
-            row.store_one(rRowSum[None, u], mRowSum, (index,))
+            row.store_one(row_max.to(mRowMax.element_type), mRowMax, (index,), rRowMax[None, u])
+            row.store_one(row_sum.to(mRowSum.element_type), mRowSum, (index,), rRowSum[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
-        access.store_rows(rRowMax, mRowMax, first_row, place)
-        access.store_rows(rRowSum, mRowSum, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rRowMax, mRowMax, first_row, place)
+    rowwise.store_together(rRowSum, mRowSum, first_row, place)
 
 
 @cute.jit
@@ -351,18 +337,16 @@ def masked_softmax_backward_kernel(
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rMask, rDx)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
-        rowwise.load_together(mMask, first_row, rMask, place)
+    place = rowwise.meeting_place(how, rDy, rX, rMask, rDx)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
+    rowwise.load_together(mMask, first_row, rMask, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.load(mMask, (index, 0), rMask[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mMask, (index, 0), rMask[None, None, u])
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowSum, (index,), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
@@ -370,10 +354,9 @@ def masked_softmax_backward_kernel(
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mMask, (index, 0), rMask[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t0 = masked_softmax_backward_keep_t0(
@@ -392,10 +375,9 @@ def masked_softmax_backward_kernel(
         row = row.forget((mDy, rDy), (mX, rX), (mMask, rMask))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mMask, (index, 0), rMask[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -409,11 +391,9 @@ def masked_softmax_backward_kernel(
                 dx = masked_softmax_backward_chain(
                     device.floats(rDy[None, v, u]), rMask[None, v, u].load() != 0, t0, device.full(vec, row_sum_),
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, partials, reduce, rowwise, vectors
+from codegen.device import access, gemm, partials, reduce, rowwise
 from codegen.shared import Contraction, Walk
 
 SPEC = {
@@ -46,50 +46,23 @@ def matmul_drelu_dbias_chain(acc, y):
     return dz, dbias_of
 
 
-@cute.jit
-def matmul_drelu_dbias_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def matmul_drelu_dbias_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mY,  # (rows, N) T
-        mDz,  # (rows, N) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iN = column
-    rY = load(mY, cute.crd2idx((row, iN), mY.layout), valid, vec, ragged)
+    mY, mDz = tensors
+    row = at.row
+    iN = at.column
+    rY = at.load(mY, (row, iN))
     return (rY,)
 
 
-@cute.jit
-def matmul_drelu_dbias_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mY,  # (rows, N) T
-        mDz,  # (rows, N) T
-    ) = tensors
-    iN = column
+def matmul_drelu_dbias_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mY, mDz = tensors
+    row = at.row
+    iN = at.column
     rY, = operands
     dz, dbias_of = matmul_drelu_dbias_chain(acc[0].load(), device.floats(rY))
-    rDz = access.registers(mDz, (vec,))
-    rDz.store(dz.to(mDz.element_type))
-    vectors.store(rDz, mDz, cute.crd2idx((row, iN), mDz.layout), valid, ragged)
+    at.store(dz.to(mDz.element_type), mDz, (row, iN))
     return (dbias_of,)
 
 
@@ -98,8 +71,8 @@ def matmul_drelu_dbias_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
-    mY: cute.Tensor,
-    mDz: cute.Tensor,
+    mY: cute.Tensor,  # (rows, N) T
+    mDz: cute.Tensor,  # (rows, N) T
     mDbiasSum: cute.Tensor,  # (L, parts, N) sum of dbias_of
     how: cutlass.Constexpr[Contraction],
 ):
@@ -162,7 +135,6 @@ def matmul_drelu_dbias_epilogue_kernel(
 
     rAcc = access.registers(mAcc, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
-    rDz = access.registers(mDz, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -182,8 +154,7 @@ def matmul_drelu_dbias_epilogue_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDz.store(dz.to(mDz.element_type))
-                at.store(rDz, mDz, (row, 0))
+                at.store(dz.to(mDz.element_type), mDz, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mAcc, (row, 0), rAcc[None, None, u])
@@ -197,19 +168,12 @@ def matmul_drelu_dbias_epilogue_finish(
     mDbias: cute.Tensor,  # (N) T
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDbias = access.registers(mDbias, (1,))
     if there:
         dbias = matmul_drelu_dbias_epilogue_columns(device.full(1, column_sum))
-        rDbias.store(dbias.to(mDbias.element_type))
-        mDbias[c] = rDbias[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, vectors
+from codegen.device import flat, gemm
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -33,51 +33,24 @@ dz = (dy @ w) * s * (1 + z * sigmoid(-z))
 }
 
 
-@cute.jit
-def matmul_dsilu_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def matmul_dsilu_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mZ,  # (rows, N) T
-        mDz,  # (rows, N) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iN = column
-    rZ = load(mZ, cute.crd2idx((row, iN), mZ.layout), valid, vec, ragged)
+    mZ, mDz = tensors
+    row = at.row
+    iN = at.column
+    rZ = at.load(mZ, (row, iN))
     return (rZ,)
 
 
-@cute.jit
-def matmul_dsilu_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mZ,  # (rows, N) T
-        mDz,  # (rows, N) T
-    ) = tensors
-    iN = column
+def matmul_dsilu_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mZ, mDz = tensors
+    row = at.row
+    iN = at.column
     rZ, = operands
     approx = device.narrow(mDz)
     dz = matmul_dsilu_epilogue_chain(acc[0].load(), device.floats(rZ), approx)
-    rDz = access.registers(mDz, (vec,))
-    rDz.store(dz.to(mDz.element_type))
-    vectors.store(rDz, mDz, cute.crd2idx((row, iN), mDz.layout), valid, ragged)
+    at.store(dz.to(mDz.element_type), mDz, (row, iN))
     return ()
 
 
@@ -86,8 +59,8 @@ def matmul_dsilu_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
-    mZ: cute.Tensor,
-    mDz: cute.Tensor,
+    mZ: cute.Tensor,  # (rows, N) T
+    mDz: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, vectors
+from codegen.device import flat, gemm
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -42,58 +42,26 @@ dz = jnp.stack([d * u * dsilu_g, d * silu_g], axis=-1).reshape(z.shape)
 }
 
 
-@cute.jit
-def matmul_dswiglu_pairs_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def matmul_dswiglu_pairs_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mZ,  # (rows, N, 2) T
-        mDz,  # (rows, N, 2) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    iN = column
-    rZ = load(mZ, cute.crd2idx((row, iN, 0), mZ.layout), 2 * valid, 2 * vec, ragged)
-    rZ = cute.make_tensor(rZ.iterator, cute.make_layout((2, vec)))
+    mZ, mDz = tensors
+    row = at.row
+    iN = at.column
+    rZ = at.load(mZ, (row, iN, 0), parts=2)
     return (rZ,)
 
 
-@cute.jit
-def matmul_dswiglu_pairs_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mZ,  # (rows, N, 2) T
-        mDz,  # (rows, N, 2) T
-    ) = tensors
-    iN = column
+def matmul_dswiglu_pairs_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mZ, mDz = tensors
+    row = at.row
+    iN = at.column
     rZ, = operands
     approx = device.narrow(mDz)
     dz0, dz1 = matmul_dswiglu_pairs_epilogue_chain(
         acc[0].load(), device.floats(rZ[0, None]), device.floats(rZ[1, None]), approx,
     )
-    rDz = access.registers(mDz, (2, vec))
-    rDz[0, None].store(dz0.to(mDz.element_type))
-    rDz[1, None].store(dz1.to(mDz.element_type))
-    vectors.store(
-        cute.make_tensor(rDz.iterator, cute.make_layout((2 * vec,))), mDz, cute.crd2idx((row, iN, 0), mDz.layout),
-        2 * valid, ragged,
-    )
+    at.store((dz0.to(mDz.element_type), dz1.to(mDz.element_type)), mDz, (row, iN, 0))
     return ()
 
 
@@ -102,8 +70,8 @@ def matmul_dswiglu_pairs_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
-    mZ: cute.Tensor,
-    mDz: cute.Tensor,
+    mZ: cute.Tensor,  # (rows, N, 2) T
+    mDz: cute.Tensor,  # (rows, N, 2) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(

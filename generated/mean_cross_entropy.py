@@ -79,14 +79,12 @@ def mean_cross_entropy_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rPickedOfRows, rRowMaxOfRows, rRowSumOfRows)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rPickedOfRows, rRowMaxOfRows, rRowSumOfRows)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
 
@@ -97,8 +95,7 @@ def mean_cross_entropy_rows_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -125,17 +122,19 @@ def mean_cross_entropy_rows_kernel(
             picked_of_rows, row_max_of_rows, row_sum_of_rows = mean_cross_entropy_rows_row(
                 device.full(1, picked), device.full(1, row_max), device.full(1, row_sum),
             )
-            rPickedOfRows[None, u].store(picked_of_rows.to(mPickedOfRows.element_type))
-            rRowMaxOfRows[None, u].store(row_max_of_rows.to(mRowMaxOfRows.element_type))
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            row.store_one(rPickedOfRows[None, u], mPickedOfRows, (index,))
-            row.store_one(rRowMaxOfRows[None, u], mRowMaxOfRows, (index,))
-            row.store_one(rRowSumOfRows[None, u], mRowSumOfRows, (index,))
+            row.store_one(
+                picked_of_rows.to(mPickedOfRows.element_type), mPickedOfRows, (index,), rPickedOfRows[None, u],
+            )
+            row.store_one(
+                row_max_of_rows.to(mRowMaxOfRows.element_type), mRowMaxOfRows, (index,), rRowMaxOfRows[None, u],
+            )
+            row.store_one(
+                row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rPickedOfRows, mPickedOfRows, first_row, place)
-        access.store_rows(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+    rowwise.store_together(rPickedOfRows, mPickedOfRows, first_row, place)
+    rowwise.store_together(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
+    rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
 @cute.jit
@@ -212,7 +211,6 @@ def mean_cross_entropy_kernel(
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rX = access.registers(mX, (vec, vectors, held))
     rLabel = access.registers(mLabel, (1, at_once))
-    rLse = access.registers(mLse, (1,))
     if cutlass.const_expr(not how.whole):
         rPickedOfRows = access.registers(mPickedOfRows, (1, at_once))
         rRowMaxOfRows = access.registers(mRowMaxOfRows, (1, at_once))
@@ -288,8 +286,7 @@ def mean_cross_entropy_kernel(
                 reduce.accumulate([fTotalMean], ("mean",), (total_mean_of,), once)
             if own.there & (first == 0):
                 lse = mean_cross_entropy_row(device.full(1, row_max), device.full(1, row_sum))
-                rLse.store(lse.to(mLse.element_type))
-                own.store_one(rLse, mLse, (row,))
+                own.store_one(lse.to(mLse.element_type), mLse, (row,))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -315,17 +312,14 @@ def mean_cross_entropy_finish(
     mTotalMeanParts: cute.Tensor,  # (blocks) total_mean of each part
     row_count: cutlass.Int64,
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_mean,) = partials.over_all_parts([mTotalMeanParts], ("mean",))
     there = tidx == 0
+    (total_mean,) = partials.over_all_parts([mTotalMeanParts], ("mean",))
     total_mean = total_mean / cutlass.Float32(row_count)
-    rLoss = access.registers(mLoss, (1,))
     if there:
         loss = mean_cross_entropy_columns(device.full(1, total_mean))
-        rLoss.store(loss.to(mLoss.element_type))
-        mLoss[0] = rLoss[0]
+        mLoss[0] = loss.to(mLoss.element_type)[0]
 
 
 @cute.jit

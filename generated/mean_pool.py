@@ -117,7 +117,6 @@ def mean_pool_places(
     first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
 
     rX = access.registers(mX, (vec, vectors, at_once))
-    rY = access.registers(mY, (vec,))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     every = rowwise.walked(how, there, D, first)
 
@@ -143,8 +142,7 @@ def mean_pool_places(
             reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(S)), False,
         )
         y = mean_pool_columns(column_mean)
-        rY.store(y.to(mY.element_type))
-        at.store(rY, mY, (iRows, 0))
+        at.store(y.to(mY.element_type), mY, (iRows, 0))
 
 
 @cute.kernel
@@ -154,22 +152,15 @@ def mean_pool_finish(
     D: cutlass.Int32,
     row_count: cutlass.Int64,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnMeanParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMeanParts)
     iD = c % D
     iRows = (c // D)
     (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
-    rY = access.registers(mY, (1,))
     if there:
         y = mean_pool_columns(device.full(1, column_mean))
-        rY.store(y.to(mY.element_type))
-        mY[iRows, iD] = rY[0]
+        mY[iRows, iD] = y.to(mY.element_type)[0]
 
 
 @cute.jit

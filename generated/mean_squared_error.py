@@ -100,17 +100,14 @@ def mean_squared_error_finish(
     mTotalMeanParts: cute.Tensor,  # (blocks) total_mean of each part
     element_count: cutlass.Int64,
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_mean,) = partials.over_all_parts([mTotalMeanParts], ("mean",))
     there = tidx == 0
+    (total_mean,) = partials.over_all_parts([mTotalMeanParts], ("mean",))
     total_mean = total_mean / cutlass.Float32(element_count)
-    rLoss = access.registers(mLoss, (1,))
     if there:
         loss = mean_squared_error_columns(device.full(1, total_mean))
-        rLoss.store(loss.to(mLoss.element_type))
-        mLoss[0] = rLoss[0]
+        mLoss[0] = loss.to(mLoss.element_type)[0]
 
 
 @cute.jit

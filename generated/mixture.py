@@ -172,9 +172,6 @@ def mixture_backward_kernel(
     rW0 = access.registers(mW, (1,))
     rW1 = access.registers(mW, (1,))
     rW2 = access.registers(mW, (1,))
-    rDa = access.registers(mDa, (vec,))
-    rDb = access.registers(mDb, (vec,))
-    rDc = access.registers(mDc, (vec,))
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -207,12 +204,9 @@ def mixture_backward_kernel(
                     [fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"),
                     (total_sum_of, total_sum2_of, total_sum3_of,), inside,
                 )
-                rDa.store(da.to(mDa.element_type))
-                rDb.store(db.to(mDb.element_type))
-                rDc.store(dc.to(mDc.element_type))
-                at.store(rDa, mDa, (row, 0))
-                at.store(rDb, mDb, (row, 0))
-                at.store(rDc, mDc, (row, 0))
+                at.store(da.to(mDa.element_type), mDa, (row, 0))
+                at.store(db.to(mDb.element_type), mDb, (row, 0))
+                at.store(dc.to(mDc.element_type), mDc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])
@@ -234,26 +228,19 @@ def mixture_backward_finish(
     mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
     mTotalSum3Parts: cute.Tensor,  # (blocks) total_sum3 of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
+    there = tidx == 0
     total_sum, total_sum2, total_sum3 = partials.over_all_parts(
         [mTotalSumParts, mTotalSum2Parts, mTotalSum3Parts], ("sum", "sum", "sum"),
     )
-    there = tidx == 0
-    rDw0 = access.registers(mDw, (1,))
-    rDw1 = access.registers(mDw, (1,))
-    rDw2 = access.registers(mDw, (1,))
     if there:
         dw0, dw1, dw2 = mixture_backward_columns(
             device.full(1, total_sum), device.full(1, total_sum2), device.full(1, total_sum3),
         )
-        rDw0.store(dw0.to(mDw.element_type))
-        rDw1.store(dw1.to(mDw.element_type))
-        rDw2.store(dw2.to(mDw.element_type))
-        mDw[0] = rDw0[0]
-        mDw[1] = rDw1[0]
-        mDw[2] = rDw2[0]
+        mDw[0] = dw0.to(mDw.element_type)[0]
+        mDw[1] = dw1.to(mDw.element_type)[0]
+        mDw[2] = dw2.to(mDw.element_type)[0]
 
 
 @cute.jit

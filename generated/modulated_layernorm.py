@@ -72,7 +72,6 @@ def modulated_layernorm_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (vec, vectors, at_once))
     rShift = access.registers(mShift, (vec, vectors, at_once))
-    rY = access.registers(mY, (vec,))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
 
@@ -82,17 +81,15 @@ def modulated_layernorm_kernel(
         iS = index % S
         iB = (index // S)
         row = rowwise.row(how, index, index < B * S, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (iB, iS, 0), rX[None, None, u])
-            row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
-            row.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
+        row.load(mX, (iB, iS, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
+        row.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mX, (iB, iS, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = modulated_layernorm_row_mean(device.floats(rX[None, v, u]))
@@ -104,8 +101,7 @@ def modulated_layernorm_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mX, (iB, iS, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = modulated_layernorm_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
@@ -116,18 +112,16 @@ def modulated_layernorm_kernel(
         row = row.forget((mX, rX), (mScale, rScale), (mShift, rShift))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iS, 0), rX[None, None, u])
-                part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
-                part.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
+            part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
+            part.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = modulated_layernorm_chain(
                     device.floats(rX[None, v, u]), device.floats(rScale[None, v, u]), device.floats(rShift[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                rY.store(y.to(mY.element_type))
-                at.store(rY, mY, (iB, iS, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iS, 0))
 
 
 @cute.jit
@@ -197,9 +191,6 @@ def modulated_layernorm_forward_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (vec, vectors, at_once))
     rShift = access.registers(mShift, (vec, vectors, at_once))
-    rY = access.registers(mY, (vec,))
-    rRstd = access.registers(mRstd, (1,))
-    rRowMean = access.registers(mRowMean, (1,))
     sRowMean_ = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
 
@@ -209,17 +200,15 @@ def modulated_layernorm_forward_kernel(
         iS = index % S
         iB = (index // S)
         row = rowwise.row(how, index, index < B * S, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (iB, iS, 0), rX[None, None, u])
-            row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
-            row.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
+        row.load(mX, (iB, iS, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
+        row.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
 
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mX, (iB, iS, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = modulated_layernorm_forward_row_mean_(device.floats(rX[None, v, u]))
@@ -231,8 +220,7 @@ def modulated_layernorm_forward_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mX, (iB, iS, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = modulated_layernorm_forward_row_mean2(
@@ -245,27 +233,23 @@ def modulated_layernorm_forward_kernel(
         row = row.forget((mX, rX), (mScale, rScale), (mShift, rShift))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (iB, iS, 0), rX[None, None, u])
-                part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
-                part.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
+            part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
+            part.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = modulated_layernorm_forward_chain(
                     device.floats(rX[None, v, u]), device.floats(rScale[None, v, u]), device.floats(rShift[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean_), device.full(vec, row_mean2), approx,
                 )
-                rY.store(y.to(mY.element_type))
-                at.store(rY, mY, (iB, iS, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iS, 0))
 
         if row.writes():
             rstd, row_mean = modulated_layernorm_forward_row(
                 device.full(1, eps), device.full(1, row_mean_), device.full(1, row_mean2), approx,
             )
-            rRstd.store(rstd.to(mRstd.element_type))
-            rRowMean.store(row_mean.to(mRowMean.element_type))
-            row.store_one(rRstd, mRstd, (iB, iS))
-            row.store_one(rRowMean, mRowMean, (iB, iS))
+            row.store_one(rstd.to(mRstd.element_type), mRstd, (iB, iS))
+            row.store_one(row_mean.to(mRowMean.element_type), mRowMean, (iB, iS))
 
 
 @cute.jit
@@ -318,8 +302,6 @@ def modulated_layernorm_backward_rows_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (vec, vectors, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
-    rRowSumOfRows = access.registers(mRowSumOfRows, (1,))
-    rRowSum2OfRows = access.registers(mRowSum2OfRows, (1,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -328,10 +310,9 @@ def modulated_layernorm_backward_rows_kernel(
         iS = index % S
         iB = (index // S)
         row = rowwise.row(how, index, index < B * S, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (iB, iS, 0), rDy[None, None, u])
-            row.load(mX, (iB, iS, 0), rX[None, None, u])
-            row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
+        row.load(mDy, (iB, iS, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iS, 0), rX[None, None, u])
+        row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
         row.load_one(mRowMean, (iB, iS), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
 
@@ -339,10 +320,9 @@ def modulated_layernorm_backward_rows_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (iB, iS, 0), rDy[None, None, u])
-                part.load(mX, (iB, iS, 0), rX[None, None, u])
-                part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
+            part.load(mDy, (iB, iS, 0), rDy[None, None, u])
+            part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = modulated_layernorm_backward_rows_stage0(
@@ -357,10 +337,8 @@ def modulated_layernorm_backward_rows_kernel(
             row_sum_of_rows, row_sum2_of_rows = modulated_layernorm_backward_rows_row(
                 device.full(1, row_sum), device.full(1, row_sum2),
             )
-            rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            rRowSum2OfRows.store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-            row.store_one(rRowSumOfRows, mRowSumOfRows, (iB, iS))
-            row.store_one(rRowSum2OfRows, mRowSum2OfRows, (iB, iS))
+            row.store_one(row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (iB, iS))
+            row.store_one(row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (iB, iS))
 
 
 @cute.jit
@@ -444,7 +422,6 @@ def modulated_layernorm_backward_kernel(
     rScale = access.registers(mScale, (vec, vectors))
     rRstd = access.registers(mRstd, (1, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
-    rDx = access.registers(mDx, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
@@ -521,8 +498,7 @@ def modulated_layernorm_backward_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (iB, iS, 0))
+                at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
@@ -584,9 +560,6 @@ def modulated_layernorm_backward_places(
     rScale = access.registers(mScale, (vec, vectors))
     rRstd = access.registers(mRstd, (1, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
-    rDx = access.registers(mDx, (vec,))
-    rDscale = access.registers(mDscale, (vec,))
-    rDshift = access.registers(mDshift, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     every = rowwise.walked(how, there, N, first)
@@ -630,18 +603,15 @@ def modulated_layernorm_backward_places(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (iB, iS, 0))
+                at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
 
     for v in cutlass.range_constexpr(vectors):
         at = every.vector(v)
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
         dscale, dshift = modulated_layernorm_backward_columns(column_sum, column_sum2)
-        rDscale.store(dscale.to(mDscale.element_type))
-        rDshift.store(dshift.to(mDshift.element_type))
-        at.store(rDscale, mDscale, (iB, 0))
-        at.store(rDshift, mDshift, (iB, 0))
+        at.store(dscale.to(mDscale.element_type), mDscale, (iB, 0))
+        at.store(dshift.to(mDshift.element_type), mDshift, (iB, 0))
 
 
 @cute.kernel
@@ -652,24 +622,15 @@ def modulated_layernorm_backward_finish(
     mColumnSum2Parts: cute.Tensor,  # (parts, B * N) column_sum2 of each part
     N: cutlass.Int32,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iN = c % N
     iB = (c // N)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDscale = access.registers(mDscale, (1,))
-    rDshift = access.registers(mDshift, (1,))
     if there:
         dscale, dshift = modulated_layernorm_backward_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDscale.store(dscale.to(mDscale.element_type))
-        rDshift.store(dshift.to(mDshift.element_type))
-        mDscale[iB, iN] = rDscale[0]
-        mDshift[iB, iN] = rDshift[0]
+        mDscale[iB, iN] = dscale.to(mDscale.element_type)[0]
+        mDshift[iB, iN] = dshift.to(mDshift.element_type)[0]
 
 
 @cute.jit

@@ -80,25 +80,22 @@ def qk_rmsnorm_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rQ, rK, rQOut, rKOut)
-        rowwise.load_together(mQ, first_row, rQ, place)
-        rowwise.load_together(mK, first_row, rK, place)
+    place = rowwise.meeting_place(how, rQ, rK, rQOut, rKOut)
+    rowwise.load_together(mQ, first_row, rQ, place)
+    rowwise.load_together(mK, first_row, rK, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mQ, (index, 0), rQ[None, None, u])
-            row.load(mK, (index, 0), rK[None, None, u])
+        row.load(mQ, (index, 0), rQ[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mK, (index, 0), rK[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mQ, (index, 0), rQ[None, None, u])
-                part.load(mK, (index, 0), rK[None, None, u])
+            part.load(mQ, (index, 0), rQ[None, None, u])
+            part.load(mK, (index, 0), rK[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = qk_rmsnorm_stage0(device.floats(rQ[None, v, u]), device.floats(rK[None, v, u]))
@@ -110,9 +107,8 @@ def qk_rmsnorm_kernel(
         row = row.forget((mQ, rQ), (mK, rK))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mQ, (index, 0), rQ[None, None, u])
-                part.load(mK, (index, 0), rK[None, None, u])
+            part.load(mQ, (index, 0), rQ[None, None, u])
+            part.load(mK, (index, 0), rK[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mQWeight, (0,), rQWeight)
@@ -122,14 +118,11 @@ def qk_rmsnorm_kernel(
                     device.floats(rKWeight[None, 0]), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), approx,
                 )
-                rQOut[None, v, u].store(q_out.to(mQOut.element_type))
-                rKOut[None, v, u].store(k_out.to(mKOut.element_type))
-                at.store(rQOut[None, v, u], mQOut, (index, 0))
-                at.store(rKOut[None, v, u], mKOut, (index, 0))
+                at.store(q_out.to(mQOut.element_type), mQOut, (index, 0), rQOut[None, v, u])
+                at.store(k_out.to(mKOut.element_type), mKOut, (index, 0), rKOut[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rQOut, mQOut, first_row, place)
-        access.store_rows(rKOut, mKOut, first_row, place)
+    rowwise.store_together(rQOut, mQOut, first_row, place)
+    rowwise.store_together(rKOut, mKOut, first_row, place)
 
 
 @cute.jit
@@ -209,20 +202,19 @@ def qk_rmsnorm_frozen_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDqOut, rDkOut, rQ, rK, rDq, rDk)
-        rowwise.load_together(mDqOut, first_row, rDqOut, place)
-        rowwise.load_together(mDkOut, first_row, rDkOut, place)
-        rowwise.load_together(mQ, first_row, rQ, place)
-        rowwise.load_together(mK, first_row, rK, place)
+    place = rowwise.meeting_place(how, rDqOut, rDkOut, rQ, rK, rDq, rDk)
+    rowwise.load_together(mDqOut, first_row, rDqOut, place)
+    rowwise.load_together(mDkOut, first_row, rDkOut, place)
+    rowwise.load_together(mQ, first_row, rQ, place)
+    rowwise.load_together(mK, first_row, rK, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDqOut, (index, 0), rDqOut[None, None, u])
-            row.load(mDkOut, (index, 0), rDkOut[None, None, u])
-            row.load(mQ, (index, 0), rQ[None, None, u])
-            row.load(mK, (index, 0), rK[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDqOut, (index, 0), rDqOut[None, None, u])
+        row.load(mDkOut, (index, 0), rDkOut[None, None, u])
+        row.load(mQ, (index, 0), rQ[None, None, u])
+        row.load(mK, (index, 0), rK[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -231,11 +223,10 @@ def qk_rmsnorm_frozen_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDqOut, (index, 0), rDqOut[None, None, u])
-                part.load(mDkOut, (index, 0), rDkOut[None, None, u])
-                part.load(mQ, (index, 0), rQ[None, None, u])
-                part.load(mK, (index, 0), rK[None, None, u])
+            part.load(mDqOut, (index, 0), rDqOut[None, None, u])
+            part.load(mDkOut, (index, 0), rDkOut[None, None, u])
+            part.load(mQ, (index, 0), rQ[None, None, u])
+            part.load(mK, (index, 0), rK[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mQWeight, (0,), rQWeight)
@@ -256,11 +247,10 @@ def qk_rmsnorm_frozen_kernel(
         row = row.forget((mDqOut, rDqOut), (mDkOut, rDkOut), (mQ, rQ), (mK, rK))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDqOut, (index, 0), rDqOut[None, None, u])
-                part.load(mDkOut, (index, 0), rDkOut[None, None, u])
-                part.load(mQ, (index, 0), rQ[None, None, u])
-                part.load(mK, (index, 0), rK[None, None, u])
+            part.load(mDqOut, (index, 0), rDqOut[None, None, u])
+            part.load(mDkOut, (index, 0), rDkOut[None, None, u])
+            part.load(mQ, (index, 0), rQ[None, None, u])
+            part.load(mK, (index, 0), rK[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mQWeight, (0,), rQWeight)
@@ -271,14 +261,11 @@ def qk_rmsnorm_frozen_kernel(
                     device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_sum), device.full(vec, row_mean2), device.full(vec, row_sum2), approx,
                 )
-                rDq[None, v, u].store(dq.to(mDq.element_type))
-                rDk[None, v, u].store(dk.to(mDk.element_type))
-                at.store(rDq[None, v, u], mDq, (index, 0))
-                at.store(rDk[None, v, u], mDk, (index, 0))
+                at.store(dq.to(mDq.element_type), mDq, (index, 0), rDq[None, v, u])
+                at.store(dk.to(mDk.element_type), mDk, (index, 0), rDk[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDq, mDq, first_row, place)
-        access.store_rows(rDk, mDk, first_row, place)
+    rowwise.store_together(rDq, mDq, first_row, place)
+    rowwise.store_together(rDk, mDk, first_row, place)
 
 
 @cute.jit
@@ -351,22 +338,21 @@ def qk_rmsnorm_backward_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(
-            how.threads, rDqOut, rDkOut, rQ, rK, rRowMeanOfRows, rRowSumOfRows, rRowMean2OfRows, rRowSum2OfRows,
-        )
-        rowwise.load_together(mDqOut, first_row, rDqOut, place)
-        rowwise.load_together(mDkOut, first_row, rDkOut, place)
-        rowwise.load_together(mQ, first_row, rQ, place)
-        rowwise.load_together(mK, first_row, rK, place)
+    place = rowwise.meeting_place(
+        how, rDqOut, rDkOut, rQ, rK, rRowMeanOfRows, rRowSumOfRows, rRowMean2OfRows, rRowSum2OfRows,
+    )
+    rowwise.load_together(mDqOut, first_row, rDqOut, place)
+    rowwise.load_together(mDkOut, first_row, rDkOut, place)
+    rowwise.load_together(mQ, first_row, rQ, place)
+    rowwise.load_together(mK, first_row, rK, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDqOut, (index, 0), rDqOut[None, None, u])
-            row.load(mDkOut, (index, 0), rDkOut[None, None, u])
-            row.load(mQ, (index, 0), rQ[None, None, u])
-            row.load(mK, (index, 0), rK[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDqOut, (index, 0), rDqOut[None, None, u])
+        row.load(mDkOut, (index, 0), rDkOut[None, None, u])
+        row.load(mQ, (index, 0), rQ[None, None, u])
+        row.load(mK, (index, 0), rK[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -375,11 +361,10 @@ def qk_rmsnorm_backward_rows_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDqOut, (index, 0), rDqOut[None, None, u])
-                part.load(mDkOut, (index, 0), rDkOut[None, None, u])
-                part.load(mQ, (index, 0), rQ[None, None, u])
-                part.load(mK, (index, 0), rK[None, None, u])
+            part.load(mDqOut, (index, 0), rDqOut[None, None, u])
+            part.load(mDkOut, (index, 0), rDkOut[None, None, u])
+            part.load(mQ, (index, 0), rQ[None, None, u])
+            part.load(mK, (index, 0), rK[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mQWeight, (0,), rQWeight)
@@ -401,20 +386,23 @@ def qk_rmsnorm_backward_rows_kernel(
             row_mean_of_rows, row_sum_of_rows, row_mean2_of_rows, row_sum2_of_rows = qk_rmsnorm_backward_rows_row(
                 device.full(1, row_mean), device.full(1, row_sum), device.full(1, row_mean2), device.full(1, row_sum2),
             )
-            rRowMeanOfRows[None, u].store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            rRowMean2OfRows[None, u].store(row_mean2_of_rows.to(mRowMean2OfRows.element_type))
-            rRowSum2OfRows[None, u].store(row_sum2_of_rows.to(mRowSum2OfRows.element_type))
-            row.store_one(rRowMeanOfRows[None, u], mRowMeanOfRows, (index,))
-            row.store_one(rRowSumOfRows[None, u], mRowSumOfRows, (index,))
-            row.store_one(rRowMean2OfRows[None, u], mRowMean2OfRows, (index,))
-            row.store_one(rRowSum2OfRows[None, u], mRowSum2OfRows, (index,))
+            row.store_one(
+                row_mean_of_rows.to(mRowMeanOfRows.element_type), mRowMeanOfRows, (index,), rRowMeanOfRows[None, u],
+            )
+            row.store_one(
+                row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
+            )
+            row.store_one(
+                row_mean2_of_rows.to(mRowMean2OfRows.element_type), mRowMean2OfRows, (index,), rRowMean2OfRows[None, u],
+            )
+            row.store_one(
+                row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (index,), rRowSum2OfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
-        access.store_rows(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
-        access.store_rows(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
+    rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
+    rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
+    rowwise.store_together(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
+    rowwise.store_together(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
 
 @cute.jit
@@ -503,8 +491,6 @@ def qk_rmsnorm_backward_kernel(
     rK = access.registers(mK, (vec, vectors, held))
     rQWeight = access.registers(mQWeight, (vec, vectors))
     rKWeight = access.registers(mKWeight, (vec, vectors))
-    rDq = access.registers(mDq, (vec,))
-    rDk = access.registers(mDk, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
@@ -604,10 +590,8 @@ def qk_rmsnorm_backward_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDq.store(dq.to(mDq.element_type))
-                rDk.store(dk.to(mDk.element_type))
-                at.store(rDq, mDq, (row, 0))
-                at.store(rDk, mDk, (row, 0))
+                at.store(dq.to(mDq.element_type), mDq, (row, 0))
+                at.store(dk.to(mDk.element_type), mDk, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, D, first)
@@ -641,22 +625,13 @@ def qk_rmsnorm_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, D) column_sum2 of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDqWeight = access.registers(mDqWeight, (1,))
-    rDkWeight = access.registers(mDkWeight, (1,))
     if there:
         dq_weight, dk_weight = qk_rmsnorm_backward_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDqWeight.store(dq_weight.to(mDqWeight.element_type))
-        rDkWeight.store(dk_weight.to(mDkWeight.element_type))
-        mDqWeight[c] = rDqWeight[0]
-        mDkWeight[c] = rDkWeight[0]
+        mDqWeight[c] = dq_weight.to(mDqWeight.element_type)[0]
+        mDkWeight[c] = dk_weight.to(mDkWeight.element_type)[0]
 
 
 @cute.jit

@@ -76,7 +76,6 @@ def quantize_fp8_amax_kernel(
 
     rX = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1,))
-    rQ = access.registers(mQ, (vec,))
     fTotalMax = reduce.accumulator(vec, "max", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
     rowwise.load_one(mScale, (0,), True, rScale)
@@ -96,8 +95,7 @@ def quantize_fp8_amax_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
-                rQ.store(device.cast(q, mQ.element_type))
-                at.store(rQ, mQ, cutlass.Int64(row) * width)
+                at.store(device.cast(q, mQ.element_type), mQ, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
             later.load(mX, cutlass.Int64(row) * width, rX[None, None, u])
@@ -112,16 +110,13 @@ def quantize_fp8_amax_finish(
     mAmax: cute.Tensor,  # (1) float32
     mTotalMaxParts: cute.Tensor,  # (blocks) total_max of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_max,) = partials.over_all_parts([mTotalMaxParts], ("max",))
     there = tidx == 0
-    rAmax = access.registers(mAmax, (1,))
+    (total_max,) = partials.over_all_parts([mTotalMaxParts], ("max",))
     if there:
         amax = quantize_fp8_amax_columns(device.full(1, total_max))
-        rAmax.store(amax.to(mAmax.element_type))
-        mAmax[0] = rAmax[0]
+        mAmax[0] = amax.to(mAmax.element_type)[0]
 
 
 @cute.jit

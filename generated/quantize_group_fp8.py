@@ -76,21 +76,18 @@ def quantize_group_fp8_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rScale, rQ)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rScale, rQ)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
 
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = quantize_group_fp8_row_max(device.floats(rX[None, v, u]))
@@ -100,24 +97,20 @@ def quantize_group_fp8_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 q = quantize_group_fp8_chain(
                     device.floats(rX[None, v, u]), device.full(vec, amax_min), device.full(vec, row_max),
                 )
-                rQ[None, v, u].store(device.cast(q, mQ.element_type))
-                at.store(rQ[None, v, u], mQ, (index, 0))
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
 
         if row.writes():
             scale = quantize_group_fp8_row(device.full(1, amax_min), device.full(1, row_max))
-            rScale[None, u].store(scale.to(mScale.element_type))
-            row.store_one(rScale[None, u], mScale, (index,))
+            row.store_one(scale.to(mScale.element_type), mScale, (index,), rScale[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rScale, mScale, first_row, place)
-        access.store_rows(rQ, mQ, first_row, place)
+    rowwise.store_together(rScale, mScale, first_row, place)
+    rowwise.store_together(rQ, mQ, first_row, place)
 
 
 @cute.jit

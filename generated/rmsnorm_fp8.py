@@ -65,22 +65,19 @@ def rmsnorm_fp8_kernel(
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rQ)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rQ)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mScale, (0,), rScale)
         reduce.meet([*sRowMean], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = rmsnorm_fp8_row_mean(device.floats(rX[None, v, u]))
@@ -91,8 +88,7 @@ def rmsnorm_fp8_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -101,11 +97,9 @@ def rmsnorm_fp8_kernel(
                     device.floats(device.full(vec, rScale[0], rScale.element_type)), device.full(vec, eps),
                     device.full(vec, row_mean),
                 )
-                rQ[None, v, u].store(device.cast(q, mQ.element_type))
-                at.store(rQ[None, v, u], mQ, (index, 0))
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rQ, mQ, first_row, place)
+    rowwise.store_together(rQ, mQ, first_row, place)
 
 
 @cute.jit

@@ -79,23 +79,19 @@ def rmsnorm_group_fp8_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, 1))
-    rScale = access.registers(mScale, (vec,))
-    rQ = access.registers(mQ, (vec,))
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, B * G, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0, 0), rX[None, None, u])
+        row.load(mX, (index, 0, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMean], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0, 0), rX[None, None, u])
+            part.load(mX, (index, 0, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = rmsnorm_group_fp8_row_mean(device.floats(rX[None, v, u]))
@@ -106,8 +102,7 @@ def rmsnorm_group_fp8_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0, 0), rX[None, None, u])
+            part.load(mX, (index, 0, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight)
@@ -115,10 +110,8 @@ def rmsnorm_group_fp8_kernel(
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, eps),
                     device.full(vec, amax_min), device.full(vec, row_mean), approx,
                 )
-                rScale.store(scale.to(mScale.element_type))
-                rQ.store(device.cast(q, mQ.element_type))
-                at.scatter(rScale, mScale, (index, 0), (None, 0), (B, G,), 128)
-                at.store(rQ, mQ, (index, 0, 0))
+                at.scatter(scale.to(mScale.element_type), mScale, (index, 0), (None, 0), (B, G,), 128)
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0, 0))
 
 
 @cute.jit

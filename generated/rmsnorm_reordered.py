@@ -65,23 +65,20 @@ def rmsnorm_reordered_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rXAtOrder = access.registers(mX, (vec, vectors, at_once))
     rWeightAtOrder = access.registers(mWeight, (vec, vectors))
-    rY = access.registers(mY, (vec,))
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = rmsnorm_reordered_row_mean(device.floats(rX[None, v, u]))
@@ -92,17 +89,15 @@ def rmsnorm_reordered_kernel(
         row = row.forget((mX, rX), (mX, rXAtOrder))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
-            part.pick(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
+            part.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
+            part.pick_shared(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = rmsnorm_reordered_chain(
                     device.floats(rXAtOrder[None, v, u]), device.floats(rWeightAtOrder[None, v]), device.full(vec, eps),
                     device.full(vec, row_mean), approx,
                 )
-                rY.store(y.to(mY.element_type))
-                at.store(rY, mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0))
 
 
 @cute.jit
@@ -160,29 +155,25 @@ def rmsnorm_reordered_frozen_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rXAtOrder = access.registers(mX, (vec, vectors, at_once))
     rWeightAtOrder = access.registers(mWeight, (vec, vectors))
-    rDx = access.registers(mDx, (vec,))
-    rDx2 = access.registers(mDx2, (vec,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
+        row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
-            part.pick(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
+            part.pick_shared(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = rmsnorm_reordered_frozen_stage0(
@@ -196,10 +187,9 @@ def rmsnorm_reordered_frozen_kernel(
         row = row.forget((mDy, rDy), (mX, rX), (mX, rXAtOrder))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
-            part.pick(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.pick_shared(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx, dx2 = rmsnorm_reordered_frozen_chain(
@@ -207,10 +197,8 @@ def rmsnorm_reordered_frozen_kernel(
                     device.floats(rWeightAtOrder[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_sum),
                 )
-                rDx.store(dx.to(mDx.element_type))
-                rDx2.store(dx2.to(mDx2.element_type))
-                at.store(rDx, mDx, (index, 0))
-                at.store(rDx2, mDx2, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0))
+                at.store(dx2.to(mDx2.element_type), mDx2, (index, 0))
 
 
 @cute.jit
@@ -263,29 +251,25 @@ def rmsnorm_reordered_backward_rows_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rXAtOrder = access.registers(mX, (vec, vectors, at_once))
     rWeightAtOrder = access.registers(mWeight, (vec, vectors))
-    rRowMeanOfRows = access.registers(mRowMeanOfRows, (1,))
-    rRowSumOfRows = access.registers(mRowSumOfRows, (1,))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=False)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
+        row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
         reduce.meet([*sStage0], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
-            part.pick(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
+            part.pick_shared(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = rmsnorm_reordered_backward_rows_stage0(
@@ -300,10 +284,8 @@ def rmsnorm_reordered_backward_rows_kernel(
             row_mean_of_rows, row_sum_of_rows = rmsnorm_reordered_backward_rows_row(
                 device.full(1, row_mean), device.full(1, row_sum),
             )
-            rRowMeanOfRows.store(row_mean_of_rows.to(mRowMeanOfRows.element_type))
-            rRowSumOfRows.store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            row.store_one(rRowMeanOfRows, mRowMeanOfRows, (index,))
-            row.store_one(rRowSumOfRows, mRowSumOfRows, (index,))
+            row.store_one(row_mean_of_rows.to(mRowMeanOfRows.element_type), mRowMeanOfRows, (index,))
+            row.store_one(row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,))
 
 
 @cute.jit
@@ -380,8 +362,6 @@ def rmsnorm_reordered_backward_kernel(
     rX = access.registers(mX, (vec, vectors, held))
     rXAtOrder = access.registers(mX, (vec, vectors, at_once))
     rWeightAtOrder = access.registers(mWeight, (vec, vectors))
-    rDx = access.registers(mDx, (vec,))
-    rDx2 = access.registers(mDx2, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
@@ -394,7 +374,7 @@ def rmsnorm_reordered_backward_kernel(
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, N, first)
-    all_rows.pick(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
+    all_rows.pick_shared(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
 
     reduce.meet([*sStage0], cluster)
     turn = cutlass.Int32(0)  # rows that this block has done
@@ -454,10 +434,8 @@ def rmsnorm_reordered_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                rDx2.store(dx2.to(mDx2.element_type))
-                at.store(rDx, mDx, (row, 0))
-                at.store(rDx2, mDx2, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
+                at.store(dx2.to(mDx2.element_type), mDx2, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -481,19 +459,12 @@ def rmsnorm_reordered_backward_finish(
     mDweight: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDweight = access.registers(mDweight, (1,))
     if there:
         dweight = rmsnorm_reordered_backward_columns(device.full(1, column_sum))
-        rDweight.store(dweight.to(mDweight.element_type))
-        mDweight[c] = rDweight[0]
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
 
 
 @cute.jit

@@ -197,8 +197,6 @@ def rotary_backward_kernel(
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rCos = access.registers(mCos, (vec, vectors))
     rSin = access.registers(mSin, (vec, vectors))
-    rDx0 = access.registers(mDx, (vec,))
-    rDx1 = access.registers(mDx, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -231,10 +229,8 @@ def rotary_backward_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx0.store(dx0.to(mDx.element_type))
-                rDx1.store(dx1.to(mDx.element_type))
-                at.store(rDx0, mDx, (iB, iS, iH, 0, 0))
-                at.store(rDx1, mDx, (iB, iS, iH, 1, 0))
+                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
+                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H
             iB = (row // H)
@@ -283,10 +279,6 @@ def rotary_backward_places(
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rCos = access.registers(mCos, (vec, vectors))
     rSin = access.registers(mSin, (vec, vectors))
-    rDx0 = access.registers(mDx, (vec,))
-    rDx1 = access.registers(mDx, (vec,))
-    rDcos = access.registers(mDcos, (vec,))
-    rDsin = access.registers(mDsin, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     every = rowwise.walked(how, there, D, first)
@@ -318,20 +310,16 @@ def rotary_backward_places(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx0.store(dx0.to(mDx.element_type))
-                rDx1.store(dx1.to(mDx.element_type))
-                at.store(rDx0, mDx, (iB, iS, iH, 0, 0))
-                at.store(rDx1, mDx, (iB, iS, iH, 1, 0))
+                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
+                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
 
     for v in cutlass.range_constexpr(vectors):
         at = every.vector(v)
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
         dcos, dsin = rotary_backward_columns(column_sum, column_sum2)
-        rDcos.store(dcos.to(mDcos.element_type))
-        rDsin.store(dsin.to(mDsin.element_type))
-        at.store(rDcos, mDcos, (iS, 0))
-        at.store(rDsin, mDsin, (iS, 0))
+        at.store(dcos.to(mDcos.element_type), mDcos, (iS, 0))
+        at.store(dsin.to(mDsin.element_type), mDsin, (iS, 0))
 
 
 @cute.kernel
@@ -342,24 +330,15 @@ def rotary_backward_finish(
     mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
     D: cutlass.Int32,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iD = c % D
     iS = (c // D)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDcos = access.registers(mDcos, (1,))
-    rDsin = access.registers(mDsin, (1,))
     if there:
         dcos, dsin = rotary_backward_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDcos.store(dcos.to(mDcos.element_type))
-        rDsin.store(dsin.to(mDsin.element_type))
-        mDcos[iS, iD] = rDcos[0]
-        mDsin[iS, iD] = rDsin[0]
+        mDcos[iS, iD] = dcos.to(mDcos.element_type)[0]
+        mDsin[iS, iD] = dsin.to(mDsin.element_type)[0]
 
 
 @cute.jit

@@ -182,8 +182,8 @@ def rotary_pairs_backward_kernel(
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, S * H * D, first)
-    all_rows.gather(mCos, (0, 0), (0, 2), (S, H, D,), rCos)
-    all_rows.gather(mSin, (0, 0), (0, 2), (S, H, D,), rSin)
+    all_rows.gather_shared(mCos, (0, 0), (0, 2), (S, H, D,), rCos)
+    all_rows.gather_shared(mSin, (0, 0), (0, 2), (S, H, D,), rSin)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -232,25 +232,19 @@ def rotary_pairs_backward_finish(
     H: cutlass.Int32,
     D: cutlass.Int32,
 ):
-    # All parts of each result, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    c = bidx
+    there = tidx == 0
+    c, _, _ = cute.arch.block_idx()
     iD = c % D
     iS = (c // D)
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (S, H, D,), (True, False, True),
     )
-    there = tidx == 0
-    rDcos = access.registers(mDcos, (1,))
-    rDsin = access.registers(mDsin, (1,))
     if there:
         dcos, dsin = rotary_pairs_backward_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDcos.store(dcos.to(mDcos.element_type))
-        rDsin.store(dsin.to(mDsin.element_type))
-        mDcos[iS, iD] = rDcos[0]
-        mDsin[iS, iD] = rDsin[0]
+        mDcos[iS, iD] = dcos.to(mDcos.element_type)[0]
+        mDsin[iS, iD] = dsin.to(mDsin.element_type)[0]
 
 
 @cute.jit

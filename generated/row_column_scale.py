@@ -110,25 +110,22 @@ def row_column_scale_frozen_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rDx, rDrowScale)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rDx, rDrowScale)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
         row.load_one(mRowScale, (index,), rRowScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mColumnScale, (0,), rColumnScale)
@@ -141,8 +138,7 @@ def row_column_scale_frozen_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mColumnScale, (0,), rColumnScale)
@@ -151,17 +147,14 @@ def row_column_scale_frozen_kernel(
                     device.floats(device.full(vec, rRowScale[0, u], rRowScale.element_type)),
                     device.floats(rColumnScale[None, 0]),
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
         if row.writes():
             drow_scale = row_column_scale_frozen_row(device.full(1, row_sum))
-            rDrowScale[None, u].store(drow_scale.to(mDrowScale.element_type))
-            row.store_one(rDrowScale[None, u], mDrowScale, (index,))
+            row.store_one(drow_scale.to(mDrowScale.element_type), mDrowScale, (index,), rDrowScale[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
-        access.store_rows(rDrowScale, mDrowScale, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.store_together(rDrowScale, mDrowScale, first_row, place)
 
 
 @cute.jit
@@ -211,24 +204,21 @@ def row_column_scale_backward_rows_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rRowSumOfRows)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rRowSumOfRows)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mColumnScale, (0,), rColumnScale)
@@ -240,11 +230,11 @@ def row_column_scale_backward_rows_kernel(
 
         if row.writes():
             row_sum_of_rows = row_column_scale_backward_rows_row(device.full(1, row_sum))
-            rRowSumOfRows[None, u].store(row_sum_of_rows.to(mRowSumOfRows.element_type))
-            row.store_one(rRowSumOfRows[None, u], mRowSumOfRows, (index,))
+            row.store_one(
+                row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowSumOfRows, mRowSumOfRows, first_row, place)
+    rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
 @cute.jit
@@ -319,8 +309,6 @@ def row_column_scale_backward_kernel(
     rX = access.registers(mX, (vec, vectors, held))
     rColumnScale = access.registers(mColumnScale, (vec, vectors))
     rRowScale = access.registers(mRowScale, (1, at_once))
-    rDx = access.registers(mDx, (vec,))
-    rDrowScale = access.registers(mDrowScale, (1,))
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -383,12 +371,10 @@ def row_column_scale_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             if own.there & (first == 0):
                 drow_scale = row_column_scale_backward_row(device.full(1, row_sum))
-                rDrowScale.store(drow_scale.to(mDrowScale.element_type))
-                own.store_one(rDrowScale, mDrowScale, (row,))
+                own.store_one(drow_scale.to(mDrowScale.element_type), mDrowScale, (row,))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -411,19 +397,12 @@ def row_column_scale_backward_finish(
     mDcolumnScale: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDcolumnScale = access.registers(mDcolumnScale, (1,))
     if there:
         dcolumn_scale = row_column_scale_backward_columns(device.full(1, column_sum))
-        rDcolumnScale.store(dcolumn_scale.to(mDcolumnScale.element_type))
-        mDcolumnScale[c] = rDcolumnScale[0]
+        mDcolumnScale[c] = dcolumn_scale.to(mDcolumnScale.element_type)[0]
 
 
 @cute.jit

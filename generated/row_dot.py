@@ -57,24 +57,21 @@ def row_dot_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY, rDot)
-        rowwise.load_together(mX, first_row, rX, place)
-        rowwise.load_together(mY, first_row, rY, place)
+    place = rowwise.meeting_place(how, rX, rY, rDot)
+    rowwise.load_together(mX, first_row, rX, place)
+    rowwise.load_together(mY, first_row, rY, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
-            row.load(mY, (index, 0), rY[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mY, (index, 0), rY[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
-                part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = row_dot_row_sum(device.floats(rX[None, v, u]), device.floats(rY[None, v, u]))
@@ -83,11 +80,9 @@ def row_dot_kernel(
 
         if row.writes():
             dot = row_dot_row(device.full(1, row_sum))
-            rDot[None, u].store(dot.to(mDot.element_type))
-            row.store_one(rDot[None, u], mDot, (index,))
+            row.store_one(dot.to(mDot.element_type), mDot, (index,), rDot[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDot, mDot, first_row, place)
+    rowwise.store_together(rDot, mDot, first_row, place)
 
 
 @cute.jit

@@ -72,21 +72,18 @@ def row_moments_kernel(
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rMean, rVariance)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rMean, rVariance)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = row_moments_row_mean(device.floats(rX[None, v, u]))
@@ -98,8 +95,7 @@ def row_moments_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = row_moments_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
@@ -109,14 +105,11 @@ def row_moments_kernel(
 
         if row.writes():
             mean, variance = row_moments_row(device.full(1, row_mean), device.full(1, row_mean2))
-            rMean[None, u].store(mean.to(mMean.element_type))
-            rVariance[None, u].store(variance.to(mVariance.element_type))
-            row.store_one(rMean[None, u], mMean, (index,))
-            row.store_one(rVariance[None, u], mVariance, (index,))
+            row.store_one(mean.to(mMean.element_type), mMean, (index,), rMean[None, u])
+            row.store_one(variance.to(mVariance.element_type), mVariance, (index,), rVariance[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rMean, mMean, first_row, place)
-        access.store_rows(rVariance, mVariance, first_row, place)
+    rowwise.store_together(rMean, mMean, first_row, place)
+    rowwise.store_together(rVariance, mVariance, first_row, place)
 
 
 @cute.jit

@@ -55,21 +55,18 @@ def row_prod_kernel(
     sRowProd = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowProd], how.cluster)
 
         rRowProd = reduce.accumulator(vec, "prod", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = row_prod_row_prod(device.floats(rX[None, v, u]))
@@ -78,11 +75,9 @@ def row_prod_kernel(
 
         if row.writes():
             y = row_prod_row(device.full(1, row_prod))
-            rY[None, u].store(y.to(mY.element_type))
-            row.store_one(rY[None, u], mY, (index,))
+            row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -159,14 +154,12 @@ def row_prod_backward_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rDx)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rDx)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mDy, (index,), rDy[None, u])
         reduce.meet([*sStage0], how.cluster)
 
@@ -176,8 +169,7 @@ def row_prod_backward_kernel(
         rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t8 = row_prod_backward_keep_t8(device.floats(rX[None, v, u]), approx)
@@ -194,8 +186,7 @@ def row_prod_backward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -207,11 +198,9 @@ def row_prod_backward_kernel(
                     device.full(vec, row_sum), device.full(vec, row_sum2), device.full(vec, t9),
                     device.full(vec, row_sum3), approx,
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit

@@ -58,21 +58,18 @@ def row_rms_kernel(
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rRms)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rRms)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMean], how.cluster)
 
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = row_rms_row_mean(device.floats(rX[None, v, u]))
@@ -82,11 +79,9 @@ def row_rms_kernel(
 
         if row.writes():
             rms = row_rms_row(device.full(1, eps), device.full(1, row_mean))
-            rRms[None, u].store(rms.to(mRms.element_type))
-            row.store_one(rRms[None, u], mRms, (index,))
+            row.store_one(rms.to(mRms.element_type), mRms, (index,), rRms[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRms, mRms, first_row, place)
+    rowwise.store_together(rRms, mRms, first_row, place)
 
 
 @cute.jit

@@ -106,25 +106,22 @@ def row_scale_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rDx, rDscale)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rDx, rDscale)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = row_scale_backward_row_sum(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
@@ -134,24 +131,20 @@ def row_scale_backward_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = row_scale_backward_chain(
                     device.floats(rDy[None, v, u]), device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
         if row.writes():
             dscale = row_scale_backward_row(device.full(1, row_sum))
-            rDscale[None, u].store(dscale.to(mDscale.element_type))
-            row.store_one(rDscale[None, u], mDscale, (index,))
+            row.store_one(dscale.to(mDscale.element_type), mDscale, (index,), rDscale[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
-        access.store_rows(rDscale, mDscale, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.store_together(rDscale, mDscale, first_row, place)
 
 
 @cute.jit

@@ -149,7 +149,6 @@ def scale_shift_backward_kernel(
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (vec, vectors), 0.0)
-    rDx = access.registers(mDx, (vec,))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -174,8 +173,7 @@ def scale_shift_backward_kernel(
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])
@@ -194,22 +192,13 @@ def scale_shift_backward_finish(
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, N) column_sum2 of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rDscale = access.registers(mDscale, (1,))
-    rDshift = access.registers(mDshift, (1,))
     if there:
         dscale, dshift = scale_shift_backward_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        rDscale.store(dscale.to(mDscale.element_type))
-        rDshift.store(dshift.to(mDshift.element_type))
-        mDscale[c] = rDscale[0]
-        mDshift[c] = rDshift[0]
+        mDscale[c] = dscale.to(mDscale.element_type)[0]
+        mDshift[c] = dshift.to(mDshift.element_type)[0]
 
 
 @cute.jit

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, vectors
+from codegen.device import flat, gemm
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -43,82 +43,33 @@ y = scale_a * (scale_b * (a @ b)) + bias
 }
 
 
-@cute.jit
-def scaled_matmul_fp8_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def scaled_matmul_fp8_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mScaleA,  # (rows) float32
-        mScaleB,  # (N) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
-    rScaleB = vectors.load(mScaleB, cute.crd2idx((iN,), mScaleB.layout), valid, vec, ragged)
-    if cutlass.const_expr(mBias is None):
-        rBias = cute.make_rmem_tensor((vec,), cutlass.Float32)
-        rBias.fill(0.0)
-    else:
-        rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout), valid, vec, ragged)
+    mScaleA, mScaleB, mBias, mY = tensors
+    iN = at.column
+    rScaleB = at.load(mScaleB, (iN,))
+    rBias = at.load(mBias, (iN,), default=0.0)
     return (rScaleB, rBias,)
 
 
-@cute.jit
-def scaled_matmul_fp8_tiles(
-    row: cutlass.Int32,
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    load: cutlass.Constexpr,  # how a vector is read: `vectors.load`, or by way of shared memory
-):
+def scaled_matmul_fp8_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    (
-        mScaleA,  # (rows) float32
-        mScaleB,  # (N) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored
-    rScaleA = cute.make_rmem_tensor((vec,), mScaleA.element_type)
-    rScaleA.fill(mScaleA[row])
+    mScaleA, mScaleB, mBias, mY = tensors
+    row = at.row
+    rScaleA = at.load_one(mScaleA, (row,))
     return (rScaleA,)
 
 
-@cute.jit
-def scaled_matmul_fp8_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mScaleA,  # (rows) float32
-        mScaleB,  # (N) float32
-        mBias,  # (N) T
-        mY,  # (rows, N) T
-    ) = tensors
-    iN = column
+def scaled_matmul_fp8_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mScaleA, mScaleB, mBias, mY = tensors
+    row = at.row
+    iN = at.column
     rScaleB, rBias, rScaleA = operands
     y = scaled_matmul_fp8_epilogue_chain(
         acc[0].load(), device.floats(rScaleA), device.floats(rScaleB), device.floats(rBias),
     )
-    rY = access.registers(mY, (vec,))
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -127,10 +78,10 @@ def scaled_matmul_fp8_launch(
     stream: cuda.CUstream,
     mA: cute.Tensor,  # (rows, K) A
     mB: cute.Tensor,  # (N, K) B
-    mScaleA: cute.Tensor,
-    mScaleB: cute.Tensor,
-    mBias: cute.Tensor | None,
-    mY: cute.Tensor,
+    mScaleA: cute.Tensor,  # (rows) float32
+    mScaleB: cute.Tensor,  # (N) float32
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(

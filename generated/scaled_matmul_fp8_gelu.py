@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import jax
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, vectors
+from codegen.device import flat, gemm
 from codegen.shared import Contraction, Launch
 
 SPEC = {
@@ -41,57 +41,25 @@ y = z * jax.nn.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z)) * scale_
 }
 
 
-@cute.jit
-def scaled_matmul_fp8_gelu_columns(
-    column: cutlass.Int32,
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many columns there are from there on
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
+def scaled_matmul_fp8_gelu_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    (
-        mScaleA,  # (1) float32
-        mScaleB,  # (1) float32
-        mScaleY,  # (1) float32
-        mY,  # (rows, N) float8_e4m3fn
-    ) = tensors
-    rScaleA = cute.make_rmem_tensor((vec,), mScaleA.element_type)
-    rScaleA.fill(mScaleA[0])
-    rScaleB = cute.make_rmem_tensor((vec,), mScaleB.element_type)
-    rScaleB.fill(mScaleB[0])
-    rScaleY = cute.make_rmem_tensor((vec,), mScaleY.element_type)
-    rScaleY.fill(mScaleY[0])
+    mScaleA, mScaleB, mScaleY, mY = tensors
+    rScaleA = at.load_one(mScaleA, (0,))
+    rScaleB = at.load_one(mScaleB, (0,))
+    rScaleY = at.load_one(mScaleY, (0,))
     return (rScaleA, rScaleB, rScaleY,)
 
 
-@cute.jit
-def scaled_matmul_fp8_gelu_tile(
-    acc: tuple,  # the products of a row's vector: (vec) each, in registers
-    row: cutlass.Int32,
-    column: cutlass.Int32,  # of the vector's first element
-    batch: cutlass.Int32,
-    valid: cutlass.Int32,  # how many of its elements there are; none where it lies outside
-    tensors: tuple,
-    vec: cutlass.Constexpr[int],  # elements a thread
-    ragged: cutlass.Constexpr[bool],  # whether rows are no multiples of vec
-    operands: tuple,  # what was read ahead
-):
-    (
-        mScaleA,  # (1) float32
-        mScaleB,  # (1) float32
-        mScaleY,  # (1) float32
-        mY,  # (rows, N) float8_e4m3fn
-    ) = tensors
-    iN = column
+def scaled_matmul_fp8_gelu_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mScaleA, mScaleB, mScaleY, mY = tensors
+    row = at.row
+    iN = at.column
     rScaleA, rScaleB, rScaleY = operands
     y = scaled_matmul_fp8_gelu_epilogue_chain(
         acc[0].load(), device.floats(rScaleA), device.floats(rScaleB), device.floats(rScaleY),
     )
-    rY = access.registers(mY, (vec,))
-    rY.store(device.cast(y, mY.element_type))
-    vectors.store(rY, mY, cute.crd2idx((row, iN), mY.layout), valid, ragged)
+    at.store(device.cast(y, mY.element_type), mY, (row, iN))
     return ()
 
 
@@ -100,10 +68,10 @@ def scaled_matmul_fp8_gelu_launch(
     stream: cuda.CUstream,
     mA: cute.Tensor,  # (rows, K) Q
     mB: cute.Tensor,  # (N, K) Q
-    mScaleA: cute.Tensor,
-    mScaleB: cute.Tensor,
-    mScaleY: cute.Tensor,
-    mY: cute.Tensor,
+    mScaleA: cute.Tensor,  # (1) float32
+    mScaleB: cute.Tensor,  # (1) float32
+    mScaleY: cute.Tensor,  # (1) float32
+    mY: cute.Tensor,  # (rows, N) float8_e4m3fn
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(

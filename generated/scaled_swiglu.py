@@ -123,9 +123,6 @@ def scaled_swiglu_backward_kernel(
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
-    rDx0 = access.registers(mDx, (vec,))
-    rDx1 = access.registers(mDx, (vec,))
-    rDscale = access.registers(mDscale, (1,))
     if cutlass.const_expr(how.carried):
         rT1Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
@@ -134,20 +131,18 @@ def scaled_swiglu_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-            row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
+        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-                part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]), approx)
@@ -162,10 +157,9 @@ def scaled_swiglu_backward_kernel(
         row = row.forget((mDy, rDy), (mX, rX0), (mX, rX1))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-                part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -176,15 +170,12 @@ def scaled_swiglu_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)), t1, approx,
                 )
-                rDx0.store(dx0.to(mDx.element_type))
-                rDx1.store(dx1.to(mDx.element_type))
-                at.store(rDx0, mDx, (index, 0, 0), aligned=False)
-                at.store(rDx1, mDx, (index, 1, 0), aligned=False)
+                at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False)
+                at.store(dx1.to(mDx.element_type), mDx, (index, 1, 0), aligned=False)
 
         if row.writes():
             dscale = scaled_swiglu_backward_row(device.full(1, row_sum))
-            rDscale.store(dscale.to(mDscale.element_type))
-            row.store_one(rDscale, mDscale, (index,))
+            row.store_one(dscale.to(mDscale.element_type), mDscale, (index,))
 
 
 @cute.jit

@@ -88,24 +88,22 @@ def silu_mul_group_fp8_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rGate, rUp, rScale, rQ)
-        rowwise.load_together(mGate, first_row, rGate, place)
-        rowwise.load_together(mUp, first_row, rUp, place)
+    place = rowwise.meeting_place(how, rGate, rUp, rScale, rQ)
+    rowwise.load_together(mGate, first_row, rGate, place)
+    rowwise.load_together(mUp, first_row, rUp, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mGate, (index, 0), rGate[None, None, u])
-            row.load(mUp, (index, 0), rUp[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mGate, (index, 0), rGate[None, None, u])
+        row.load(mUp, (index, 0), rUp[None, None, u])
         reduce.meet([*sRowMax], how.cluster)
 
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mGate, (index, 0), rGate[None, None, u])
-                part.load(mUp, (index, 0), rUp[None, None, u])
+            part.load(mGate, (index, 0), rGate[None, None, u])
+            part.load(mUp, (index, 0), rUp[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = silu_mul_group_fp8_keep_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx)
@@ -118,9 +116,8 @@ def silu_mul_group_fp8_kernel(
         row = row.forget((mGate, rGate), (mUp, rUp))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mGate, (index, 0), rGate[None, None, u])
-                part.load(mUp, (index, 0), rUp[None, None, u])
+            part.load(mGate, (index, 0), rGate[None, None, u])
+            part.load(mUp, (index, 0), rUp[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -130,17 +127,14 @@ def silu_mul_group_fp8_kernel(
                         device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx,
                     )
                 q = silu_mul_group_fp8_chain(device.full(vec, amax_min), y, device.full(vec, row_max))
-                rQ[None, v, u].store(device.cast(q, mQ.element_type))
-                at.store(rQ[None, v, u], mQ, (index, 0))
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
 
         if row.writes():
             scale = silu_mul_group_fp8_row(device.full(1, amax_min), device.full(1, row_max))
-            rScale[None, u].store(scale.to(mScale.element_type))
-            row.store_one(rScale[None, u], mScale, (index,))
+            row.store_one(scale.to(mScale.element_type), mScale, (index,), rScale[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rScale, mScale, first_row, place)
-        access.store_rows(rQ, mQ, first_row, place)
+    rowwise.store_together(rScale, mScale, first_row, place)
+    rowwise.store_together(rQ, mQ, first_row, place)
 
 
 @cute.jit

@@ -81,8 +81,6 @@ def silu_mul_row_fp8_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
-    rQ = access.registers(mQ, (vec,))
-    rScale = access.registers(mScale, (1,))
     if cutlass.const_expr(how.carried):
         rYKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
@@ -91,17 +89,16 @@ def silu_mul_row_fp8_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-            row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
+        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
         reduce.meet([*sRowMax], how.cluster)
 
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-                part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = silu_mul_row_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
@@ -114,9 +111,8 @@ def silu_mul_row_fp8_kernel(
         row = row.forget((mX, rX0), (mX, rX1))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-                part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -124,13 +120,11 @@ def silu_mul_row_fp8_kernel(
                 else:
                     y = silu_mul_row_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 q = silu_mul_row_fp8_chain(device.full(vec, amax_min), y, device.full(vec, row_max))
-                rQ.store(device.cast(q, mQ.element_type))
-                at.store(rQ, mQ, (index, 0))
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0))
 
         if row.writes():
             scale = silu_mul_row_fp8_row(device.full(1, amax_min), device.full(1, row_max))
-            rScale.store(scale.to(mScale.element_type))
-            row.store_one(rScale, mScale, (index,))
+            row.store_one(scale.to(mScale.element_type), mScale, (index,))
 
 
 @cute.jit

@@ -72,14 +72,12 @@ def softcap_softmax_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -88,8 +86,7 @@ def softcap_softmax_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -114,8 +111,7 @@ def softcap_softmax_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -125,11 +121,9 @@ def softcap_softmax_kernel(
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max), approx,
                     )
                 y = softcap_softmax_chain(value, device.full(vec, row_sum), approx)
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -205,14 +199,12 @@ def softcap_softmax_forward_kernel(
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY, rRowMax, rRowSum)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY, rRowMax, rRowSum)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax_], how.cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -221,8 +213,7 @@ def softcap_softmax_forward_kernel(
         rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -249,8 +240,7 @@ def softcap_softmax_forward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -260,20 +250,16 @@ def softcap_softmax_forward_kernel(
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max_), approx,
                     )
                 y = softcap_softmax_forward_chain(value, device.full(vec, row_sum_), approx)
-                rY[None, v, u].store(y.to(mY.element_type))
-                at.store(rY[None, v, u], mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
 
         if row.writes():
             row_max, row_sum = softcap_softmax_forward_row(device.full(1, row_max_), device.full(1, row_sum_))
-            rRowMax[None, u].store(row_max.to(mRowMax.element_type))
-            rRowSum[None, u].store(row_sum.to(mRowSum.element_type))
-            row.store_one(rRowMax[None, u], mRowMax, (index,))
-            row.store_one(rRowSum[None, u], mRowSum, (index,))
+            row.store_one(row_max.to(mRowMax.element_type), mRowMax, (index,), rRowMax[None, u])
+            row.store_one(row_sum.to(mRowSum.element_type), mRowSum, (index,), rRowSum[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
-        access.store_rows(rRowMax, mRowMax, first_row, place)
-        access.store_rows(rRowSum, mRowSum, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rRowMax, mRowMax, first_row, place)
+    rowwise.store_together(rRowSum, mRowSum, first_row, place)
 
 
 @cute.jit
@@ -337,16 +323,14 @@ def softcap_softmax_frozen_kernel(
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rDx)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rDx)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowSum, (index,), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
@@ -354,9 +338,8 @@ def softcap_softmax_frozen_kernel(
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t2 = softcap_softmax_frozen_keep_t2(
@@ -373,9 +356,8 @@ def softcap_softmax_frozen_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -390,11 +372,9 @@ def softcap_softmax_frozen_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, mCap[0]), t2,
                     device.full(vec, row_sum_), approx,
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit
@@ -447,16 +427,14 @@ def softcap_softmax_backward_rows_kernel(
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rDy, rX, rRowSum_OfRows)
-        rowwise.load_together(mDy, first_row, rDy, place)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rDy, rX, rRowSum_OfRows)
+    rowwise.load_together(mDy, first_row, rDy, place)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mDy, (index, 0), rDy[None, None, u])
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u])
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowSum, (index,), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
@@ -464,9 +442,8 @@ def softcap_softmax_backward_rows_kernel(
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mDy, (index, 0), rDy[None, None, u])
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = softcap_softmax_backward_rows_row_sum_(
@@ -480,11 +457,11 @@ def softcap_softmax_backward_rows_kernel(
 
         if row.writes():
             row_sum__of_rows = softcap_softmax_backward_rows_row(device.full(1, row_sum_))
-            rRowSum_OfRows[None, u].store(row_sum__of_rows.to(mRowSum_OfRows.element_type))
-            row.store_one(rRowSum_OfRows[None, u], mRowSum_OfRows, (index,))
+            row.store_one(
+                row_sum__of_rows.to(mRowSum_OfRows.element_type), mRowSum_OfRows, (index,), rRowSum_OfRows[None, u],
+            )
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rRowSum_OfRows, mRowSum_OfRows, first_row, place)
+    rowwise.store_together(rRowSum_OfRows, mRowSum_OfRows, first_row, place)
 
 
 @cute.jit
@@ -561,7 +538,6 @@ def softcap_softmax_backward_kernel(
     rX = access.registers(mX, (vec, vectors, held))
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
-    rDx = access.registers(mDx, (vec,))
     if cutlass.const_expr(not how.whole):
         rRowSum_OfRows = access.registers(mRowSum_OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -626,8 +602,7 @@ def softcap_softmax_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
-                rDx.store(dx.to(mDx.element_type))
-                at.store(rDx, mDx, (row, 0))
+                at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -653,16 +628,13 @@ def softcap_softmax_backward_finish(
     mDcap: cute.Tensor,  # (1) float32
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     there = tidx == 0
-    rDcap = access.registers(mDcap, (1,))
+    (total_sum,) = partials.over_all_parts([mTotalSumParts], ("sum",))
     if there:
         dcap = softcap_softmax_backward_columns(device.full(1, total_sum))
-        rDcap.store(dcap.to(mDcap.element_type))
-        mDcap[0] = rDcap[0]
+        mDcap[0] = dcap.to(mDcap.element_type)[0]
 
 
 @cute.jit

@@ -73,14 +73,12 @@ def softmax_entropy_kernel(
     sRowSum2 = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rEntropy)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rEntropy)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax, *sRowSum2], how.cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -89,8 +87,7 @@ def softmax_entropy_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -109,8 +106,7 @@ def softmax_entropy_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = softmax_entropy_row_sum2(
@@ -121,11 +117,9 @@ def softmax_entropy_kernel(
 
         if row.writes():
             entropy = softmax_entropy_row(device.full(1, row_sum2))
-            rEntropy[None, u].store(entropy.to(mEntropy.element_type))
-            row.store_one(rEntropy[None, u], mEntropy, (index,))
+            row.store_one(entropy.to(mEntropy.element_type), mEntropy, (index,), rEntropy[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rEntropy, mEntropy, first_row, place)
+    rowwise.store_together(rEntropy, mEntropy, first_row, place)
 
 
 @cute.jit
@@ -197,14 +191,12 @@ def softmax_entropy_forward_kernel(
     sRowSum2 = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rEntropy, rRowMax, rRowLog)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rEntropy, rRowMax, rRowLog)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax_, *sRowSum2], how.cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -213,8 +205,7 @@ def softmax_entropy_forward_kernel(
         rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -235,8 +226,7 @@ def softmax_entropy_forward_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = softmax_entropy_forward_row_sum2(
@@ -249,17 +239,13 @@ def softmax_entropy_forward_kernel(
             entropy, row_max, row_log = softmax_entropy_forward_row(
                 device.full(1, row_max_), device.full(1, row_sum), device.full(1, row_sum2),
             )
-            rEntropy[None, u].store(entropy.to(mEntropy.element_type))
-            rRowMax[None, u].store(row_max.to(mRowMax.element_type))
-            rRowLog[None, u].store(row_log.to(mRowLog.element_type))
-            row.store_one(rEntropy[None, u], mEntropy, (index,))
-            row.store_one(rRowMax[None, u], mRowMax, (index,))
-            row.store_one(rRowLog[None, u], mRowLog, (index,))
+            row.store_one(entropy.to(mEntropy.element_type), mEntropy, (index,), rEntropy[None, u])
+            row.store_one(row_max.to(mRowMax.element_type), mRowMax, (index,), rRowMax[None, u])
+            row.store_one(row_log.to(mRowLog.element_type), mRowLog, (index,), rRowLog[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rEntropy, mEntropy, first_row, place)
-        access.store_rows(rRowMax, mRowMax, first_row, place)
-        access.store_rows(rRowLog, mRowLog, first_row, place)
+    rowwise.store_together(rEntropy, mEntropy, first_row, place)
+    rowwise.store_together(rRowMax, mRowMax, first_row, place)
+    rowwise.store_together(rRowLog, mRowLog, first_row, place)
 
 
 @cute.jit
@@ -325,14 +311,12 @@ def softmax_entropy_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rDx)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rDx)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mDentropy, (index,), rDentropy[None, u])
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowLog, (index,), rRowLog[None, u])
@@ -341,8 +325,7 @@ def softmax_entropy_backward_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t2 = softmax_entropy_backward_keep_t2(
@@ -360,8 +343,7 @@ def softmax_entropy_backward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -378,11 +360,9 @@ def softmax_entropy_backward_kernel(
                     device.floats(device.full(vec, rRowLog[0, u], rRowLog.element_type)), device.floats(rX[None, v, u]),
                     t2, device.full(vec, row_sum), approx,
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit

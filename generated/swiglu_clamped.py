@@ -211,8 +211,6 @@ def swiglu_clamped_backward_kernel(
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
-    rDx0 = access.registers(mDx, (vec,))
-    rDx1 = access.registers(mDx, (vec,))
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
@@ -235,10 +233,8 @@ def swiglu_clamped_backward_kernel(
                 )
                 inside = at.inside()
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
-                rDx0.store(dx0.to(mDx.element_type))
-                rDx1.store(dx1.to(mDx.element_type))
-                at.store(rDx0, mDx, (row, 0, 0))
-                at.store(rDx1, mDx, (row, 1, 0))
+                at.store(dx0.to(mDx.element_type), mDx, (row, 0, 0))
+                at.store(dx1.to(mDx.element_type), mDx, (row, 1, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])
@@ -257,16 +253,13 @@ def swiglu_clamped_backward_finish(
     mTotalSumParts: cute.Tensor,  # (blocks) total_sum of each part
     mTotalSum2Parts: cute.Tensor,  # (blocks) total_sum2 of each part
 ):
-    # All parts of everything, in a fixed order.
-    partials.await_last()
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
     tidx, _, _ = cute.arch.thread_idx()
-    total_sum, total_sum2 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts], ("sum", "sum"))
     there = tidx == 0
-    rDlimit = access.registers(mDlimit, (1,))
+    total_sum, total_sum2 = partials.over_all_parts([mTotalSumParts, mTotalSum2Parts], ("sum", "sum"))
     if there:
         dlimit = swiglu_clamped_backward_columns(device.full(1, total_sum), device.full(1, total_sum2))
-        rDlimit.store(dlimit.to(mDlimit.element_type))
-        mDlimit[0] = rDlimit[0]
+        mDlimit[0] = dlimit.to(mDlimit.element_type)[0]
 
 
 @cute.jit

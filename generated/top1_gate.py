@@ -72,21 +72,18 @@ def top1_gate_kernel(
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Int32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rGate, rExpert)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rGate, rExpert)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sTop, *sStage1], how.cluster)
 
         rTop = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = top1_gate_top(device.floats(rX[None, v, u]))
@@ -98,8 +95,7 @@ def top1_gate_kernel(
         rRowMin = reduce.accumulator(vec, "min", cutlass.Int32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = top1_gate_stage1(
@@ -111,14 +107,11 @@ def top1_gate_kernel(
 
         if row.writes():
             gate, expert = top1_gate_row(device.full(1, row_sum), device.full(1, row_min, cutlass.Int32))
-            rGate[None, u].store(gate.to(mGate.element_type))
-            rExpert[None, u].store(device.cast(expert, mExpert.element_type))
-            row.store_one(rGate[None, u], mGate, (index,))
-            row.store_one(rExpert[None, u], mExpert, (index,))
+            row.store_one(gate.to(mGate.element_type), mGate, (index,), rGate[None, u])
+            row.store_one(device.cast(expert, mExpert.element_type), mExpert, (index,), rExpert[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rGate, mGate, first_row, place)
-        access.store_rows(rExpert, mExpert, first_row, place)
+    rowwise.store_together(rGate, mGate, first_row, place)
+    rowwise.store_together(rExpert, mExpert, first_row, place)
 
 
 @cute.jit
@@ -195,22 +188,19 @@ def top1_gate_backward_kernel(
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rDx)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rDx)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mDgate, (index,), rDgate[None, u])
         reduce.meet([*sTop, *sStage1], how.cluster)
 
         rTop = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = top1_gate_backward_top(device.floats(rX[None, v, u]))
@@ -222,8 +212,7 @@ def top1_gate_backward_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t1 = top1_gate_backward_keep_t1(device.floats(rX[None, v, u]), device.full(vec, top), approx)
@@ -236,8 +225,7 @@ def top1_gate_backward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.carried):
@@ -248,11 +236,9 @@ def top1_gate_backward_kernel(
                     device.floats(device.full(vec, rDgate[0, u], rDgate.element_type)), device.floats(rX[None, v, u]),
                     t1, device.full(vec, top), device.full(vec, t2), device.full(vec, row_sum), approx,
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
 
 
 @cute.jit

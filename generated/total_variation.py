@@ -57,24 +57,21 @@ def total_variation_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rP, rQ, rLoss)
-        rowwise.load_together(mP, first_row, rP, place)
-        rowwise.load_together(mQ, first_row, rQ, place)
+    place = rowwise.meeting_place(how, rP, rQ, rLoss)
+    rowwise.load_together(mP, first_row, rP, place)
+    rowwise.load_together(mQ, first_row, rQ, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mP, (index, 0), rP[None, None, u])
-            row.load(mQ, (index, 0), rQ[None, None, u])
+        row.load(mP, (index, 0), rP[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mQ, (index, 0), rQ[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mP, (index, 0), rP[None, None, u])
-                part.load(mQ, (index, 0), rQ[None, None, u])
+            part.load(mP, (index, 0), rP[None, None, u])
+            part.load(mQ, (index, 0), rQ[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = total_variation_row_sum(device.floats(rP[None, v, u]), device.floats(rQ[None, v, u]))
@@ -83,11 +80,9 @@ def total_variation_kernel(
 
         if row.writes():
             loss = total_variation_row(device.full(1, row_sum))
-            rLoss[None, u].store(loss.to(mLoss.element_type))
-            row.store_one(rLoss[None, u], mLoss, (index,))
+            row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rLoss, mLoss, first_row, place)
+    rowwise.store_together(rLoss, mLoss, first_row, place)
 
 
 @cute.jit

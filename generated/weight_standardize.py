@@ -111,20 +111,13 @@ def weight_standardize_stage1_finish(
     mColumnMeanParts: cute.Tensor,  # (parts, O) column_mean of each part
     row_count: cutlass.Int64,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnMeanParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMeanParts)
     (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
-    rMeanOfO = access.registers(mMeanOfO, (1,))
     if there:
         mean_of_o = weight_standardize_stage1_columns(device.full(1, column_mean))
-        rMeanOfO.store(mean_of_o.to(mMeanOfO.element_type))
-        mMeanOfO[c] = rMeanOfO[0]
+        mMeanOfO[c] = mean_of_o.to(mMeanOfO.element_type)[0]
 
 
 @cute.jit
@@ -228,20 +221,13 @@ def weight_standardize_stage2_finish(
     mColumnMeanParts: cute.Tensor,  # (parts, O) column_mean of each part
     row_count: cutlass.Int64,
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnMeanParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMeanParts)
     (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    there = (tidx < beside) & (c < mColumnMeanParts.shape[1])
     column_mean = column_mean / cutlass.Float32(row_count)
-    rMeanOfO2 = access.registers(mMeanOfO2, (1,))
     if there:
         mean_of_o2 = weight_standardize_stage2_columns(device.full(1, column_mean))
-        rMeanOfO2.store(mean_of_o2.to(mMeanOfO2.element_type))
-        mMeanOfO2[c] = rMeanOfO2[0]
+        mMeanOfO2[c] = mean_of_o2.to(mMeanOfO2.element_type)[0]
 
 
 @cute.jit
@@ -410,31 +396,20 @@ def weight_standardize_backward_stage1_finish(
     mColumnSumParts: cute.Tensor,  # (parts, O) column_sum of each part
     eps: cutlass.Constexpr[float],
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mT5Parts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mT5Parts)
     t5, column_sum = partials.over_parts([mT5Parts, mColumnSumParts], ("sum", "sum"), c)
-    there = (tidx < beside) & (c < mT5Parts.shape[1])
     approx = device.narrow(mDgain)
     rMeanOfO2 = access.registers(mMeanOfO2, (1,))
-    rT3 = access.registers(mT3, (1,))
-    rSumOfO = access.registers(mSumOfO, (1,))
-    rDgain = access.registers(mDgain, (1,))
     rowwise.load_one(mMeanOfO2, (c,), there, rMeanOfO2)
     if there:
         t3, sum_of_o, dgain = weight_standardize_backward_stage1_columns(
             device.floats(device.full(1, rMeanOfO2[0], rMeanOfO2.element_type)), device.full(1, eps),
             device.full(1, t5), device.full(1, column_sum), approx,
         )
-        rT3.store(t3.to(mT3.element_type))
-        rSumOfO.store(sum_of_o.to(mSumOfO.element_type))
-        rDgain.store(dgain.to(mDgain.element_type))
-        mT3[c] = rT3[0]
-        mSumOfO[c] = rSumOfO[0]
-        mDgain[c] = rDgain[0]
+        mT3[c] = t3.to(mT3.element_type)[0]
+        mSumOfO[c] = sum_of_o.to(mSumOfO.element_type)[0]
+        mDgain[c] = dgain.to(mDgain.element_type)[0]
 
 
 @cute.jit

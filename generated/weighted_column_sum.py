@@ -98,19 +98,12 @@ def weighted_column_sum_finish(
     mY: cute.Tensor,  # (N) float32
     mColumnSumParts: cute.Tensor,  # (parts, N) column_sum of each part
 ):
-    # All parts of a column, in a fixed order.
-    partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    beside = partials.columns_beside(mColumnSumParts)
-    c = bidx * beside + tidx % beside
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    there = (tidx < beside) & (c < mColumnSumParts.shape[1])
-    rY = access.registers(mY, (1,))
     if there:
         y = weighted_column_sum_columns(device.full(1, column_sum))
-        rY.store(y.to(mY.element_type))
-        mY[c] = rY[0]
+        mY[c] = y.to(mY.element_type)[0]
 
 
 @cute.jit
@@ -179,22 +172,19 @@ def weighted_column_sum_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rDx, rDweight)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rDx, rDweight)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mWeight, (index,), rWeight[None, u])
         reduce.meet([*sRowSum], how.cluster)
 
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mDy, (0,), rDy)
@@ -213,17 +203,14 @@ def weighted_column_sum_backward_kernel(
                 dx = weighted_column_sum_backward_chain(
                     device.floats(rDy[None, 0]), device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                 )
-                rDx[None, v, u].store(dx.to(mDx.element_type))
-                at.store(rDx[None, v, u], mDx, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
 
         if row.writes():
             dweight = weighted_column_sum_backward_row(device.full(1, row_sum))
-            rDweight[None, u].store(dweight.to(mDweight.element_type))
-            row.store_one(rDweight[None, u], mDweight, (index,))
+            row.store_one(dweight.to(mDweight.element_type), mDweight, (index,), rDweight[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rDx, mDx, first_row, place)
-        access.store_rows(rDweight, mDweight, first_row, place)
+    rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.store_together(rDweight, mDweight, first_row, place)
 
 
 @cute.jit

@@ -62,14 +62,12 @@ def z_loss_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -78,8 +76,7 @@ def z_loss_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -96,11 +93,9 @@ def z_loss_kernel(
 
         if row.writes():
             y = z_loss_row(device.full(1, row_max), device.full(1, row_sum))
-            rY[None, u].store(y.to(mY.element_type))
-            row.store_one(rY[None, u], mY, (index,))
+            row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
 
 
 @cute.jit
@@ -156,14 +151,12 @@ def z_loss_forward_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
-    if cutlass.const_expr(at_once > 1):
-        place = access.meeting_place(how.threads, rX, rY, rRowLogsumexp)
-        rowwise.load_together(mX, first_row, rX, place)
+    place = rowwise.meeting_place(how, rX, rY, rRowLogsumexp)
+    rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        if cutlass.const_expr(how.kept and at_once == 1):  # the row is read here, and stays
-            row.load(mX, (index, 0), rX[None, None, u])
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
 
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -172,8 +165,7 @@ def z_loss_forward_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            if cutlass.const_expr(not how.kept):
-                part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.lean) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -190,14 +182,11 @@ def z_loss_forward_kernel(
 
         if row.writes():
             y, row_logsumexp = z_loss_forward_row(device.full(1, row_max), device.full(1, row_sum))
-            rY[None, u].store(y.to(mY.element_type))
-            rRowLogsumexp[None, u].store(row_logsumexp.to(mRowLogsumexp.element_type))
-            row.store_one(rY[None, u], mY, (index,))
-            row.store_one(rRowLogsumexp[None, u], mRowLogsumexp, (index,))
+            row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
+            row.store_one(row_logsumexp.to(mRowLogsumexp.element_type), mRowLogsumexp, (index,), rRowLogsumexp[None, u])
 
-    if cutlass.const_expr(at_once > 1):
-        access.store_rows(rY, mY, first_row, place)
-        access.store_rows(rRowLogsumexp, mRowLogsumexp, first_row, place)
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rRowLogsumexp, mRowLogsumexp, first_row, place)
 
 
 @cute.jit

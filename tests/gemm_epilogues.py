@@ -8,23 +8,16 @@ import cutlass
 import cutlass.cute as cute
 
 from codegen import device
-from codegen.device import vectors
 from codegen.device.gemm import sm90 as gemm_sm90
 from codegen.shared import Tiles
 
 
-def store(y, mY, place, valid, vec, ragged):
-    rY = cute.make_rmem_tensor((vec,), mY.element_type)
-    rY.store(y.to(mY.element_type))
-    vectors.store(rY, mY, place, valid, ragged)
+def store(at, y, mY):
+    at.store(y.to(mY.element_type), mY, (at.batch, at.row, at.column))
 
 
 def floats(rX):
     return rX.load().to(cutlass.Float32)
-
-
-def offset(mX, batch, row, column):
-    return (cutlass.Int64(batch) * mX.shape[1] + row) * mX.shape[2] + column
 
 
 def tanh(x):
@@ -50,86 +43,75 @@ def silu(z):
 Static = cutlass.Constexpr
 
 
-@cute.jit
-def read_row(column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
-    return (vectors.load(tensors[0], column, valid, vec, ragged),)
+def read_row(at, tensors):
+    return (at.load(tensors[0], (at.column,)),)
 
 
-@cute.jit
-def read_tile(row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, load: Static):
-    return (load(tensors[-2], offset(tensors[-1], batch, row, column), valid, vec, ragged),)
+def read_tile(at, tensors):
+    return (at.load(tensors[-2], (at.batch, at.row, at.column)),)
 
 
-@cute.jit
-def plain(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+def plain(at, acc, operands, tensors):
     """Stores acc: the cost of a product alone, and products of integers."""
     (mY,) = tensors
-    store(acc[0].load(), mY, offset(mY, batch, row, column), valid, vec, ragged)
+    store(at, acc[0].load(), mY)
     return ()
 
 
-@cute.jit
-def relu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+def relu(at, acc, operands, tensors):
     mY = tensors[-1]
     y = device.maximum(acc[0].load() + floats(operands[0]), 0.0)
-    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    store(at, y, mY)
     return ()
 
 
-@cute.jit
-def gelu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+def gelu(at, acc, operands, tensors):
     mY = tensors[-1]
     y = gelu_tanh(acc[0].load() + floats(operands[0]))
-    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    store(at, y, mY)
     return ()
 
 
-@cute.jit
-def gelu_erf(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+def gelu_erf(at, acc, operands, tensors):
     mY = tensors[-1]
     z = acc[0].load() + floats(operands[0])
     y = 0.5 * z * device.erfc(-0.7071067811865476 * z, True, False)
-    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    store(at, y, mY)
     return ()
 
 
-@cute.jit
-def residual(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+def residual(at, acc, operands, tensors):
     mY = tensors[-1]
     y = silu(acc[0].load() + floats(operands[0])) + floats(operands[1])
-    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    store(at, y, mY)
     return ()
 
 
-@cute.jit
-def dgelu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static, operands: tuple):
+def dgelu(at, acc, operands, tensors):
     mY = tensors[-1]
     y = acc[0].load() * gelu_tanh_slope(floats(operands[0]))
-    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    store(at, y, mY)
     return ()
 
 
-@cute.jit
-def swiglu(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+def swiglu(at, acc, operands, tensors):
     mY = tensors[-1]
     y = silu(acc[0].load()) * acc[1].load()
-    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    store(at, y, mY)
     return ()
 
 
-@cute.jit
-def sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+def sums(at, acc, operands, tensors):
     """Stores acc, its row sums, row maxima and column sums."""
     (mY,) = tensors
     y = acc[0].load().to(cutlass.Float32)
-    store(y, mY, offset(mY, batch, row, column), valid, vec, ragged)
+    store(at, y, mY)
     return (y, y, y)
 
 
-@cute.jit
-def row_sums(acc: tuple, row, column, batch, valid, tensors: tuple, vec: Static, ragged: Static):
+def row_sums(at, acc, operands, tensors):
     """Stores acc, its row sums and row maxima."""
-    return sums(acc, row, column, batch, valid, tensors, vec, ragged)[:2]
+    return sums(at, acc, operands, tensors)[:2]
 
 
 EPILOGUES = {f.__name__: f for f in (plain, relu, gelu, gelu_erf, residual, dgelu, swiglu, sums, row_sums)}

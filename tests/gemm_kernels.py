@@ -6,114 +6,54 @@ They are in their own file because CuTe DSL reads a kernel's source.
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32
 
 from codegen import device
 from codegen.device.gemm import sm80 as gemm_sm80
 from codegen.shared import AmpereTiles
 
 
-@cute.jit
-def load(
-    m: cute.Tensor,
-    place: Int64,
-    valid: Int32,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
-    """vec elements from a position on, as float32; zeros from `valid` on."""
-    held = cute.make_rmem_tensor((vec,), m.element_type)
-    held.fill(0)
-    if cutlass.const_expr(ragged):
-        for i in cutlass.range_constexpr(vec):
-            if i < valid:
-                held[i] = (m.iterator + place + i).load()
-    else:
-        if valid > 0:
-            src = m.iterator + cute.assume(place, divby=vec)
-            cute.autovec_copy(cute.make_tensor(src, cute.make_layout((vec,))), held)
-    return held.load().to(Float32)
+def load(at, m, place):
+    """The vector at a place, as float32; zeros outside the output."""
+    return at.load(m, place).load().to(Float32)
 
 
-@cute.jit
-def store(
-    values,
-    m: cute.Tensor,
-    place: Int64,
-    valid: Int32,
-    vec: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-):
-    """Stores vec elements at a position, only the first `valid` of them."""
-    held = cute.make_rmem_tensor((vec,), m.element_type)
-    held.store(values.to(m.element_type))
-    if cutlass.const_expr(ragged):
-        for i in cutlass.range_constexpr(vec):
-            if i < valid:
-                (m.iterator + place + i).store(held[i])
-    else:
-        if valid > 0:
-            target = m.iterator + cute.assume(place, divby=vec)
-            cute.autovec_copy(held, cute.make_tensor(target, cute.make_layout((vec,))))
+def store(at, values, m):
+    """The vector to (L, M, N)."""
+    at.store(values.to(m.element_type), m, (at.batch, at.row, at.column))
 
 
-def tile_place(m: cute.Tensor, batch: Int32, row: Int32, column: Int32) -> Int64:
-    """The position of an element of (L, M, N)."""
-    return (Int64(batch) * m.shape[1] + row) * m.shape[2] + column
-
-
-@cute.jit
-def plain_epilogue(
-    acc: tuple, row, column, batch, valid, tensors: tuple, vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool]
-):
-    (mY,) = tensors
-    store(acc[0].load(), mY, tile_place(mY, batch, row, column), valid, vec, ragged)
+def plain_epilogue(at, acc, operands, tensors):
+    store(at, acc[0].load(), tensors[0])
     return ()
 
 
-@cute.jit
-def bias_relu_epilogue(
-    acc: tuple, row, column, batch, valid, tensors: tuple, vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool]
-):
+def bias_relu_epilogue(at, acc, operands, tensors):
     mBias, mY = tensors
-    z = acc[0].load().to(Float32) + load(mBias, Int64(column), valid, vec, ragged)
-    y = device.where(z > 0.0, z, 0.0)
-    store(y, mY, tile_place(mY, batch, row, column), valid, vec, ragged)
+    z = acc[0].load().to(Float32) + load(at, mBias, (at.column,))
+    store(at, device.where(z > 0.0, z, 0.0), mY)
     return ()
 
 
-@cute.jit
-def residual_epilogue(
-    acc: tuple, row, column, batch, valid, tensors: tuple, vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool]
-):
-    """Two outputs: the sum and its square."""
+def residual_epilogue(at, acc, operands, tensors):
+    """Two outputs: what was added, and its square."""
     mResidual, mZ, mY = tensors
-    place = tile_place(mY, batch, row, column)
-    z = acc[0].load().to(Float32) + load(mResidual, place, valid, vec, ragged)
-    store(z, mZ, place, valid, vec, ragged)
-    store(z * z, mY, place, valid, vec, ragged)
+    z = acc[0].load().to(Float32) + load(at, mResidual, (at.batch, at.row, at.column))
+    store(at, z, mZ)
+    store(at, z * z, mY)
     return ()
 
 
-@cute.jit
-def swiglu_epilogue(
-    acc: tuple, row, column, batch, valid, tensors: tuple, vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool]
-):
-    (mY,) = tensors
+def swiglu_epilogue(at, acc, operands, tensors):
     gate, up = acc[0].load().to(Float32), acc[1].load().to(Float32)
-    y = device.divide(gate, 1.0 + device.exp(-gate, False), False) * up
-    store(y, mY, tile_place(mY, batch, row, column), valid, vec, ragged)
+    store(at, device.divide(gate, 1.0 + device.exp(-gate, False), False) * up, tensors[0])
     return ()
 
 
-@cute.jit
-def statistics_epilogue(
-    acc: tuple, row, column, batch, valid, tensors: tuple, vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool]
-):
-    """The sum and the maximum of rows; the sum and the minimum of columns."""
-    (mY,) = tensors
+def statistics_epilogue(at, acc, operands, tensors):
+    """Of rows the sum and the largest; of columns the sum and the smallest."""
     y = acc[0].load().to(Float32)
-    store(y, mY, tile_place(mY, batch, row, column), valid, vec, ragged)
+    store(at, y, tensors[0])
     return y, y, y, y
 
 

@@ -170,7 +170,7 @@ FAULTS = [
     Fault("norm", "a fold over half the lanes", 'row.reduce([rRowMean], ("mean",), sRowMean)', 'reduce.over_row([rRowMean], ("mean",), sRowMean, max(how.per_row // 2, 1), how.cluster)'),
     Fault("norm", "elements outside the row folded", "values, at.inside())", "values, reduce.inside(at.c, at.columns + 1, vec, how.ragged, how.exact))", 1),
     Fault("norm", "another column's weight", "at.load_shared(mWeight, (0,), rWeight)", "access.load_row(mWeight, 0, at.c + 1, at.step, at.columns, rWeight, 1, how.ragged, False, False)"),
-    Fault("norm", "a row's last element not stored", "at.store(rY[None, v, u], mY, (index, 0))", "if cutlass.const_expr(at_once == 1):\n                    "
+    Fault("norm", "a row's last element not stored", "at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])", "rY[None, v, u].store(y.to(mY.element_type))\n                if cutlass.const_expr(at_once == 1):\n                    "
           "access.store_row(rY[None, v, u], mY, cute.crd2idx((index, 0), mY.layout), at.column, v * at.step, at.columns - 1, 1, how.ragged, True, how.per_row)"),
     Fault("norm", "a stale saved statistic", "    row_mean = row_mean_\n    return row_rsqrt, row_mean", "    row_mean = row_mean_ * 0.0\n    return row_rsqrt, row_mean"),
     Fault("norm", "a gradient's last term", "    dx = t0 - device.divide(row_sum2, t1, approx)\n    return dx, dy", "    dx = t0\n    return dx, dy"),
@@ -184,16 +184,16 @@ FAULTS = [
     Fault("columns", "a maximum that drops NaN", "    return x, x * x", "    return device.where(device.isnan(x), float('-inf'), x), x * x"),
     Fault("columns", "the last row", "cutlass.range(part * rows_a_block, rows, pace * at_once)", "cutlass.range(part * rows_a_block, rows - 1, pace * at_once)"),
     Fault("columns", "rows past the last one", "own = rowwise.walked(how, row < rows", "own = rowwise.walked(how, row <= rows"),
-    Fault("columns", "the last column", "(c < mColumnMaxParts.shape[1])", "(c < mColumnMaxParts.shape[1] - 1)"),
+    Fault("columns", "the last column", "    if there:", "    if there & (c < mColumnMaxParts.shape[1] - 1):"),
     Fault("columns", "swapped parts", "[mColumnMaxParts, mColumnSumParts], sColumns", "[mColumnSumParts, mColumnMaxParts], sColumns"),
     Fault("columns", "a row that is read twice", "row = base + (u + at_once) * pace", "row = base + (u + at_once - 1) * pace"),
     Fault("both", "shared memory used again too soon", "sRowMean, per_row, cluster, turn)", "sRowMean, per_row, cluster)", calls=80),
     Fault("both", "a factor of the columns' sum", "return dx, dy * x * r", "return dx, dy * x"),
     Fault("both", "the wrong input", "    return x * x\n\n\ndef both_chain", "    return x * x * 0.999\n\n\ndef both_chain"),
     # products
-    Fault("dense", "the first column's bias for all", "rBias = vectors.load(mBias, cute.crd2idx((iN,), mBias.layout)", "rBias = vectors.load(mBias, cute.crd2idx((0,), mBias.layout)"),
+    Fault("dense", "the first column's bias for all", "rBias = at.load(mBias, (iN,))", "rBias = at.load(mBias, (0,))"),
     Fault("dense", "a sign", "    z = acc + bias", "    z = acc - bias"),
-    Fault("dense", "an element of a tile not stored", "valid, ragged)\n    return ()", "valid - 1, ragged)\n    return ()"),
+    Fault("dense", "an element of a tile not stored", "    at.store(", "    gemm.Vector(at.row, at.column, at.batch, at.valid - 1, at.vec, at.ragged).store("),
     Fault("dense", "a gradient past the kink", "t0 = device.where(z > 0.0, dy, 0.0)", "t0 = dy"),
     Fault("dense", "kept before the bias", "    return z, y", "    return acc, y"),
 ]  # fmt: skip

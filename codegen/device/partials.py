@@ -187,6 +187,15 @@ def columns_beside(parts: cute.Tensor) -> cutlass.Int32:
     return cutlass.select_(parts.shape[0] > FEW, Int32(WARP), Int32(256))
 
 
+def column_to_finish(parts: cute.Tensor) -> tuple[cutlass.Int32, cutlass.Boolean]:
+    """The column that this thread of a finishing kernel reduces, and whether it writes the results."""
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    beside = columns_beside(parts)
+    c = bidx * beside + tidx % beside
+    return c, (tidx < beside) & (c < parts.shape[1])
+
+
 @cute.jit
 def over_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, ...]], column: cutlass.Int32):
     """Reduce all partial results of a column, for each statistic, in a fixed order: by one thread, or by the 8 warps of a block,

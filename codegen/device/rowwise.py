@@ -16,6 +16,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Numeric
 from codegen.device import access, reduce
 from codegen.device import functions as device
 from codegen.device.division import divide_by_count
+from codegen.device.functions import Vector
 from codegen.shared import RowLaunch, Walk
 
 
@@ -79,6 +80,7 @@ class Row:
     once: bool  # whether each of its vectors is read once
     together: bool  # whether it is read and written with its neighbours
     shifts: bool  # whether vectors of ragged rows are aligned in memory, and not in the row
+    reads: bool = True  # whether arrays of the row's own are read here: once, if it stays in registers, or in each pass
     leads: Boolean | bool = False  # whether this thread is the row's first
     v: int = 0  # the number of a vector in it
     c: Int32 | None = None  # its column
@@ -89,7 +91,8 @@ class Row:
 
     def part(self, p: Int32) -> Row:
         """This thread's vectors in pass `p`."""
-        return replace(self, column=self.first + p * (self.step * self.how.vectors))
+        reads = isinstance(self.how, RowLaunch) and not self.how.kept
+        return replace(self, column=self.first + p * (self.step * self.how.vectors), reads=reads)
 
     def vector(self, v: int) -> Row:
         """One of a pass's vectors."""
@@ -102,7 +105,8 @@ class Row:
     ) -> None:
         """This thread's vectors of a row of its own, which begins at `place` (`access.load_row`). What is not `aligned` with the
         others may be the row of several: the L1 cache keeps it."""
-        self._load(src, place, self.column, dst, parts, aligned and self.shifts, self.once and aligned)
+        if self.reads:
+            self._load(src, place, self.column, dst, parts, aligned and self.shifts, self.once and aligned)
 
     def load_shared(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1) -> None:
         """What all rows share: this vector of it, or all of this thread's."""
@@ -133,7 +137,14 @@ class Row:
     def gather(
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor
     ) -> None:
-        """This thread's columns of an array that lacks some of the column axes (`access.gather_row`)."""
+        """This thread's columns of an array of the row's own that lacks some of the column axes (`access.gather_row`)."""
+        if self.reads:
+            self.gather_shared(src, place, modes, extents, dst)
+
+    def gather_shared(
+        self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor
+    ) -> None:
+        """The same of an array that all rows share."""
         if src is not None:
             apart = self.how.ragged or self.together
             access.gather_row(src, place, modes, extents, self.column, self.step, self.columns, dst, apart)
@@ -141,8 +152,15 @@ class Row:
     def pick(
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, index: tuple, dst: cute.Tensor
     ) -> None:
-        """What an index says for each column: `index` is the mode it picks at, its array, a row's place in that and its
-        modes (`access.pick_row`)."""
+        """What an index of the row's own says for each column: `index` is the mode it picks at, its array, a row's place in that
+        and its modes (`access.pick_row`)."""
+        if self.reads:
+            self.pick_shared(src, place, modes, extents, index, dst)
+
+    def pick_shared(
+        self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, index: tuple, dst: cute.Tensor
+    ) -> None:
+        """The same of arrays that all rows share."""
         if src is not None:
             apart, where = self.how.ragged or self.together, (self.column, self.step, self.columns)
             access.pick_row(src, place, modes, extents, *index, *where, dst, apart)
@@ -152,9 +170,12 @@ class Row:
         access.load_index(mode, extents, self.column, self.step, dst)
 
     def store(
-        self, src: cute.Tensor, dst: cute.Tensor, place: cute.Coord, parts: int = 1, aligned: bool = True
-    ) -> None:
-        """This vector, unless a thread's rows are written together."""
+        self, values: Vector | cute.Tensor, dst: cute.Tensor, place: cute.Coord, registers: cute.Tensor | None = None,
+        parts: int = 1, aligned: bool = True,
+    ) -> None:  # fmt: skip
+        """This vector, given as registers or as values. Where a thread's rows are written together, its values stay in
+        `registers` until then."""
+        src = _held(values, dst, registers)
         if not self.together:
             start, offset, how = start_of(dst, place), self.v * self.step, self.how
             access.store_row(
@@ -171,14 +192,17 @@ class Row:
             )
 
     def scatter(
-        self, src: cute.Tensor, dst: cute.Tensor, place: cute.Coord, modes: tuple, extents: tuple, width: int
+        self, values: Vector, dst: cute.Tensor, place: cute.Coord, modes: tuple, extents: tuple, width: int
     ) -> None:
         """This vector, to an array that lacks some of the column axes: one value for `width` columns."""
         if not self.together:
-            access.scatter_row(src, dst, place, modes, extents, self.c, self.columns, width)
+            access.scatter_row(_held(values, dst, None), dst, place, modes, extents, self.c, self.columns, width)
 
-    def store_one(self, src: cute.Tensor, dst: cute.Tensor, place: cute.Coord) -> None:
+    def store_one(
+        self, value: Vector, dst: cute.Tensor, place: cute.Coord, registers: cute.Tensor | None = None
+    ) -> None:
         """The one value of the row."""
+        src = _held(value, dst, registers)
         if not self.together:
             dst[place] = src[0]
 
@@ -234,7 +258,10 @@ def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: boo
     each = how.per_row * how.cluster * how.vec * how.vectors  # columns of a pass
     passes = 1 if how.kept else (length + how.vec + each - 2) // each
     leads = (bidx % how.cluster == 0) & (tidx % how.per_row == 0)
-    return Row(how, there, length, columns, first, passes, first, how.kept, how.at_once > 1, shifts, leads)
+    alone = how.at_once == 1
+    return Row(
+        how, there, length, columns, first, passes, first, how.kept, not alone, shifts, how.kept and alone, leads
+    )
 
 
 def walked(how: Walk, there: Boolean, length: Int32, first: Int32) -> Row:
@@ -268,7 +295,28 @@ def forget(*arrays: tuple[cute.Tensor | None, cute.Tensor]) -> None:
             access.forget(registers)
 
 
-def load_together(src: cute.Tensor | None, row: Int32, dst: cute.Tensor, place: cute.Pointer) -> None:
-    """All rows that a thread has at once, from `row` on (`access.load_rows`)."""
-    if src is not None:
+def meeting_place(how: RowLaunch, *registers: cute.Tensor) -> cute.Pointer | None:
+    """Where lanes exchange what they read and write of neighbouring rows (`access.meeting_place`); None if a thread has one row,
+    which is neither read nor written together with others."""
+    return access.meeting_place(how.threads, *registers) if how.at_once > 1 else None
+
+
+def load_together(src: cute.Tensor | None, row: Int32, dst: cute.Tensor, place: cute.Pointer | None) -> None:
+    """All rows that a thread has at once, from `row` on (`access.load_rows`), if it has several."""
+    if src is not None and place is not None:
         access.load_rows(src, row, dst, place)
+
+
+def store_together(src: cute.Tensor, dst: cute.Tensor, row: Int32, place: cute.Pointer | None) -> None:
+    """All rows that a thread has at once, from `row` on (`access.store_rows`), if it has several."""
+    if place is not None:
+        access.store_rows(src, dst, row, place)
+
+
+def _held(values: Vector | cute.Tensor, dst: cute.Tensor, registers: cute.Tensor | None) -> cute.Tensor:
+    """Registers with these values."""
+    if isinstance(values, cute.Tensor):
+        return values
+    held = access.registers(dst, (cute.size(values.shape),)) if registers is None else registers
+    held.store(values)
+    return held

@@ -26,7 +26,7 @@ REDUCING_NAMES = frozenset("""
     found there element_count once place some begin seen beside
 """.split())  # fmt: skip
 # Modules that only some generated files import.
-IMPORTED_NAMES = frozenset("flat functools gemm vectors".split())
+IMPORTED_NAMES = frozenset("flat functools gemm".split())
 # The endings, after the op's name, of the other functions in its module.
 SUFFIXES = re.compile(
     r"chain|row|kernel|launch|xla|reference|(backward|frozen|forward|rows|keep|stage\d+)_\w+|(columns|finish|stage)\d*"

@@ -164,12 +164,11 @@ class WalkContext(RowContext):
         texts = {**self.operand_texts("vec"), **{s.name: self.truth(s) for s in self.of_columns()}}
         return {
             "settings": [line for line in self.flag_lines(flags) if line not in self.kernel_settings()],
-            "fragments": [self.fragment_of(a, "vec") for a in finish.stores],
+            "fragments": [self.fragment_of(a, "vec") for a in finish.stores if a.interleaved],
             "statistics": sums,
             "function": finish.function,
             "arguments": self.texts_of(finish.function, "vec", [], texts),
             "results": ", ".join(a.name for a in finish.stores),
-            "converted": [self.result_line(a) for a in finish.stores],
             "stores": self.store_lines(finish.stores),
         }
 
@@ -276,7 +275,6 @@ class WalkContext(RowContext):
             "folds": [f for f in folds if f],
             "store_parts": self.fold_lists(self.of_columns(), "{running}, {ops}, [{parts}]"),
             "over_row": self.fold_lists(self.totals(), "{running}, {ops}"),
-            "converted": [self.result_line(a) for a in stores],
             "stores": self.store_lines(stores),
         }
 
@@ -349,7 +347,7 @@ class WalkContext(RowContext):
             for a in inputs if a.array is not None
         ]  # fmt: skip
         places = [
-            f"{self.tensors[a.array.name]}[{self.finish_place(finish, a)[1:-1].rstrip(',')}] = {self.fragment(a)}[0]"
+            f"{self.tensors[a.array.name]}[{self.finish_place(finish, a)[1:-1].rstrip(',')}] = {self.value(a)}[0]"
             for a in stores if a.array is not None
         ]  # fmt: skip
         coordinates = self.column_coordinates(finish, " ".join([*places, *loads, *arguments]))
@@ -372,13 +370,11 @@ class WalkContext(RowContext):
             "numbers": numbers,
             "folds": folds,
             "parts": self.tensors_of_columns(finish),
-            "count": f"{self.tensors_of_columns(finish)}.shape[1]",
             "settings": lines,
-            "fragments": [self.registers_of(a, ["1"]) for a in (*inputs, *stores)],
+            "fragments": [self.registers_of(a, ["1"]) for a in inputs],
             "loads": loads,
             "arguments": arguments,
             "results": ", ".join(a.name for a in stores),
-            "converted": [self.result_line(a) for a in stores],
             "stores": places,
             "grid": self.finish_grid(finish),
             "launch_arguments": [

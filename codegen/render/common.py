@@ -48,7 +48,6 @@ DEVICE = (
     "partials",
     "reduce",
     "rowwise",
-    "vectors",
 )  # what generated kernels call of `codegen.device`
 
 LAUNCHES = ("Contraction", "Launch", "RowLaunch", "Walk")  # and of `codegen.shared`

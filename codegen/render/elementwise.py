@@ -105,33 +105,6 @@ class ElementwiseContext(Context):
             return f"r{camel(access.array.name)}"
         return f"r{camel(access.name)}"
 
-    def fragments(self) -> list[dict]:
-        rows: dict[str, dict] = {}
-        for access in (*self.plan.loads, *self.plan.stores):
-            if access.mode == "size":
-                continue
-            name = self.fragment(access)
-            shape, dtype, tensor, default = "(vec,)", "cutlass.Int32", "", None
-            if access.array is not None:
-                tensor = self.tensors[access.array.name]
-                dtype = f"{tensor}.element_type"
-                if access.mode == "flat" and access.array.parts:
-                    shape = f"({access.array.parts}, vec)"
-                default = access.array.default if access in self.plan.loads else None
-            kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
-            default_type = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}[kind]
-            held = None if default is None else emit.literal(default)
-            values = "" if held is None else f", {held}"
-            values += f", {default_type}" if values and default_type != "cutlass.Float32" else ""
-            made = (
-                f"access.registers({tensor}, {shape}{values})" if tensor else f"cute.make_rmem_tensor({shape}, {dtype})"
-            )
-            rows[name] = {
-                "name": name, "shape": shape, "dtype": dtype, "tensor": tensor, "text": made,
-                "default": held, "default_type": default_type,
-            }  # fmt: skip
-        return list(rows.values())
-
     def at(self, access: Access, suffix: str, last: str | None = None) -> str:
         """The coordinates of an access; `last` replaces the innermost one, also where an index is read."""
         words: list[str] = []
@@ -227,21 +200,24 @@ class ElementwiseContext(Context):
 
     def stores(self) -> list[str]:
         """The lines that write the vector's results, in the order of the outputs."""
-        lines: dict[str, str] = {}
+        lines: dict[str, list[str]] = {}
         for access in self.plan.stores:
             assert access.array is not None
-            name, tensor = self.fragment(access), self.tensors[access.array.name]
-            value = self.converted(access).format(access.name, f"{tensor}.element_type")
-            if access.mode != "flat":
-                lines[f"{name}.store"] = f"{name}.store({value})"
-                lines[name] = f"at.store_at({name}, {tensor}, {self.place_of(access)})"
-            elif access.array.parts:
+            parts = [access]
+            if access.mode == "flat" and access.array.parts:  # they go together
                 parts = [a for a in self.plan.stores if a.array is access.array]
-                values = [self.converted(a).format(a.name, f"{tensor}.element_type") for a in parts]
-                lines[name] = f"at.store({tuple_text(values)}, {tensor})"
-            else:
-                lines[name] = f"at.store({value}, {tensor})"
-        return list(lines.values())
+            dtype = f"{self.tensors[access.array.name]}.element_type"
+            values = [self.converted(a).format(a.name, dtype) for a in parts]
+            lines[self.fragment(access)] = self.store(access, values[0] if len(values) == 1 else tuple_text(values))
+        return [line for own in lines.values() for line in own]
+
+    def store(self, access: Access, value: str) -> list[str]:
+        """The lines that write a value, or one for each of interleaved parts."""
+        assert access.array is not None
+        name, tensor = self.fragment(access), self.tensors[access.array.name]
+        if access.mode == "flat":
+            return [f"at.store({value}, {tensor})"]
+        return [f"{name}.store({value})", f"at.store_at({name}, {tensor}, {self.place_of(access)})"]
 
     def ragged_stores(self) -> list[str]:
         return [
@@ -254,16 +230,6 @@ class ElementwiseContext(Context):
         """The line that makes the registers of an output that is not written from where the vector starts."""
         assert access.array is not None
         return f"{self.fragment(access)} = access.registers({self.tensors[access.array.name]}, (how.vec,))"
-
-    def result_lines(self) -> list[str]:
-        lines = []
-        for access in self.plan.stores:
-            assert access.array is not None
-            name, tensor = self.fragment(access), self.tensors[access.array.name]
-            value = self.converted(access)
-            target = f"{name}[{access.part}, None]" if access.mode == "flat" and access.array.parts else name
-            lines.append(f"{target}.store({value.format(access.name, f'{tensor}.element_type')})")
-        return lines
 
 
 def tuple_text(words: Iterable[str]) -> str:

@@ -49,7 +49,7 @@ class TileContext(ElementwiseContext):
     `chain` is the name of a chain that is written already; without one, the op's own is."""
 
     template = "gemm.py.jinja"
-    width = "vec"
+    width = "at.vec"
 
     def __init__(self, op: Op, chain: str = ""):
         assert isinstance(op.plan, Gemm) and isinstance(op.plan.tile, Tile)
@@ -79,7 +79,7 @@ class TileContext(ElementwiseContext):
     def kernel(self) -> dict:
         chain = self.chain()
         columns = [self.read(a) for a in self.reads() if self.fixed(a)]
-        tiles = [self.read(a, "load") for a in self.reads() if not self.fixed(a)]
+        tiles = [self.read(a) for a in self.reads() if not self.fixed(a)]
         absent = {self.tensors[name] for name in self.in_registers()}
         readers = (
             f"{self.name}_{kind}" if found else "None" for kind, found in (("columns", columns), ("tiles", tiles))
@@ -96,13 +96,11 @@ class TileContext(ElementwiseContext):
             "operands": [t for t in self.tensor_lines() if t["name"] not in absent],
             "folds": self.folds(),
             "settings": self.settings(chain),
-            "fragments": self.written_fragments(),
             "columns": columns,
             "tiles": tiles,
             "heads": self.heads(chain, columns, tiles),
             "made": [self.made(a) for a in self.indices()],
-            "results": self.result_lines(),
-            "stores": self.writes(),
+            "stores": self.stores(),
         }
 
     def tensor_lines(self) -> list[dict]:
@@ -225,14 +223,10 @@ class TileContext(ElementwiseContext):
     def heads(self, chain: dict, columns: list[dict], tiles: list[dict]) -> dict[str, list[str]]:
         """The first lines of each function: the coordinates and extents that it needs."""
         extents = [f"{g.name} = {self.extent_source(i)}" for i, g in enumerate(self.groups)]
-        own = [
-            *chain["arguments"],
-            *(line for lines in (*self.writes(), *map(self.made, self.indices())) for line in lines),
-        ]
-        clamped = "row = cutlass.select_(valid > 0, row, cutlass.Int32(0))  # outside, nothing is stored"
+        own = [*chain["arguments"], *self.stores(), *map(self.made, self.indices())]
         return {
-            "columns": _needed([*extents, *self.coordinates()], [line for r in columns for line in r["lines"]]),
-            "tiles": _needed([*extents, clamped, *self.coordinates()], [line for r in tiles for line in r["lines"]]),
+            "columns": _needed([*extents, *self.coordinates()], [r["text"] for r in columns]),
+            "tiles": _needed([*extents, *self.coordinates()], [r["text"] for r in tiles]),
             "tile": _needed([*extents, *self.coordinates()], own),
         }
 
@@ -248,18 +242,15 @@ class TileContext(ElementwiseContext):
         return [a for a in self.plan.loads if a.mode == "index"]
 
     def coordinates(self) -> list[str]:
-        """From the numbers of batch and row; the row's first, since `...` among the batch's axes has the name `row` as well."""
+        """The coordinates of the vector's first element, from its batch, row and column."""
         lines = []
         batch, rows = self.split_groups()
-        for groups, given in ((rows, "row"), (batch, "batch")):
+        for groups, rest in ((rows, "at.row"), (batch, "at.batch")):
             for i in reversed(groups):
                 group, outermost = self.groups[i], i == groups[0]
-                if not outermost:
-                    lines.append(f"{group.coordinate} = {given} % {group.name}")
-                    lines.append(f"{given} = {given} // {group.name}")
-                elif group.coordinate != given:
-                    lines.append(f"{group.coordinate} = {given}")
-        return [*lines, f"{self.groups[-1].coordinate} = column"]
+                lines.append(f"{group.coordinate} = {rest}" + ("" if outermost else f" % {group.name}"))
+                rest = f"({rest} // {group.name})"
+        return [*lines, f"{self.groups[-1].coordinate} = at.column"]
 
     # What is read, and written
 
@@ -274,79 +265,47 @@ class TileContext(ElementwiseContext):
         return not access.index_of and not set(access.tokens) & set(rows)
 
     def place(self, access: Access) -> str:
-        """The offset of an access' first element."""
+        """The coordinates of an access' first element."""
         assert access.array is not None
         parts = access.array.parts if access.mode == "flat" else None
         where = self.at(replace(access, part=0) if parts else access, "")
-        return f"cute.crd2idx(({where}{',' if ',' not in where else ''}), {self.tensors[access.array.name]}.layout)"
+        return f"({where}{',' if ',' not in where else ''})"
 
-    def read(self, access: Access, load: str = "vectors.load") -> dict:
-        """The lines that read a fragment, its vectors by the function `load`, and that stand for an input which is left out."""
-        assert access.array is not None
-        name, array, tensor = self.fragment(access), access.array, self.tensors[access.array.name]
-        if access.mode == "flat":
-            lines = [
-                f"{name} = {load}({tensor}, {self.place(access)}, {array.parts} * valid, {array.parts} * vec, ragged)",
-                f"{name} = cute.make_tensor({name}.iterator, cute.make_layout(({array.parts}, vec)))",
-            ]
-        elif access.mode == "tile" and not access.index_of:
-            lines = [f"{name} = {load}({tensor}, {self.place(access)}, valid, vec, ragged)"]
+    def places(self, access: Access) -> str:
+        """The function from a column to the coordinates of an access."""
+        column = self.groups[-1].coordinate
+        where = self.at(access, "")
+        return f"lambda {column}: ({where}{',' if ',' not in where else ''})"
+
+    def read(self, access: Access) -> dict[str, str]:
+        """A fragment, and the call that reads it."""
+        array, words = access.array, []
+        assert array is not None
+        if access.mode == "flat" or (access.mode == "tile" and not access.index_of):
+            method, words = "load", [self.place(access)]
+            words += [f"parts={array.parts}"] if access.mode == "flat" else []
+        elif access.mode == "scalar" and not access.index_of:
+            method, words = "load_one", [self.place(access)]
         else:
-            lines = [f"{name} = cute.make_rmem_tensor((vec,), {tensor}.element_type)"]
-            if access.mode == "scalar" and not access.index_of:
-                lines.append(f"{name}.fill({self.element(array, self.at(access, ''))})")
-            else:
-                lines += [
-                    "for i in cutlass.range_constexpr(vec):",
-                    "    if i < valid:",
-                    f"        {name}[i] = {self.element(array, self.at(access, '', self.next_column()))}",
-                ]
-        fragment = next(f for f in self.fragments() if f["name"] == name)
-        absent = [
-            f"{name} = cute.make_rmem_tensor({fragment['shape']}, {fragment['default_type']})",
-            f"{name}.fill({fragment['default']})",
-        ]
-        return {"name": name, "guard": self.guard(access), "lines": lines, "absent": absent}
+            method, words = "gather", [self.places(access)]
+        if array.default is not None:
+            value, dtype = self.default(array)
+            words += [f"default={value}", *([f"dtype={dtype}"] if dtype != "cutlass.Float32" else [])]
+        return {"name": self.fragment(access), "text": f"at.{method}({', '.join([self.tensors[array.name], *words])})"}
 
-    def next_column(self) -> str:
-        """That of a vector's element i."""
-        return f"{self.groups[-1].coordinate} + i"
-
-    def made(self, access: Access) -> list[str]:
-        """The lines that fill a fragment with coordinates, those in the whole."""
+    def made(self, access: Access) -> str:
+        """The line that makes a fragment of coordinates, those in the whole."""
         assert access.group is not None
         group = self.groups[access.group]
-        name, place = self.fragment(access), f"device.place({group.coordinate}, {self.first(group.axes[0])})"
-        fill = f"device.count_up({name}, {place})" if access.group == len(self.groups) - 1 else f"{name}.fill({place})"
-        return [f"{name} = cute.make_rmem_tensor((vec,), cutlass.Int32)", fill]
+        method = "count_up" if access.group == len(self.groups) - 1 else "fill"
+        return f"{self.fragment(access)} = at.{method}(device.place({group.coordinate}, {self.first(group.axes[0])}))"
 
-    def written_fragments(self) -> list[dict]:
-        stores = {self.fragment(a) for a in self.plan.stores}
-        return [f for f in self.fragments() if f["name"] in stores]
-
-    def writes(self) -> list[list[str]]:
-        rows, done = [], set()
-        for access in self.plan.stores:
-            assert access.array is not None
-            name, tensor = self.fragment(access), self.tensors[access.array.name]
-            if name in done:
-                continue
-            done.add(name)
-            if access.mode == "flat":
-                parts = access.array.parts
-                flat = f"cute.make_tensor({name}.iterator, cute.make_layout(({parts} * vec,)))"
-                rows.append([f"vectors.store({flat}, {tensor}, {self.place(access)}, {parts} * valid, ragged)"])
-            elif access.mode == "tile":
-                rows.append([f"vectors.store({name}, {tensor}, {self.place(access)}, valid, ragged)"])
-            else:
-                rows.append(
-                    [
-                        "for i in cutlass.range_constexpr(vec):",
-                        "    if i < valid:",
-                        f"        {tensor}[{self.at(access, '', self.next_column())}] = {name}[i]",
-                    ]
-                )
-        return rows
+    def store(self, access: Access, value: str) -> list[str]:
+        assert access.array is not None
+        tensor = self.tensors[access.array.name]
+        if access.mode in ("flat", "tile"):
+            return [f"at.store({value}, {tensor}, {self.place(access)})"]
+        return [f"at.scatter({value}, {tensor}, {self.places(access)})"]
 
 
 def _needed(lines: list[str], body: list[str]) -> list[str]:

@@ -229,7 +229,8 @@ class RowAccess(Context):
                 self.keep(found, Fragment(f"r{camel(access.name)}At", f"access.registers({index}, (1,))"))
         for access in (*self.vector_stores(), *self.row_stores()):
             shape = "1" if access.mode == "row" else "vec, vectors" if self.plan.whole_rows else "vec"
-            self.keep(found, self.fragment_of(access, f"{shape}, at_once" if self.plan.whole_rows else shape))
+            if self.plan.whole_rows or access.interleaved:
+                self.keep(found, self.fragment_of(access, f"{shape}, at_once" if self.plan.whole_rows else shape))
         return list(found.values())
 
     @staticmethod
@@ -298,9 +299,10 @@ class RowAccess(Context):
             if not self.plan.of_row(access):
                 return f"load_shared({tensor}, {self.start(access)}, {registers}{parts})"
             return f"load({tensor}, {self.start(access)}, {registers}{parts}{self.unaligned(access)})"
+        shared = "" if self.plan.of_row(access) else "_shared"
         if self.plan.picks(access):
-            return f"pick({tensor}, {self.columns_of(access)}, {self.picked(access)}, {registers})"
-        return f"gather({tensor}, {self.columns_of(access)}, {registers})"
+            return f"pick{shared}({tensor}, {self.columns_of(access)}, {self.picked(access)}, {registers})"
+        return f"gather{shared}({tensor}, {self.columns_of(access)}, {registers})"
 
     def unaligned(self, access: Access) -> str:
         """Whether an array's ragged rows are read or written where vectors are not aligned in memory."""

@@ -314,23 +314,34 @@ class RowContext(RowAccess):
             "arguments": self.arguments(function, "vec"),
             "carried": self.carried(function, len(self.plan.stages)),
             "loads": self.loads_for(function),
-            "converted": [self.result_line(a) for a in self.vector_stores()],
             "stores": self.store_lines(self.vector_stores()),
         }
 
     def store_lines(self, stores: list[Access]) -> list[str]:
-        """Stores of vectors; interleaved parts, which go together, once."""
-        lines: dict[str, str] = {}
+        """The lines that write vectors. Interleaved parts go together, from registers."""
+        lines: list[str] = []
         for access in stores:
             assert access.array is not None
-            name, tensor = self.fragment(access), self.tensors[access.array.name]
+            tensor, value, where = self.tensors[access.array.name], self.value(access), self.start(access)
             if access.mode == "gather":
-                lines[name] = f"at.scatter({name}, {tensor}, {self.columns_of(access)}, {self.group_of(access)})"
-                continue
-            parts = f", parts={access.array.parts}" if access.interleaved else ""
-            where = f"{self.start(access)}{parts}{self.unaligned(access)}"
-            lines[name] = f"at.store({self.written(access)}, {tensor}, {where})"
-        return list(lines.values())
+                lines.append(f"at.scatter({value}, {tensor}, {self.columns_of(access)}, {self.group_of(access)})")
+            elif access.interleaved:
+                lines.append(f"{self.written(access, str(access.part))}.store({value})")
+                if access is [a for a in stores if a.array is access.array][-1]:
+                    where += f", parts={access.array.parts}{self.unaligned(access)}"
+                    lines.append(f"at.store({self.written(access)}, {tensor}, {where})")
+            else:
+                lines.append(f"at.store({value}, {tensor}, {where}{self.held(access)}{self.unaligned(access)})")
+        return lines
+
+    def value(self, access: Access) -> str:
+        """An output's value in the array's type."""
+        assert access.array is not None
+        return self.converted(access).format(access.name, f"{self.tensors[access.array.name]}.element_type")
+
+    def held(self, access: Access) -> str:
+        """The registers in which an output stays until a thread's rows are written together."""
+        return f", {self.written(access)}" if self.plan.whole_rows else ""
 
     def rows_registers(self) -> str:
         """The registers that hold all rows that a thread has at once."""
@@ -340,13 +351,7 @@ class RowContext(RowAccess):
     def rows_stores(self) -> list[str]:
         """Stores of all rows that a thread has at once."""
         stored = {self.fragment(a): self.tensors[a.array.name] for a in self.plan.stores if a.array is not None}
-        return [f"access.store_rows({name}, {tensor}, first_row, place)" for name, tensor in stored.items()]
-
-    def result_line(self, access: Access) -> str:
-        assert access.array is not None
-        tensor = self.tensors[access.array.name]
-        target = self.written(access, str(access.part))
-        return f"{target}.store({self.converted(access).format(access.name, f'{tensor}.element_type')})"
+        return [f"rowwise.store_together({name}, {tensor}, first_row, place)" for name, tensor in stored.items()]
 
     def row_outputs(self) -> dict | None:
         function = self.row_function()
@@ -357,9 +362,8 @@ class RowContext(RowAccess):
             "function": function,
             "results": ", ".join(a.name for a in rows),
             "arguments": self.arguments(function, "1"),
-            "converted": [self.result_line(a) for a in rows],
             "stores": [
-                f"{self.record}.store_one({self.written(a)}, {self.tensors[a.array.name]}, {self.place(a)})"
+                f"{self.record}.store_one({self.value(a)}, {self.tensors[a.array.name]}, {self.place(a)}{self.held(a)})"
                 for a in rows
                 if a.array is not None
             ],

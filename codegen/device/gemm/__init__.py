@@ -1,3 +1,4 @@
 """The GEMM: two main loops, and an epilogue within their tiles."""
 
 from codegen.device.gemm.entry import launch as launch
+from codegen.device.gemm.vector import Vector as Vector

@@ -7,6 +7,7 @@ prefetched, and its results are reduced (`folds`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import cutlass
@@ -19,6 +20,7 @@ from codegen.device.gemm import folds as gemm_folds
 from codegen.device.gemm import pieces as gemm_pieces
 from codegen.device.gemm import staging
 from codegen.device.gemm.pieces import Form, Pieces
+from codegen.device.gemm.vector import Vector
 from codegen.shared import STAGED_ROWS, WARP
 
 
@@ -139,8 +141,8 @@ def _in_loops(
                 values = gemm_pieces.read(shared + here[0], walk, acc.element_type, form)
                 _, limit, valid = walk.place(slab, part, step, lane, c)
                 beside = _own((r, c, valid), here[1], here[2], walk, tensors, form, operands)
-            given = ((*fixed, *beside),) if cutlass.const_expr(form.reads) else ()
-            found = form.run(values, r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+            given = (*fixed, *beside) if cutlass.const_expr(form.reads) else ()
+            found = form.run(form.vector(r, c, walk.batch, valid), values, given, tensors)
             if cutlass.const_expr(early):
                 at, slot, which, row, column = following
                 _put(gemm_pieces.read(shared + at, walk, acc.element_type, form), vector)
@@ -213,8 +215,8 @@ def _unrolled(
         _bring_next(acc, shared, lane, i, walk, read, tensors, form)
         for step in cutlass.range_constexpr(walk.steps):
             r, limit, valid = walk.place(slab, part, step, lane, c)
-            given = (now[step][0] + now[step][1],) if cutlass.const_expr(form.reads) else ()
-            found = form.run(values[step], r, c, walk.batch, valid, tensors, form.vec, form.ragged, *given)
+            given = now[step][0] + now[step][1] if cutlass.const_expr(form.reads) else ()
+            found = form.run(form.vector(r, c, walk.batch, valid), values[step], given, tensors)
             if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
                 at = (slab * (STAGED_ROWS // walk.rows) + part) * walk.steps + step
                 gemm_folds.fold(found, c, limit, at, turn, rRows, rColumns, form)
@@ -264,11 +266,7 @@ def _operands(walk: Pieces, i: int, lane: Int32, before: Any, tensors: tuple, fo
     found = []
     for step in range(walk.steps):
         r, _, valid = walk.place(slab, part, step, lane, c)
-        if form.tiles is None:
-            own: tuple = ()
-        else:
-            own = tuple(form.tiles(r, c, walk.batch, valid, tensors, form.vec, form.ragged, vectors.load))
-        found.append((fixed, own))
+        found.append((fixed, _of_row(form.vector(r, c, walk.batch, valid), tensors, form)))
     return found
 
 
@@ -277,7 +275,15 @@ def _columns(walk: Pieces, turn: int, lane: Int32, tensors: tuple, form: Form) -
     if form.columns is None:
         return ()
     c = walk.first_column(turn, lane)
-    return tuple(form.columns(c, walk.batch, walk.N - c, tensors, form.vec, form.ragged))
+    return tuple(form.columns(form.vector(Int32(0), c, walk.batch, walk.N - c), tensors))
+
+
+def _of_row(at: Vector, tensors: tuple, form: Form) -> tuple:
+    """The epilogue's operands that each row has of its own. Outside the output, where nothing is stored, it reads no row but the
+    first."""
+    if form.tiles is None:
+        return ()
+    return tuple(form.tiles(replace(at, row=cutlass.select_(at.valid > 0, at.row, Int32(0))), tensors))
 
 
 def first_columns(
@@ -357,9 +363,8 @@ def _own(
 ) -> tuple[cute.Tensor, ...]:
     """The epilogue's operands for a vector of a row, column and count: prefetched ones from shared memory, at `slot` bytes, the
     others from global memory."""
-    if form.tiles is None:
-        return ()
-    load: Any = vectors.load
+    row, column, valid = place
+    read: Any = vectors.load
     if form.staged > 0:
-        load = staging.Slots(operands[0].toint() + slot, form.boxes, vector).load
-    return tuple(form.tiles(*place[:2], walk.batch, place[2], tensors, form.vec, form.ragged, load))
+        read = staging.Slots(operands[0].toint() + slot, form.boxes, vector).load
+    return _of_row(form.vector(row, column, walk.batch, valid, read), tensors, form)

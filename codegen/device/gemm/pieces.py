@@ -25,7 +25,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
+from codegen.device import vectors
 from codegen.device.gemm import staging, tensorcore
+from codegen.device.gemm.vector import Vector
 from codegen.shared import GAP, STAGED_ROWS, WARP, stage_bytes
 
 # A fold along rows that sums exponentials: its index, the index of its maximum before it, exp or exp2, the factor of the
@@ -39,10 +41,9 @@ PIECE = 64  # the most columns that pass through shared memory at once
 class Form:
     """An epilogue, its operands and results, and how a tile's warps share its columns.
 
-    run(acc, row, column, batch, valid, tensors, vec, ragged) is called for each vector. Its last argument is a tuple of prefetched
-    operands where there are functions for these: columns(column, batch, valid, tensors, vec, ragged), called
-    once for all rows, and tiles(row, column, batch, valid, tensors, vec, ragged, load), which reads vectors by `load`, a
-    function like `vectors.load`.
+    run(at, acc, operands, tensors) is called for each vector `at`, and returns what is reduced of it. Its operands are those that
+    two other functions return, where there are any: columns(at, tensors), called once for all rows, and tiles(at, tensors), which
+    reads what a row has of its own.
     """
 
     run: Callable[..., tuple]
@@ -72,6 +73,10 @@ class Form:
     step: int = 1  # the difference of their numbers
     barrier: int = 0  # the barrier of the first such warps; the block's next warps have the next one
     threads: int = WARP  # the threads at one barrier
+
+    def vector(self, row: Int32, column: Int32, batch: Int32, valid: Int32, read: Callable = vectors.load) -> Vector:
+        """An epilogue's view of a vector."""
+        return Vector(row, column, batch, valid, self.vec, self.ragged, read)
 
     @property
     def early(self) -> bool:

@@ -50,6 +50,17 @@ OPS: dict[str, tuple[str, ...]] = {
         "dx = dy * w; dw = sum(dy * x, axis=(B, S)); ds = sum(dy, axis=B); t = sum(x, axis=(B, S, D))",
         "dx = dy * w; dw = (dy * x).sum((0, 1)); ds = dy.sum(0); t = x.sum()",
     ),
+    "few_rows_of_places": (
+        "x: T[B, K, N]; w: float32[B, K]; b: T[N] = 1", "y: T[B, N]; m: float32[B, N]; z: T[B, K, N]; a: bool[B, N]",
+        "z = x * w; y = sum(z, axis=K) * b; m = mean(x, axis=K); a = any(x > 1, axis=K)",
+        "z = x * w[..., None]; y = z.sum(1) * b; m = x.sum(1) / jnp.maximum(0, x.shape[1]); a = (x > 1).any(1)",
+    ),
+    "few_rows_of_places_with_statistics": (
+        "x: T[B, S, H, N]; bias: T[S, N]", "y: T[B, S, H, N]; s: float32[B, S, N]; t: float32[B, S, H]",
+        "t = mean(x, axis=N); y = (x - t) * bias; s = sum(abs(x - t) * index(H), axis=H)",
+        "t = x.sum(-1) / jnp.maximum(0, x.shape[-1]); d = x - t[..., None]; y = d * bias[:, None]; "
+        "s = (jnp.abs(d) * jnp.arange(x.shape[2])[:, None]).sum(2)",
+    ),
     "places": (
         "x: float32[..., N]", "y: float32[]; n: float32[]",
         "y = sum(where(index(N) < 3, x, 0), axis=(..., N)); n = sum(x / size(N), axis=(..., N))",
@@ -192,6 +203,19 @@ def test_totals_of_nothing(rows, columns, tmp_path):
     x = np.ones((rows, columns), "float32")
     got = op(x, x, np.float32(2), implementation="interpret")
     assert got.dscale == rows * columns and got.dbias.tolist() == [rows] * columns and got.dx.shape == x.shape
+
+
+@pytest.mark.parametrize(("places", "rows", "one"), [(5, 8, True), (5, 9, False), (3000, 64, True), (3000, 65, False)])
+def test_few_rows_of_many_places_take_one_kernel(places, rows, one, tmp_path):
+    """It writes no partial results: up to 8 rows at any number of places, and up to 64 at so many that all SMs are busy."""
+    op = made(tmp_path, "few_rows_of_places")
+    types = {a.name: "float32" if a.dtype == "T" else a.dtype for a in op.spec.arrays}
+    sizes = Extents(100, places * rows * 100, 100, rows, places)
+    assert op.plan.launch(types, sizes, {}, "sm_90a").by_place == one
+    x = np.random.default_rng(0).standard_normal((5, rows, 100)).astype("float32")
+    got = op(x, np.ones((5, rows), "float32"), implementation="interpret")
+    np.testing.assert_allclose(got.y, x.astype("float64").sum(1), rtol=1e-5, atol=1e-5)
+    assert len(interpreted.last_reports()) == (1 if rows == 8 else 2)
 
 
 def test_a_row_counts_once(tmp_path):

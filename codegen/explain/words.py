@@ -138,7 +138,7 @@ class ReductionWords:
             second = "a second kernel" if plan.kernels == 2 else "further kernels"
             how.append(f"each block reduces its rows, and {second} the blocks' partial results, in a fixed order")
         if plan.by_place:
-            how.append("where few rows meet at each of many places, one kernel does it, whose threads reduce all rows of a place")
+            how.append("few rows at each of many places take one kernel, whose threads reduce all rows of a place")
         if plan.first is not None:
             how.append("rows too long for a block or a cluster are read twice: a first kernel reduces along them")
         return f"{plan.kind}: {listed(both)}; {'; '.join(how)}"

@@ -1,6 +1,6 @@
-"""A checked spec and its plan to the text of `generated/<op>.py`.
+"""Renders an op: a checked spec and its plan become the text of `generated/<op>.py`.
 
-Everything a template shows is a line prepared here; templates hold the kernel's shape and no decisions.
+Every line that a template inserts is prepared here; templates contain the kernel's structure and no decisions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def render_op(op: Op) -> str:
         made["kernel"] = kernel_text(own, made)
     template = environment().get_template("op.py.jinja")
     text = template.render(values, imports=context.imports)
-    # The template's runs of empty lines, not the spec's
+    # runs of empty lines from the template, not from the spec
     head, spec, rest = text.partition(values["spec"])
     code = re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"
     return re.sub(r"\n{4,}", "\n\n\n", head) + spec + wrapped(code)
@@ -82,14 +82,14 @@ def derived_ops(op: Op) -> dict[str, Op]:
 
 
 def kernels(name: str, op: Op) -> dict[str, Op]:
-    """An op by its name in a module, or its stages by theirs."""
+    """An op under its name in a module, or its stages under theirs."""
     if not isinstance(op.plan, Staged):
         return {name: op}
     return {"_".join(filter(None, (name, f"stage{i + 1}"))): stage for i, stage in enumerate(op.plan.stages)}
 
 
 def kernel_text(context: Context, values: dict) -> str:
-    """The kernel, or kernels, and what launches them."""
+    """The kernel, or kernels, and their launchers."""
     if isinstance(context, StagedContext):
         return ""
     if isinstance(context, GemmContext):

@@ -1,4 +1,4 @@
-"""The kernels of an op that reduces over rows: its plan to what `templates/column.py.jinja` shows."""
+"""The kernels of an op that reduces over rows: prepares the values of `templates/column.py.jinja`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from codegen.shared import COUNTER
 
 @dataclass(frozen=True)
 class Finish:
-    """A kernel that folds what the blocks that walk have left, for the outputs that keep the same axes."""
+    """A kernel that reduces the blocks' partial results, for the outputs that keep the same axes."""
 
     name: str
     kept: tuple[int, ...]  # their groups of columns
@@ -31,7 +31,7 @@ class Finish:
 
 
 class WalkContext(RowContext):
-    """What the column template shows."""
+    """The values of the column template."""
 
     template = "column.py.jinja"
     record = "own"
@@ -69,7 +69,7 @@ class WalkContext(RowContext):
         }
 
     def one_row(self, access: Access) -> str:
-        """A thread reads several rows ahead: to registers, or whole vectors of whole rows also to shared memory."""
+        """A thread prefetches several rows: to registers, or whole vectors of whole rows also to shared memory."""
         return ", k" if access.mode == "flat" and self.plan.rows else ", u"
 
     def load(self, access: Access) -> Load:
@@ -86,7 +86,7 @@ class WalkContext(RowContext):
         )
         return replace(found, staged=staged, registers=f"{found.name}[{modes}]")
 
-    # The kernel that writes the statistics of rows too long for one
+    # The kernel that writes the statistics of rows that are too long for one kernel
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def first(self) -> RowContext | None:
@@ -99,7 +99,7 @@ class WalkContext(RowContext):
         return RowContext(Op(spec, statements, Reference(()), plan))
 
     def row_statistics(self) -> list[dict]:
-        """How those are read: the registers that hold them, and the loads."""
+        """How statistics of rows are read: the registers that hold them, and the loads."""
         if self.plan.first is None:
             return []
         found = []
@@ -110,34 +110,34 @@ class WalkContext(RowContext):
         return found
 
     def one_vector(self, access: Access) -> bool:
-        """A thread keeps what all rows share."""
+        """A thread holds the values that all rows share."""
         return False
 
     def rows_text(self) -> str:
-        """The number of rows that meet."""
+        """The number of rows that are reduced together."""
         return " * ".join(g.name for g in self.plan.walked_groups) or "1"
 
     def apart_text(self) -> str:
-        """At how many places rows meet."""
+        """The number of places at which rows are reduced separately."""
         return " * ".join(self.groups[i].name for i in self.plan.apart)
 
     def spread_text(self) -> str:
-        """How many results a part has of each statistic of columns."""
+        """The number of results that a partial result has of each statistic of columns."""
         return " * ".join(self.groups[i].name for i in self.plan.spread)
 
     def row_lines(self) -> list[str]:
         return self.coordinate_lines(self.plan.walked_groups, self.index) if self.plan.apart else super().row_lines()
 
     def place_lines(self) -> list[str]:
-        """The coordinates that all rows share which a block meets."""
+        """The coordinates that all rows of a block share."""
         return self.coordinate_lines(tuple(self.groups[i] for i in self.plan.apart), "place")
 
     def pieces(self) -> str:
-        """How many blocks side by side have all columns, where none has whole rows."""
+        """The number of neighbouring blocks that together have all columns, if none has whole rows."""
         return f"({self.columns_text()} + vec * per_row - 1) // (vec * per_row)"
 
     def launch_extents_of(self, tiles: bool, finishes: list[dict]) -> list[str]:
-        """The extents that the launcher counts blocks and elements with."""
+        """The sizes with which the launcher counts blocks and elements."""
         texts = [self.apart_text(), *(f["grid"] for f in finishes)] + [
             line for f in finishes for line in f["launch_arguments"]
         ]
@@ -147,14 +147,14 @@ class WalkContext(RowContext):
         return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
 
     def first_launch(self) -> dict | None:
-        """How the launcher calls that of the first kernel."""
+        """The launcher's name for the launch of the first kernel."""
         first = self.first()
         if first is None:
             return None
         words = [t["name"] for t in first.tensor_lines()] + [p.constant for p in self.static] + ["how.first"]
         return {"name": f"{first.spec.op}_launch", "arguments": ", ".join(words), "counter": self.counter()}
 
-    # What is folded over rows
+    # Reductions over rows
 
     def places(self) -> dict:
         """The kernel whose threads reduce all rows of a place, and compute its results from them."""
@@ -173,7 +173,7 @@ class WalkContext(RowContext):
         }
 
     def reduced(self, statistic: Statistic) -> str:
-        """A statistic of a vector's columns, once a thread has seen all rows."""
+        """A statistic of a vector's columns, after a thread has read all rows."""
         total = f'reduce.result("{statistic.op}", f{camel(statistic.name)}[None, v].load())'
         if statistic.op != "mean":
             return total
@@ -193,7 +193,7 @@ class WalkContext(RowContext):
         return f"m{camel(statistic.name)}Parts"
 
     def counter(self) -> str:
-        """The tensor in which blocks count what they have done."""
+        """The tensor in which blocks count the work that is done."""
         return fresh({*self.tensors.values(), *map(self.parts, self.plan.columns)}, "mCounter")
 
     def folded(self, statistic: Statistic) -> dict:
@@ -279,7 +279,7 @@ class WalkContext(RowContext):
         }
 
     def fold(self, function: str, statistics: list[Statistic], values: Mapping[Statistic, str], inside: str) -> str:
-        """How a vector of values is folded into the running ones, where there are any."""
+        """How a vector of values is combined with the running partial results, if there are any."""
         if not statistics:
             return ""
         lists = self.fold_lists(statistics, "{running}, {ops}")
@@ -289,7 +289,7 @@ class WalkContext(RowContext):
     def fold_lists(self, statistics: list[Statistic], form: str) -> str:
         running = f"[{', '.join(f'f{camel(s.name)}' for s in statistics)}]"
         tensors = [self.parts(s) for s in statistics]
-        if self.plan.apart:  # the results of the rows that meet at one place lie side by side
+        if self.plan.apart:  # the results of rows at one place are neighbours
             count = f"({self.columns_text()})"
             count = f"({count} // each)" if self.plan.shares else count
             tensors = [f"cute.domain_offset((0, place * {count}), {t})" for t in tensors]
@@ -299,7 +299,7 @@ class WalkContext(RowContext):
     def start(self, access: Access) -> str:
         return "cutlass.Int64(row) * width" if self.plan.collapsed else super().start(access)
 
-    # The kernels that finish: one for each set of axes that outputs over rows have
+    # The finishing kernels: one for each set of axes of the outputs over rows
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def finishes(self) -> list[Finish]:
@@ -384,7 +384,7 @@ class WalkContext(RowContext):
         }  # fmt: skip
 
     def tensors_of_columns(self, finish: Finish) -> str:
-        """The parts whose columns are the results."""
+        """The partial results whose columns are the results."""
         return next((self.parts(s) for s in self.of_columns() if s.keeps == finish.kept), "")
 
     def finish_grid(self, finish: Finish) -> str:
@@ -393,14 +393,14 @@ class WalkContext(RowContext):
         return " * ".join(self.groups[i].name for i in finish.kept) or "1"
 
     def count(self, everything: bool) -> str:
-        """How many elements a mean is of."""
+        """The number of elements of a mean."""
         if self.plan.collapsed:
             return "cutlass.Int64(rows) * cols"
         others = " * ".join(self.groups[i].name for i in self.plan.spread)
         return f"cutlass.Int64({self.rows_text()})" + (f" * {others}" if everything else "")
 
     def folds_of(self, statistics: list[Statistic]) -> list[dict]:
-        """How statistics' parts are folded, those together that are folded alike."""
+        """How partial results of statistics are reduced; those that are reduced alike are together."""
         alike: dict[str, list[Statistic]] = {}
         for s in statistics:
             alike.setdefault(self.fold_call(s), []).append(s)
@@ -421,11 +421,11 @@ class WalkContext(RowContext):
         return found
 
     def lost(self, statistic: Statistic) -> list[str]:
-        """The extents of the axes beside rows that a statistic of columns loses."""
+        """The sizes of the axes besides rows that a statistic of columns reduces."""
         return [self.groups[i].name for i in self.plan.spread if i not in statistic.keeps]
 
     def fold_call(self, statistic: Statistic) -> str:
-        """The function that folds a statistic's parts, but for these."""
+        """The function that reduces a statistic's partial results, without its arguments."""
         if statistic.over == "total":
             return "partials.over_all_parts({})"
         if not self.lost(statistic):
@@ -444,25 +444,25 @@ class WalkContext(RowContext):
         return f"{statistic.name} = {statistic.name} / {self.statistic_type(statistic)}({count})"
 
     def column_coordinates(self, finish: Finish, text: str) -> list[str]:
-        """The coordinates of a result along its groups of axes, where several make its place and one is asked for."""
+        """The coordinates of a result along its groups of axes, if several make its position and one is needed."""
         kept = tuple(self.groups[i] for i in finish.kept)
         if len(kept) < 2 or not any(self.mentions([text], self.coordinate(i)) for i in finish.kept):
             return []
         return self.coordinate_lines(kept, "c")
 
     def finish_coordinate(self, finish: Finish, group: int) -> str:
-        """A result's coordinate along a group: its place, where that is the only one."""
+        """A result's coordinate along a group: its position, if there is only one group."""
         return "c" if len(finish.kept) == 1 else self.coordinate(group)
 
     def finish_place(self, finish: Finish, access: Access) -> str:
-        """Where the one value of a result lies."""
+        """The position of the one value of a result."""
         words = [
             str(access.part or 0) if t == "parts" else self.finish_coordinate(finish, int(t)) for t in access.tokens
         ]
         return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
 
     def finish_arguments(self, finish: Finish) -> list[str]:
-        texts = dict(self.operand_texts("1"))  # a copy: the loop below has its own
+        texts = dict(self.operand_texts("1"))  # a copy: the loop below has its own one
         for access in self.plan.loads:
             if access.array is not None:
                 alone = replace(access, mode="row")

@@ -1,4 +1,4 @@
-"""What every kind of kernel's template shows: the arrays, the chain's names, the jnp form, the function for JAX."""
+"""The common values of all templates: the arrays, the chain's names, the jnp form, the function for JAX."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from codegen.spec.spec import Array, Param
 
 @functools.cache
 def camel(name: str) -> str:
-    """`gate_up` to GateUp. No two names give the same: x_1 keeps its underscore, and is not x1."""
+    """`gate_up` becomes GateUp. Different names stay different: x_1 keeps its underscore, and is not x1."""
     return re.sub(r"(?:^|_)([a-z])", lambda match: match[1].upper(), name)
 
 
 def uses(code: str, module: str) -> bool:
-    """Whether code names something of a module; a path such as `templates/row.py` does not."""
-    # The name first: a pattern that begins with a look behind is tried at each character
+    """Whether code uses a name of a module; a path such as `templates/row.py` does not."""
+    # The name first: a pattern that begins with a look-behind is tried at each character
     found = re.finditer(rf"{module}\.", code)
     return any(not re.match(r"[/\w]", code[max(0, match.start() - 1) : match.start()]) for match in found)
 
 
 def quoted(text: str) -> str:
-    """A docstring's text: it can neither end the string nor escape in it."""
+    """A docstring's text, which can neither end the string nor contain an escape."""
     return text.replace("\\", "\\\\").replace('"', "'")
 
 
@@ -48,13 +48,13 @@ DEVICE = (
     "partials",
     "reduce",
     "rowwise",
-)  # what generated kernels call of `codegen.device`
+)  # the names that generated kernels use from `codegen.device`
 
-LAUNCHES = ("Contraction", "Launch", "RowLaunch", "Walk")  # and of `codegen.shared`
+LAUNCHES = ("Contraction", "Launch", "RowLaunch", "Walk")  # and from `codegen.shared`
 
 
 class Context:
-    """The values of a template's holes. A kind of kernel adds `template` and `kernel`."""
+    """The values of a template. Each kind of kernel adds `template` and `kernel`."""
 
     template: str
 
@@ -74,18 +74,18 @@ class Context:
         self.static += [Param(dtype_constant(name), "str", None, static=True) for name in unheld]
         self.dynamic = [p for p in self.spec.params if not p.static]
         self.tensors = {a.name: f"m{camel(a.name)}" for a in self.spec.arrays}
-        # Parts that lie next to each other come in one fragment
+        # Parts that are neighbours are in one fragment
         self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}
 
     def planned(self, op: Op) -> Elementwise | Reduction | Gemm | Staged:
         return op.plan
 
     def in_registers(self) -> frozenset[str]:
-        """The arrays that the kernel has no tensors of."""
+        """The arrays for which the kernel has no tensors."""
         return frozenset()
 
     def kernel(self) -> dict:
-        """What this kind of kernel shows."""
+        """The template's values for this kind of kernel."""
         raise NotImplementedError
 
     def values(self) -> dict:
@@ -111,7 +111,7 @@ class Context:
         }
 
     def dialect(self) -> emit.Dialect:
-        """How the chain is written in a kernel."""
+        """How a kernel writes the chain."""
         approx = {"precise": "False", "fast": "True", "auto": "False"}[self.spec.math]
         types = {d: f"cutlass.{t.cutlass}" for d, t in DTYPES.items()}
         types |= {t: f"cutlass.{DTYPES[d[0]].cutlass}" if len(d) == 1 else t for t, d in self.spec.types}
@@ -126,8 +126,8 @@ class Context:
 
     @functools.lru_cache(maxsize=1)  # noqa: B019  a context lives as long as a file is rendered
     def approximations(self) -> tuple[dict[int, str], dict[str, tuple[Array, ...]]]:
-        """Whether each operation may be approximate, by the node's identity (`precision.py`). Where that depends on a call's
-        types it is a flag of the kernel: the second dict, with an array of each type that decides it."""
+        """Whether each operation may be approximate, by the node's identity (`precision.py`). If that depends on a
+        call's types, it is a flag of the kernel: the second dict, with an array of each type that decides it."""
         if self.spec.math != "auto":
             return {}, {}
         approximable = {id(n) for n in self.nodes if is_approximable(n)}
@@ -151,8 +151,8 @@ class Context:
         return texts, {name: arrays for arrays, name in flags.items()}
 
     def arrays_of(self, types: Iterable[str]) -> tuple[Array, ...] | None:
-        """An array of each type that may be narrow or not, in the order of outputs and inputs. None where one of the types is
-        never narrow, or where no array of the kernel has it."""
+        """An array of each type that may be narrow or not, in the order of outputs and inputs. None if one of the types
+        is never narrow, or if no array of the kernel has it."""
         there = [a for a in self.spec.inputs if a.default is None and a.name not in self.in_registers()]
         arrays = {a.dtype: a for a in reversed([*self.asking(), *there])}
         narrow = {t: widths(t, dict(self.spec.types)) for t in types}
@@ -162,18 +162,18 @@ class Context:
         return tuple(a for t, a in reversed(arrays.items()) if t in undecided)
 
     def marked(self) -> dict[int, tuple[Array, ...] | None]:
-        """The functions that another kernel computes too, by identity, with an array of each type that decides in both whether
-        they may be approximate. None: never."""
+        """The functions that another kernel recomputes, by identity, with an array of each type that decides in both
+        kernels whether they may be approximate. None: never."""
         pinned = [n for n in self.nodes if n.op == PINNED and pin_types(n)]
         return {id(n.args[0]): self.arrays_of(pin_types(n)) for n in pinned}
 
     def asking(self) -> tuple[Array, ...]:
-        """The outputs whose types say how exact what reaches them is."""
+        """The outputs whose types decide how exact the values that reach them are."""
         return self.spec.asking
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def cheaper(self) -> dict[int, str]:
-        """How operations are written that the bounds of their arguments make cheaper, where they are approximate."""
+        """The cheaper text of operations that bounds of their arguments allow, if they are approximate."""
         known, found = ranges.ranges(self.nodes), {}
         for node in self.nodes:
             if node.op == "div" and ranges.is_normal(known[id(node.args[1])]):
@@ -183,7 +183,7 @@ class Context:
         return found
 
     def terms(self) -> set[int]:
-        """The exponentials that nothing but a sum which follows their maximum needs, by identity: the largest is one."""
+        """The identities of exponentials that only a sum following their maximum needs: the largest is 1."""
         uses = Counter(id(a) for n in self.nodes for a in n.args)
         results = {a.name for a in self.spec.outputs}
         uses.update(id(s.value) for s in self.statements if s.name in results)
@@ -191,12 +191,12 @@ class Context:
         return {id(term) for way, term in ways if way is not None and way.power == "exp" and uses[id(term)] == 1}
 
     def compute_line(self) -> str:
-        """How a kernel sets the type that floating values are computed in, where float64 may be among its inputs."""
+        """How a kernel sets the compute type of floats, if some of its inputs may be float64."""
         floats = [self.tensors[a.name] for a in self.spec.inputs if "float64" in self.spec.dtypes(a)]
         return f"compute = device.compute_type({', '.join(floats)})"
 
     def flag_lines(self, names: Iterable[str]) -> list[str]:
-        """How a kernel sets the flags of these names."""
+        """The lines that set the flags with these names."""
         return [
             f"{flag} = device.narrow({', '.join(self.tensors[a.name] for a in outputs)})"
             for flag, outputs in self.approximations()[1].items()
@@ -263,7 +263,8 @@ class Context:
         return rows + [self.tensor(a) for a in self.spec.outputs]
 
     def extent_in(self, arrays: Iterable[Array], group: int) -> str:
-        """Where the kernel reads a group's extent: of the first of some arrays that has it and is always there, if any."""
+        """The kernel's text for a group's size: that of the first of some arrays that has it and is always present, if
+        any."""
         for array in arrays:
             tokens = self.plan.view(array.name).tokens
             if group in tokens and array.default is None:
@@ -283,20 +284,20 @@ class Context:
         return "compute" if self.wide else "cutlass.Float32"
 
     def as_computed(self, load: str, kind: str) -> str:
-        """What a load gives, in the type in which the chain computes values of its kind."""
+        """A loaded value in the compute type of its kind."""
         if kind == "float":
             values = load.removesuffix(".load()")
             return f"device.floats({values}, compute)" if self.wide else f"device.floats({values})"
         return f"{load}.to(cutlass.{self.integer})" if kind == "int" else f"{load} != 0"
 
     def byte_tensors(self) -> list[str]:
-        """The tensors of bools: memory has them as bytes."""
+        """The tensors of bools, which are bytes in memory."""
         dynamic = [f"m{camel(p.name)}" for p in self.dynamic if p.kind == "bool"]
         return [*(self.tensors[a.name] for a in self.spec.arrays if self.spec.kind(a) == "bool"), *dynamic]
 
     @staticmethod
     def parameter_text(param: Param) -> str:
-        """What a kernel reads of a parameter: its constant, or the one element of its tensor."""
+        """The kernel's text for a parameter: its constant, or the one element of its tensor."""
         if param.static:
             return param.constant
         return f"m{camel(param.name)}[0]" + (" != 0" if param.kind == "bool" else "")
@@ -312,13 +313,13 @@ class Context:
         return "{0}.to({1})" if plain else "device.cast({0}, {1})"
 
     def launch_arguments(self) -> str:
-        """What the launcher hands to the kernel."""
+        """The arguments that the launcher passes to the kernel."""
         return ", ".join([*(t["name"] for t in self.tensor_lines()), *(p.constant for p in self.static), "how"])
 
     # The JAX side
 
     def imports(self, body: str) -> list[str]:
-        """What the module's body uses."""
+        """The names that the module's body uses."""
         lines = ["import functools"] if "functools." in body else []
         lines += ["from typing import NamedTuple"] if len(self.spec.outputs) > 1 else []
         lines += [""] if lines else []
@@ -384,7 +385,7 @@ class Context:
 
 
 class StagedContext(Context):
-    """What the module of an op of several kernels shows besides them, each of which has a context of its own."""
+    """The values of the module of an op of several kernels, each of which has its own context."""
 
     template = "op.py.jinja"
 
@@ -392,7 +393,7 @@ class StagedContext(Context):
         return {}
 
     def xla(self) -> dict:
-        """The stages have their jnp forms."""
+        """The jnp form; the stages have theirs."""
         return {}
 
     def tensor_lines(self) -> list[dict]:
@@ -400,5 +401,5 @@ class StagedContext(Context):
 
 
 def full(width: str, value: str, dtype: str) -> str:
-    """A vector of one value."""
+    """A vector with one value in all elements."""
     return f"device.full({width}, {value})" if dtype == "cutlass.Float32" else f"device.full({width}, {value}, {dtype})"

@@ -1,4 +1,4 @@
-"""The kernel of an element-wise op: its plan to what `templates/elementwise.py.jinja` shows."""
+"""The kernel of an element-wise op: prepares the values of `templates/elementwise.py.jinja`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from codegen.spec.spec import Array
 
 
 class ElementwiseContext(Context):
-    """What the element-wise template shows."""
+    """The values of the element-wise template."""
 
     plan: Elementwise
     template = "elementwise.py.jinja"
@@ -58,13 +58,13 @@ class ElementwiseContext(Context):
         return "The chain, on one vector of each operand."
 
     def extent_source(self, group: int) -> str:
-        """Where the kernel reads a group's extent: outputs first, then inputs that are always there."""
+        """The kernel's text for a group's size: outputs first, then inputs that are always present."""
         found = self.extent_in((*self.spec.outputs, *self.spec.inputs), group)
         assert found, f"no array has group {group}"
         return found
 
     def extents(self) -> str:
-        """Those of the outputs along each group: the first one's shape, or one by one where it has parts."""
+        """The sizes of the outputs along each group: the first one's shape, or one by one if it has parts."""
         every = tuple(range(len(self.groups)))
         first = self.spec.outputs[0]
         if every and self.plan.view(first.name).tokens == every:
@@ -72,11 +72,11 @@ class ElementwiseContext(Context):
         return tuple_text(map(self.extent_source, every))
 
     def size_text(self, group: int) -> str:
-        """A group's size, where the chain asks for it."""
+        """A group's size, if the chain uses it."""
         return self.extent_source(group)
 
     def used_axes(self) -> str:
-        """The axes whose positions the kernel asks for, by the names of their coordinates; empty if it asks for none."""
+        """The axes whose positions the kernel needs, by the names of their coordinates."""
         used: set[int | str | None] = {a.group for a in self.plan.loads if a.mode == "index"}
         for access in (*self.plan.loads, *self.plan.stores):
             if access.mode not in ("flat", "size", "index"):
@@ -98,7 +98,7 @@ class ElementwiseContext(Context):
     def needs_compute(self, chain: dict) -> bool:
         return any("compute" in text for text in (*chain["arguments"], *chain["cute"], *self.loads()))
 
-    # Fragments: one an access, shared by interleaved parts
+    # Fragments: one for each access, shared by interleaved parts
 
     def fragment(self, access: Access) -> str:
         if access.array is not None and access.mode == "flat" and access.array.parts:
@@ -132,7 +132,7 @@ class ElementwiseContext(Context):
         return f"{self.tensors[array.name]}[{where}]"
 
     def loads(self) -> list[str]:
-        """What a vector reads, in the order of the registers' names."""
+        """The loads of a vector, in the order of the registers' names."""
         found = {self.fragment(a): self.operand(a) for a in self.plan.loads if a.mode != "size"}
         return list(found.values())
 
@@ -141,7 +141,7 @@ class ElementwiseContext(Context):
         return ", ".join(names) + ("," if len(names) == 1 else "")
 
     def operand(self, access: Access) -> str:
-        """An access as `Flat.load` takes it."""
+        """An access as an argument of `Flat.load`."""
         if access.array is None:
             assert access.group is not None
             return self.groups[access.group].coordinate
@@ -157,7 +157,7 @@ class ElementwiseContext(Context):
         return f"flat.read({', '.join([tensor, *words])})" if words else tensor
 
     def place_of(self, access: Access) -> str:
-        """The place of an access: an entry for each mode."""
+        """The position of an access: an entry for each mode."""
 
         def entry(token: int | str) -> str:
             if token == "parts":
@@ -172,7 +172,7 @@ class ElementwiseContext(Context):
         return tuple_text([entry(token) for token in access.tokens] or ["0"])
 
     def default(self, array: Array) -> tuple[str, str]:
-        """What stands for an array that is left out, and its type."""
+        """The value of an array that is left out, and its type."""
         value = array.default
         kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
         dtype = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}[kind]
@@ -227,7 +227,7 @@ class ElementwiseContext(Context):
         ]
 
     def registers(self, access: Access) -> str:
-        """The line that makes the registers of an output that is not written from where the vector starts."""
+        """The line that makes the registers of an output that is not written from the vector's first position."""
         assert access.array is not None
         return f"{self.fragment(access)} = access.registers({self.tensors[access.array.name]}, (how.vec,))"
 

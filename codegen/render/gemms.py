@@ -1,4 +1,4 @@
-"""A contraction's kernel: its tile's plan to what `templates/gemm.py.jinja` shows."""
+"""A contraction's kernel: prepares the values of `templates/gemm.py.jinja`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from codegen.spec.spec import Array
 
 
 class GemmContext(Context):
-    """What a contraction's module shows: with `templates/gemm.py.jinja` its kernel, where it has one."""
+    """The values of a contraction's module, and, with `templates/gemm.py.jinja`, of its kernel, if it has one."""
 
     template = "gemm.py.jinja"
 
@@ -36,7 +36,7 @@ class GemmContext(Context):
         return {"tile": None} if self.tile is None else {"tile": self.tile.kernel()}
 
     def xla(self) -> dict:
-        """The products are XLA's, and the epilogue has its jnp form."""
+        """The jnp form: XLA computes the products, and the epilogue has its jnp form."""
         return {}
 
     def tensor_lines(self) -> list[dict]:
@@ -55,7 +55,8 @@ class TileContext(ElementwiseContext):
         assert isinstance(op.plan, Gemm) and isinstance(op.plan.tile, Tile)
         self.name, self.gemm, self.tile_plan, self.written = op.spec.op, op.plan, op.plan.tile, chain
         super().__init__(replace(op.plan.epilogue, spec=self.tile_plan.spec, statements=self.tile_plan.statements))
-        # The tile's own statements end with the values that are reduced: whether these meet the result, the epilogue knows
+        # The tile's own statements end with the reduced values: the epilogue knows whether these are used with the
+        # result
         self.rounding = rounding(list(topological(s.value for s in op.plan.epilogue.statements)))
         self.accs = [a for a in self.tile_plan.plan.loads if self.is_acc(a)]
         self.leaf_names |= {access_key(self.tile_plan.plan, a): a.name for a in self.accs}
@@ -64,8 +65,8 @@ class TileContext(ElementwiseContext):
         return access.array is not None and access.array.name in self.gemm.accs
 
     def planned(self, op: Op) -> Elementwise:
-        """The tile's plan without the products, which are in registers already. A row's vector lies anywhere in its
-        array, so none is reached as if the array were one row, but for pairs that lie interleaved."""
+        """The tile's plan without the products, which are in registers already. A row's vector may be anywhere in its
+        array, so no array is treated as one row, except interleaved pairs."""
         del op
         plan = self.tile_plan.plan
 
@@ -104,7 +105,7 @@ class TileContext(ElementwiseContext):
         }
 
     def tensor_lines(self) -> list[dict]:
-        """And, after the inputs, where an axis begins of which this may be a part."""
+        """The tensors. After the inputs come the first positions of axes of which this may be a part."""
         lines = super().tensor_lines()
         firsts = [
             {
@@ -118,11 +119,11 @@ class TileContext(ElementwiseContext):
         return [*lines[:count], *firsts, *lines[count:]]
 
     def first(self, axis: str) -> str:
-        """The tensor that says where an axis begins."""
+        """The tensor with the first position of an axis."""
         return fresh({*self.tensors.values(), *(f"m{camel(p.name)}" for p in self.dynamic)}, f"mFirst{camel(axis)}")
 
     def whole_tensors(self) -> str:
-        """What the launcher passes on of the tensors that `tiles` reads in vectors, if boxes of all of them can be copied."""
+        """The tensors that `tiles` reads in vectors, for the launcher, if TMA can copy boxes of all of them."""
         tiled = [a for a in self.reads() if self.tile_plan.tiled(a)]
         if not tiled or not all(map(self.tile_plan.whole, tiled)):
             return ""
@@ -136,16 +137,16 @@ class TileContext(ElementwiseContext):
         return f"({' '.join(words)})"
 
     def epilogue_text(self) -> str:
-        """The epilogue as the launcher passes it on: what is compiled in, bound."""
+        """The epilogue as the launcher passes it on, with constants bound."""
         bound = ", ".join(f"{p.constant}={p.constant}" for p in self.static)
         return f"functools.partial({self.name}_tile, {bound})" if bound else f"{self.name}_tile"
 
     def in_registers(self) -> frozenset[str]:
-        """Products, and what is folded."""
+        """Products, and reduced values."""
         return self.tile_plan.in_registers
 
     def folds(self) -> dict:
-        """What the main loop folds of what the epilogue returns, and where the parts go."""
+        """The reductions of the epilogue's results in the main loop, and where their partial results are stored."""
         rows, columns = ([f for f in self.tile_plan.folds if f.along == along] for along in (True, False))
         followed = [(place, *f.rescaled) for place, f in enumerate(rows) if f.rescaled is not None]
 
@@ -190,7 +191,7 @@ class TileContext(ElementwiseContext):
             "paired": tile.paired,
         }  # fmt: skip
 
-    # The chain: the products come first, and what is folded last
+    # The chain: the products come first, and the reduced values last
 
     def chain(self) -> dict:
         found = super().chain()
@@ -204,7 +205,7 @@ class TileContext(ElementwiseContext):
         return self.accs[0].name
 
     def asking(self) -> tuple[Array, ...]:
-        """What is folded asks for what the outputs do that are made of it."""
+        """A reduced value needs the precision of the outputs that use it."""
         exactness = dict(self.tile_plan.exactness)
         return tuple(replace(a, dtype=exactness.get(a.name, a.dtype)) for a in super().asking())
 
@@ -212,7 +213,7 @@ class TileContext(ElementwiseContext):
         places = [self.gemm.accs.index(a.array.name) + (a.part or 0) for a in self.accs if a.array is not None]
         return [*(f"acc[{place}].load()" for place in places), *super().chain_arguments()]
 
-    # Where the vector is
+    # The position of the vector
 
     def split_groups(self) -> tuple[list[int], list[int]]:
         """The groups that the products' batch counts, and those that their rows count, outermost first."""
@@ -221,7 +222,7 @@ class TileContext(ElementwiseContext):
         return batch, rows
 
     def heads(self, chain: dict, columns: list[dict], tiles: list[dict]) -> dict[str, list[str]]:
-        """The first lines of each function: the coordinates and extents that it needs."""
+        """The first lines of each function: the coordinates and sizes that it needs."""
         extents = [f"{g.name} = {self.extent_source(i)}" for i, g in enumerate(self.groups)]
         own = [*chain["arguments"], *self.stores(), *map(self.made, self.indices())]
         return {
@@ -231,7 +232,7 @@ class TileContext(ElementwiseContext):
         }
 
     def extent_source(self, group: int) -> str:
-        """Where the kernel reads a group's extent; nowhere, if nothing but registers has it."""
+        """The kernel's text for a group's size; "" if only registers have it."""
         held = self.in_registers()
         return self.extent_in((a for a in (*self.spec.outputs, *self.spec.inputs) if a.name not in held), group)
 
@@ -252,10 +253,10 @@ class TileContext(ElementwiseContext):
                 rest = f"({rest} // {group.name})"
         return [*lines, f"{self.groups[-1].coordinate} = at.column"]
 
-    # What is read, and written
+    # Loads and stores
 
     def reads(self) -> list[Access]:
-        """One access for each fragment that memory fills."""
+        """One access for each fragment that is loaded from memory."""
         found = {self.fragment(a): a for a in self.plan.loads if a.mode not in ("index", "size")}
         return list(found.values())
 
@@ -309,7 +310,7 @@ class TileContext(ElementwiseContext):
 
 
 def _needed(lines: list[str], body: list[str]) -> list[str]:
-    """Of assignments, those that a body, or another of them that it needs, takes a name from."""
+    """The assignments whose names a body needs, directly or through another of them."""
     kept: list[str] = []
     for line in reversed(lines):
         name = line.partition(" = ")[0]

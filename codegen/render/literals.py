@@ -1,4 +1,4 @@
-"""Data as Python's literals, laid out to be read."""
+"""Data as readable Python literals."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ INDENT = 4
 
 
 def dict_literal(data: dict) -> str:
-    """A dict with a line or more for each key. A text of several lines stands in triple quotes, as it is."""
+    """A dict with a line or more for each key. A text of several lines is in triple quotes, unchanged."""
     return _expanded(data, 0)
 
 
 def line_literal(data: dict) -> str:
-    """A dict in one line."""
+    """A dict on one line."""
     return _flat(data)
 
 
 def _literal(value: object, indent: int, before: int) -> str:
-    """A value that stands `before` characters into a line; a collection that is too wide has an item a line."""
+    """A value `before` characters into a line; a collection that is too wide has one item on each line."""
     if not isinstance(value, dict | list):
         return _scalar(value)
     text = _flat(value)
@@ -51,7 +51,7 @@ def _scalar(value: object) -> str:
 
 
 def _block(text: str) -> str:
-    """A text in triple quotes: it can neither end the string nor escape in it."""
+    """A text in triple quotes, which can neither end the string nor contain an escape."""
     text = text.replace("\\", "\\\\")
     text = re.sub(r'"{3,}|"+\Z', lambda quotes: quotes[0].replace('"', '\\"'), text)
     return f'"""\\\n{text}"""'

@@ -1,4 +1,4 @@
-"""From a folder of specs to the contents of every file a build writes."""
+"""Makes the contents of every file of a build from a folder of specs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from codegen.render import environment, render_op
 
 
 def find_specs(folder: Path) -> list[Path]:
-    """The spec files of a folder, by name. Raises `SpecError` where there are none."""
+    """The spec files of a folder, by name. Raises `SpecError` if there are none."""
     if folder.is_file():
         hint = f"--specs takes the folder of specs: --specs {named(folder.parent)}"
         raise SpecError([Diagnostic(Span(str(folder), 1, 1), "this is a file", hint)])
@@ -32,7 +32,7 @@ def find_specs(folder: Path) -> list[Path]:
 
 
 def read_ops(paths: list[Path]) -> list[Op]:
-    """Read every spec; the mistakes of all are raised together."""
+    """Reads every spec. Raises the errors of all specs together."""
     ops: list[Op] = []
     diagnostics: list[Diagnostic] = []
     for path in paths:
@@ -46,8 +46,8 @@ def read_ops(paths: list[Path]) -> list[Op]:
 
 
 def stale_modules(names: Iterable[str], package: Path, specs: Path) -> list[Path]:
-    """The modules of a package's ops that are not what their specs make: the spec was changed since the build, or codegen, or
-    the module. Where `specs` has no spec of an op, the one that its module holds counts. Raises `SpecError`, OSError."""
+    """The modules that differ from what their specs generate: the spec, codegen or the module changed since the build.
+    If `specs` has no spec of an op, the one in its module counts. Raises `SpecError`, OSError."""
     modules = [package / f"{name}.py" for name in names]
     return [module for module in modules if not _is_fresh(module, specs / f"{module.stem}.yaml")]
 
@@ -58,12 +58,13 @@ def _is_fresh(module: Path, spec: Path) -> bool:
         return render_op(read_op(spec)).encode() == written
     try:
         return render_op(read_op(f"specs/{module.stem}.yaml", _spec(written.decode()))).encode() == written
-    except (SpecError, SyntaxError, ValueError, TypeError, RecursionError):  # it was edited to what no build writes
+    except (SpecError, SyntaxError, ValueError, TypeError, RecursionError):  # it was edited, and no build writes this
         return False
 
 
 def _spec(module: str) -> dict[str, Any]:
-    """The spec that a generated module holds as data; {} where it holds none. Raises what `ast` does for what is no data."""
+    """The spec that a generated module contains as data; {} if it contains none. Raises the errors of `ast` if it is
+    not data."""
     for statement in parse(module).body:
         match statement:
             case ast.Assign(targets=[ast.Name("SPEC")], value=ast.Dict() as value):
@@ -74,8 +75,8 @@ def _spec(module: str) -> dict[str, Any]:
 def generated_files(
     ops: list[Op], package: str, specs: str, also: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """The package's files: one module an op, and the package itself, which lists the ops of `also` too: modules that are
-    there already, each with its first two lines."""
+    """The package's files: one module for each op, and the package itself, which also lists the ops of `also`: existing
+    modules, each with its first two lines."""
     files = {f"{op.spec.op}.py": render_op(op) for op in ops}
     heads = {**also, **{op.spec.op: "\n".join(files[f"{op.spec.op}.py"].split("\n")[:2]) for op in ops}}
     specs = "".join(c if c.isprintable() else "?" for c in specs)
@@ -94,7 +95,7 @@ KINDS = {
 
 
 def _by_kind(heads: Mapping[str, str]) -> dict[str, list[str]]:
-    """Lines of names of ops, by the kind of their kernel, which a module's first two lines say by the name of its template."""
+    """Lines of names of ops, by the kind of their kernel, which the template's name in a module's first two lines tells."""
     kinds = {name: re.search(r"templates/(\w+)\.py\.jinja", line) for name, line in sorted(heads.items())}
     found = {
         title: ", ".join(name for name, match in kinds.items() if match and match[1] == kind)
@@ -104,7 +105,7 @@ def _by_kind(heads: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def test_files(ops: list[Op], package: str) -> dict[str, str]:
-    """One property-test module an op."""
+    """One module of property tests for each op."""
     template = environment().get_template("test.py.jinja")
     return {
         f"test_{op.spec.op}.py": template.render(

@@ -1,4 +1,4 @@
-"""How the kernel of an op that reduces along rows reaches memory: places, registers and loads, as its templates show them."""
+"""How the kernel of an op that reduces along rows accesses memory: positions, registers and loads, for its templates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codegen.render.common import Context, camel
 
 @dataclass(frozen=True)
 class Fragment:
-    """Registers of a thread: their name, and what makes them."""
+    """Registers of a thread: their name, and the expression that makes them."""
 
     name: str
     text: str
@@ -45,16 +45,16 @@ class Load:
     tensor: str
     registers: str
     values: set[str]  # their names in the chain
-    of_row: bool  # whether each row has its own
-    one_vector: bool  # whether it is read when it is needed, as all rows share it
+    of_row: bool  # whether each row has its own values
+    one_vector: bool  # whether it is read when it is needed, since all rows share it
     call: str
-    together: str = ""  # the load of all rows that a thread has at once
+    together: str = ""  # the load of all rows that a thread has
     staged: Staged | None = None
 
 
 @dataclass(frozen=True)
 class Staged:
-    """How what is loaded comes to shared memory first."""
+    """How loaded values are prefetched in shared memory."""
 
     memory: str
     fetch: str  # methods of the thread's view of the row
@@ -62,17 +62,17 @@ class Staged:
 
 
 class RowAccess(Context):
-    """What of a row kernel's context is about memory."""
+    """The part of a row kernel's context that is about memory."""
 
     plan: Reduction
-    record = "row"  # what the kernel calls a thread's view of its row
+    record = "row"  # the kernel's name for a thread's view of its row
     index = "index"  # and the row's number
 
     def planned(self, op: Op) -> Reduction:
         assert isinstance(op.plan, Reduction)
         return op.plan
 
-    # Where things are
+    # Positions
 
     def rows_text(self) -> str:
         """The number of rows."""
@@ -86,7 +86,7 @@ class RowAccess(Context):
         return self.extents_of(range(len(self.groups)))
 
     def launch_extents(self) -> list[str]:
-        """What the launcher needs to count the rows."""
+        """The sizes with which the launcher counts the rows."""
         return self.extents_of(range(self.plan.kept))
 
     def extents_of(self, groups: range) -> list[str]:
@@ -99,13 +99,13 @@ class RowAccess(Context):
         return found
 
     def row_lines(self) -> list[str]:
-        """The coordinates of the row, where several groups make its place."""
+        """The coordinates of the row, if several groups make its position."""
         groups = self.plan.row_groups
         return [] if [g.coordinate for g in groups] == ["row"] else self.coordinate_lines(groups, self.index)
 
     @staticmethod
     def coordinate_lines(groups: tuple[Group, ...], rest: str) -> list[str]:
-        """The coordinates along some groups, of a place that they make together."""
+        """The coordinates along some groups that together make a position."""
         lines = []
         for i in range(len(groups) - 1, -1, -1):
             name = "iRows" if groups[i].coordinate == "row" else groups[i].coordinate
@@ -130,7 +130,7 @@ class RowAccess(Context):
                 assert isinstance(token, int)
                 words.append(self.coordinate(token) if token < self.plan.kept else "0")
             elif self.plan.picks(access):
-                words.append("0")  # another one for each column
+                words.append("0")  # another position for each column
             else:
                 assert access.array is not None
                 table = self.tensors[access.array.name]
@@ -138,12 +138,12 @@ class RowAccess(Context):
         return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
 
     def columns_of(self, access: Access) -> str:
-        """A row's place in an array that has some of the column axes, which mode has which, and these axes' extents."""
+        """A row's position in an array with some of the column axes, the axes of each mode, and their sizes."""
         extents = ", ".join(g.name for g in self.plan.column_groups)
         return f"{self.place(access)}, {self.modes(access)}, ({extents},)"
 
     def modes(self, access: Access) -> tuple[int | None, ...]:
-        """Which of the column axes each mode of an array is; None for the others, and for that at which an index picks."""
+        """The column axes of each mode of an array; None for the others, and for the mode that an index selects."""
         kept, taken = self.plan.kept, self.plan.taken_mode(access)
         return tuple(
             t - kept if isinstance(t, int) and t >= kept and mode != taken else None
@@ -151,7 +151,7 @@ class RowAccess(Context):
         )
 
     def picked(self, access: Access) -> str:
-        """The mode of a table at which an index picks, the index, a row's place in that, and its modes."""
+        """The mode of a table that an index selects, the index, a row's position in the index, and its modes."""
         assert access.index_of is not None
         name, _ = access.index_of
         index = self.plan.view(name)
@@ -159,7 +159,7 @@ class RowAccess(Context):
         return f"({self.plan.taken_mode(access)}, {self.tensors[name]}, {self.place(own)}, {self.modes(own)})"
 
     def group_of(self, access: Access) -> int:
-        """How many columns share a value of an output that lacks the last column axes."""
+        """The number of columns that share a value of an output without the last column axes."""
         axes = [a for g in self.plan.column_groups for a in g.axes]
         assert access.array is not None
         return math.prod(self.spec.extents[a] for a in axes if a not in access.array.axes)
@@ -167,15 +167,15 @@ class RowAccess(Context):
     # Registers
 
     def one_vector(self, access: Access) -> bool:
-        """Whether registers hold a single vector of what all rows share: it is read when it is needed."""
+        """Whether registers hold a single vector of the values that all rows share, which is read when it is needed."""
         return access.mode == "flat" and not self.plan.of_row(access) and access.array in self.spec.inputs
 
     def of_row(self, access: Access) -> str:
-        """The mode of the row in the registers of an array that each row has its own values in."""
+        """The mode of the row in the registers of an array with own values for each row."""
         return self.one_row(access) if access.array is not None and self.plan.of_row(access) else ""
 
     def one_row(self, access: Access) -> str:
-        """What stands for one of the rows that a thread holds."""
+        """The text for one of the rows that a thread holds."""
         del access
         return ", u"
 
@@ -193,7 +193,7 @@ class RowAccess(Context):
         return f"{self.fragment(access)}[{', '.join(modes)}, u]"
 
     def written(self, access: Access, part: str = "None") -> str:
-        """The registers of an output's vector, or of a part of it; where a thread may have several rows, one of theirs."""
+        """The registers of an output's vector, or of a part of it; those of one row if a thread may have several."""
         name, parts = self.fragment(access), [part] if access.interleaved else []
         if self.plan.whole_rows:
             return f"{name}[{', '.join([*parts, 'None', *('' if access.mode == 'row' else 'v'), 'u'])}]"
@@ -201,7 +201,7 @@ class RowAccess(Context):
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def vector_loads(self) -> list[Access]:
-        """What is read in vectors; interleaved parts, which come together, once."""
+        """The loads of vectors; one load for interleaved parts."""
         found: dict[str, Access] = {}
         for access in self.plan.loads:
             indexed = access.mode == "index" and access.group is not None and access.group >= self.plan.kept
@@ -210,7 +210,7 @@ class RowAccess(Context):
         return list(found.values())
 
     def vector_stores(self) -> list[Access]:
-        """What is written along a row; "gather" is one value for a group of columns."""
+        """The stores along a row; "gather" is one value for a group of columns."""
         return [a for a in self.plan.stores if a.mode != "row"]
 
     def row_stores(self) -> list[Access]:
@@ -238,7 +238,7 @@ class RowAccess(Context):
         found.setdefault(fragment.name, fragment)
 
     def fragment_of(self, access: Access, shape: str) -> Fragment:
-        """The registers that an access fills, of `shape` for what all rows share."""
+        """The registers that an access fills; `shape` is that of the values which all rows share."""
         if access.array is None:
             return Fragment(self.fragment(access), f"cute.make_rmem_tensor(({shape}), cutlass.Int32)")
         shape = shape.replace("vectors", "1") if self.one_vector(access) else shape
@@ -262,8 +262,8 @@ class RowAccess(Context):
     # Loads
 
     def row_loads(self) -> list[RowLoad]:
-        """One value a row: loads at the row's place, indices of tables before them. Those that the row's own loads need
-        come `first`."""
+        """The loads of one value for each row, at the row's position; indices of tables come before them, and those
+        that the row's own loads need come `first`."""
         found = []
         for access in self.plan.loads:
             if access.index_of and not self.plan.picks(access):
@@ -278,7 +278,7 @@ class RowAccess(Context):
         return found
 
     def load(self, access: Access) -> Load:
-        """How this thread's vectors come to registers."""
+        """How this thread's vectors are loaded into registers."""
         name, tensor = self.fragment(access), self.tensors[access.array.name] if access.array else ""
         shared, own = self.one_vector(access), self.plan.of_row(access) if access.array is not None else False
         found = Load(name, tensor, self.registers(access), self.loaded_by(access), own, shared, self.load_call(access))
@@ -287,7 +287,7 @@ class RowAccess(Context):
         return found
 
     def load_call(self, access: Access) -> str:
-        """The method that reads it, of a row, one of its parts or a vector."""
+        """The method that reads it, for a row, one of its parts or a vector."""
         registers = self.registers(access)
         if access.array is None:
             assert access.group is not None
@@ -305,20 +305,20 @@ class RowAccess(Context):
         return f"gather{shared}({tensor}, {self.columns_of(access)}, {registers})"
 
     def unaligned(self, access: Access) -> str:
-        """Whether an array's ragged rows are read or written where vectors are not aligned in memory."""
+        """Whether vectors of an array's ragged rows are not aligned in memory."""
         return ", aligned=False" if self.plan.shifts and not self.plan.aligned(access) else ""
 
     def start(self, access: Access) -> str:
-        """The place of a row's first column in an array."""
+        """The position of a row's first column in an array."""
         return self.place(access)
 
     def loaded_by(self, access: Access) -> set[str]:
-        """The names in the chain of what one load brings."""
+        """The chain's names of the values of one load."""
         return self.names_by_load[access.mode, self.fragment(access)]
 
     @functools.cached_property
     def names_by_load(self) -> dict[tuple[str, str], set[str]]:
-        """The names in the chain of what is loaded, by the mode and the registers."""
+        """The chain's names of loaded values, by the mode and the registers."""
         found: dict[tuple[str, str], set[str]] = {}
         for load in self.plan.loads:
             found.setdefault((load.mode, self.fragment(load)), set()).add(load.name)

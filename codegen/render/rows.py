@@ -1,4 +1,4 @@
-"""The kernel of an op that reduces along rows: its plan to what `templates/row.py.jinja` shows."""
+"""The kernel of an op that reduces along rows: prepares the values of `templates/row.py.jinja`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from codegen.render.row_access import Load, RowAccess
 
 @dataclass(frozen=True)
 class Function:
-    """One of a kernel's functions: some of the chain's values, from vectors of what they need."""
+    """A function of a kernel: it computes some of the chain's values from vectors of their operands."""
 
     name: str
     doc: str
@@ -33,7 +33,7 @@ class Function:
 
 
 class RowContext(RowAccess):
-    """What the row template shows."""
+    """The values of the row template."""
 
     template = "row.py.jinja"
 
@@ -51,7 +51,7 @@ class RowContext(RowAccess):
         }
 
     def kernel_head(self) -> dict:
-        """What every kernel with row statistics shows."""
+        """The values of every kernel with row statistics."""
         return {
             "row_lines": self.row_lines(),
             "extents": self.extents(),
@@ -82,8 +82,8 @@ class RowContext(RowAccess):
         alone: Node | None = None,
         like: str = "",
     ) -> Function:
-        """A function of the values, which takes what they need; what is carried from pass to pass among it, but for the
-        value that is computed `alone`. Constants have the shape of what is called `like`, or of any that it takes."""
+        """A function that computes the values from their operands. Values that are held from sweep to sweep are
+        operands, except the value that is computed `alone`. Constants have the shape of `like`, or of any operand."""
         targets = self.target_names()
         columns = tuple(axis for group in self.plan.column_groups for axis in group.axes)
         widths = {id(s.node): s.width for s in self.plan.inner}
@@ -143,7 +143,7 @@ class RowContext(RowAccess):
         return self.function(f"{self.spec.op}_keep_{carried.name}", doc, [carried.node], before, carried.node)
 
     def carried(self, function: Function, stage: int) -> list[dict]:
-        """The carried values that a pass needs."""
+        """The held values that a sweep needs."""
         rows = []
         for c in self.plan.carried:
             if c.name in function.params:
@@ -161,18 +161,18 @@ class RowContext(RowAccess):
         return [*stages, *(f for f in (self.chain_function(), self.row_function()) if f)]
 
     def kernel_functions(self) -> list[Function]:
-        """The functions that the kernel which walks through the rows calls."""
+        """The functions that a kernel which walks through the rows calls."""
         return self.functions()
 
     def arguments(self, function: Function, width: str) -> list[str]:
-        """What a function is called with: vectors of `width` elements."""
+        """The arguments of a function: vectors of `width` elements."""
         texts = self.operand_texts(width) | {c.name: c.name for c in self.plan.carried}
         return self.texts_of(function, width, self.plan.rows, texts)
 
     def texts_of(
         self, function: Function, width: str, statistics: Sequence[Statistic], texts: Mapping[str, str]
     ) -> list[str]:
-        """An argument for each of a function's parameters: a statistic, an operand, or what the kernel sets."""
+        """An argument for each of a function's parameters: a statistic, an operand, or a variable of the kernel."""
         known = {s.name: self.statistic_text(s, width) for s in statistics} | dict(texts)
         return [known.get(p) or self.extra_argument(p) for p in function.params]
 
@@ -215,10 +215,10 @@ class RowContext(RowAccess):
             load = f"{name}[None, {v}{self.of_row(access)}].load()"
         return self.as_computed(load, kind)
 
-    # Passes over the row
+    # Sweeps over the row
 
     def stage(self, number: int) -> dict:
-        """What is folded of each vector."""
+        """The reductions of each vector."""
         function = self.stage_function(number)
         return {
             **self.fold_of(self.plan.stages[number]),
@@ -231,7 +231,7 @@ class RowContext(RowAccess):
         }
 
     def sweep(self, stages: tuple[int, ...]) -> dict:
-        """One pass over a row: its stages, and what their statistics are folded to over the row's threads."""
+        """One sweep over a row: its stages, and how their statistics are reduced over the row's threads."""
         found = [self.stage(i) for i in stages]
         statistics = [s for i in stages for s in self.plan.stages[i]]
         loads = {load.call: load for stage in found for load in stage["loads"]}
@@ -263,7 +263,7 @@ class RowContext(RowAccess):
         return f"{statistic.name} = {self.record}.mean({statistic.name}{'' if dtype == 'cutlass.Float32' else f', {dtype}'})"
 
     def rising(self, stages: tuple[int, ...]) -> dict:
-        """How sums of exponentials follow maxima that are folded in the same pass."""
+        """How sums of exponentials follow maxima that are computed in the same sweep."""
         before, after = (self.plan.stages[i] for i in stages)
         statistics = [*before, *after]
         ways = [(s, way) for s in after if (way := rescaled(s.node))]
@@ -297,7 +297,7 @@ class RowContext(RowAccess):
         return f"s{camel(statistics[0].name)}" if len(statistics) == 1 else f"sStage{stage}"
 
     def loads_for(self, function: Function) -> list[Load]:
-        """The arrays that a pass reads; where the row is read again, also those of what is carried."""
+        """The arrays that a sweep reads; if the row is read again, also those of the held values."""
         wanted = set(function.params)
         for carried in self.plan.carried:
             if carried.name in wanted:
@@ -344,12 +344,12 @@ class RowContext(RowAccess):
         return f", {self.written(access)}" if self.plan.whole_rows else ""
 
     def rows_registers(self) -> str:
-        """The registers that hold all rows that a thread has at once."""
+        """The registers that hold all rows of a thread."""
         own = [a for a in (*self.vector_loads(), *self.plan.stores) if a.array is not None and self.plan.of_row(a)]
         return ", ".join(dict.fromkeys(map(self.fragment, own)))
 
     def rows_stores(self) -> list[str]:
-        """Stores of all rows that a thread has at once."""
+        """The stores of all rows of a thread."""
         stored = {self.fragment(a): self.tensors[a.array.name] for a in self.plan.stores if a.array is not None}
         return [f"rowwise.store_together({name}, {tensor}, first_row, place)" for name, tensor in stored.items()]
 

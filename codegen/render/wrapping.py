@@ -1,4 +1,4 @@
-"""Lines of generated code that are too long, broken as a person would: at the commas of a bracket, or at operators."""
+"""Breaks long lines of generated code as a person would: at the commas of a bracket, or at operators."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 WIDTH = 120
 OPENING, CLOSING = "([{", ")]}"
-# What a line may break before, from what binds least on
+# Words before which a line may break, from the lowest precedence on
 OPERATORS = (("if", "else"), ("or",), ("and",), ("|",), ("&",), ("+", "-"), ("*", "/", "//", "%"))
 
-# A string, or a comment: quotes in it begin none
+# A string, or a comment: quotes in it do not begin one
 STRING = r"""\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
 _STRING = re.compile(rf"{STRING}|#[^\n]*", re.DOTALL)
 _NUMBER = r"(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
@@ -20,8 +20,8 @@ _TOKEN = re.compile(rf"\s*(?:(#.*)|((?:[A-Za-z]{{1,2}})?(?:{STRING})|[^\W\d]\w*|
 
 
 def wrapped(text: str, width: int = WIDTH) -> str:
-    """Python source whose logical lines are each on one line, or inside a string, with those that are longer than `width`
-    broken. A comment at the end of a line that is broken stands above it."""
+    """Python source with lines longer than `width` broken. Each logical line of the source is on one line, unless it
+    has a string of several lines. A comment at the end of a broken line is put above it."""
     if all(len(line) <= width for line in text.split("\n")):
         return text
     inside = _lines_of_strings(text)
@@ -32,7 +32,7 @@ def wrapped(text: str, width: int = WIDTH) -> str:
 
 
 def _lines_of_strings(text: str) -> set[int]:
-    """The numbers of the lines that strings of several lines are on."""
+    """The numbers of the lines of strings that have several lines."""
     found: set[int] = set()
     for match in _STRING.finditer(text):
         if "\n" in match[0]:
@@ -48,7 +48,7 @@ class _Word:
 
 
 def _broken(line: str, width: int) -> list[str]:
-    """One line of code, on as many as it needs."""
+    """One line of code, on as many lines as it needs."""
     code = line.lstrip()
     indent = line[: len(line) - len(code)]
     words, comment = _words(code)
@@ -58,7 +58,7 @@ def _broken(line: str, width: int) -> list[str]:
 
 
 def _words(code: str) -> tuple[list[_Word], str]:
-    """The tokens of a piece of code, and the comment behind it."""
+    """The tokens of a piece of code, and the comment after it."""
     found, comment = [], ""
     for token in _TOKEN.finditer(code):
         if token[1]:
@@ -73,7 +73,7 @@ def _join(words: list[_Word]) -> str:
 
 
 def _laid_out(words: list[_Word], indent: str, tail: str, width: int) -> list[str]:
-    """Words at an indent, with `tail` behind them."""
+    """Words at an indent, with `tail` after them."""
     text = indent + _join(words) + tail
     if len(text) <= width:
         return [text]
@@ -88,7 +88,7 @@ def _laid_out(words: list[_Word], indent: str, tail: str, width: int) -> list[st
 
 
 def _at_targets(words: list[_Word], indent: str, tail: str, width: int) -> list[str]:
-    """An assignment to several names, which stand in parentheses on lines of their own; nothing for another statement."""
+    """An assignment to several names, in parentheses on their own lines; [] for another statement."""
     equals = next((i for i, w in enumerate(words) if w.text == "=" and not _depth(words[:i])), 0)
     if not any(w.text == "," for w in words[:equals]):
         return []
@@ -97,12 +97,12 @@ def _at_targets(words: list[_Word], indent: str, tail: str, width: int) -> list[
 
 
 def _fits_alone(words: list[_Word], first: int, last: int, width: int) -> bool:
-    """Whether what stands before and behind a bracket is short enough for lines of its own."""
+    """Whether the parts before and after a bracket are short enough for their own lines."""
     return len(_join(words[: first + 1])) <= width and len(_join(words[last:])) <= width
 
 
 def _widest(words: list[_Word]) -> tuple[int, int] | None:
-    """The outermost brackets with the most between them."""
+    """The outermost brackets with the most text between them."""
     found: list[tuple[int, int, int]] = []
     open_at: list[int] = []
     for i, word in enumerate(words):
@@ -116,7 +116,7 @@ def _widest(words: list[_Word]) -> tuple[int, int] | None:
 
 
 def _filled(words: list[_Word], indent: str, width: int) -> list[str]:
-    """What stands between brackets: as many of its items on each line as fit."""
+    """The items between brackets, as many on each line as fit."""
     items = list(_split(words, (",",), after=True))
     if len(items) == 1:
         return _at_operators(items[0], indent, "", width) or _laid_out(items[0], indent, "", width)
@@ -138,7 +138,7 @@ def _filled(words: list[_Word], indent: str, width: int) -> list[str]:
 
 
 def _at_operators(words: list[_Word], indent: str, tail: str, width: int) -> list[str]:
-    """An expression broken before operators: those outside brackets that bind least; nothing where there are none."""
+    """An expression broken before operators: those outside brackets with the lowest precedence; [] if there are none."""
     if len(indent + _join(words) + tail) <= width:
         return [indent + _join(words) + tail]
     start = next((i + 1 for i, w in enumerate(words) if w.text in ("=", "return") and not _depth(words[:i])), 0)

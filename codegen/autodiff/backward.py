@@ -6,6 +6,7 @@ import functools
 import weakref
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from codegen.autodiff.products import pull
 from codegen.autodiff.reverse import Backward, Reverse
@@ -124,7 +125,7 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
     """A backward without outputs that equal another output or a cotangent, such as the gradients of a sum's terms. Those are in
     `how.same`."""
 
-    def key(array: Array, values: Iterable[Leaf | int]) -> tuple:
+    def key(array: Array, values: Iterable[Leaf | int]) -> tuple[Any, ...]:
         return array.dtype, array.dims, tuple(values)
 
     cotangents, given = {dy for _, dy in how.cotangents}, {dx: name for name, dx in how.gradients}

@@ -39,7 +39,8 @@ class Algebra:
     def rebuilt(self, node: Node, args: tuple[Node, ...]) -> Node:
         rule = getattr(self, node.op, None) if node.kind == "float" else None
         if rule is not None and node.op in ("add", "sub", "mul", "div", "neg", "where"):
-            return rule(*args)
+            made: Node = rule(*args)
+            return made
         if all(a is b for a, b in zip(args, node.args, strict=True)):
             return node
         lost = lost_axes(node) if node.op in REDUCTIONS else ()

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -400,7 +400,7 @@ def _shape(spec: Spec, text: str) -> dict[str, int]:
         return parse_shape(spec, text)
 
 
-def _check_wanted(ops: list, wanted: dict[str, str], found: bool) -> None:
+def _check_wanted(ops: list[Any], wanted: dict[str, str], found: bool) -> None:
     """Check that each requested type variable belongs to an op, and that some op has a kernel for the requested types."""
     variables = {name for op in ops for name, _ in op.spec.types}
     if not found or not wanted.keys() <= variables:

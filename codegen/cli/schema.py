@@ -39,7 +39,7 @@ DESCRIPTIONS = {
 }
 
 
-def json_schema() -> dict:
+def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of a spec: its keys and their forms. `codegen build` checks the formulas."""
     dtype = {"enum": sorted(DTYPES)}
     array = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 
@@ -74,7 +75,7 @@ def tune(
     arch = current_arch()
     assert arch is not None
 
-    def shapes_of(op) -> list:
+    def shapes_of(op: Any) -> list[Any]:
         with usage():
             own = [parse_shape(op.spec, text) for text in shapes or []]
         return own or bench_shapes(op.spec) or [default_shape(op.spec)]
@@ -88,7 +89,7 @@ def tune(
         raise UsageError("nothing to tune: name an op, or give one `bench` shapes")
     clock = Device(project.package, arch, jobs or os.cpu_count() or 1)
 
-    def kept():
+    def kept() -> Iterator[Any]:
         nonlocal known
         for found in tuning.tune_all(todo, arch, clock, 60 * minutes):
             if found.entry is not None:

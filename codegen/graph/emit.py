@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from codegen.graph.contraction import Rounding
 from codegen.graph.names import temporaries
@@ -38,7 +39,7 @@ class Dialect:
     """
 
     name: str  # "cute" or "jnp"
-    leaves: Mapping[tuple, str]
+    leaves: Mapping[tuple[Any, ...], str]
     floating: str
     integer: str
     types: Mapping[str, str]  # dtype or type variable -> its text in this dialect
@@ -58,7 +59,7 @@ class Dialect:
     rounding: Rounding = field(default_factory=Rounding)
 
 
-def leaf_key(node: Node) -> tuple:
+def leaf_key(node: Node) -> tuple[Any, ...]:
     if node.op == "take":
         return "take", node.args[0].attr, node.args[1].attr, node.attr
     if node.op in REDUCTIONS:
@@ -86,7 +87,13 @@ def emit_values(
 
 
 class _Emitter:
-    def __init__(self, statements, names, dialect: Dialect, roots: Sequence[Node]):
+    def __init__(
+        self,
+        statements: Sequence[Statement],
+        names: Mapping[tuple[str, int | None], str],
+        dialect: Dialect,
+        roots: Sequence[Node],
+    ):
         self.names, self.dialect, self.roots = names, dialect, roots
         self.uses: Counter[int] = Counter()
         reached = set()

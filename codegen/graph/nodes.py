@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 from codegen.errors import Mistake
 
@@ -30,12 +31,12 @@ class DType:
     @property
     def low(self) -> int:
         """The least value of an integer type."""
-        return 0 if self.name.startswith("u") else -(2 ** (8 * self.size - 1))
+        return 0 if self.name.startswith("u") else -(1 << (8 * self.size - 1))
 
     @property
     def high(self) -> int:
         """The greatest value of an integer type."""
-        return 2 ** (8 * self.size - (not self.name.startswith("u"))) - 1
+        return (1 << (8 * self.size - (not self.name.startswith("u")))) - 1
 
 
 DTYPES = {
@@ -162,7 +163,7 @@ class Graph:
     def __init__(self, axes: Iterable[str]):
         self.axes = tuple(axes)
         self.calls: dict[int, Call] = {}
-        self._nodes: dict[tuple, Node] = {}
+        self._nodes: dict[tuple[Any, ...], Node] = {}
 
     def node(
         self, op: str, args: tuple[Node, ...] = (), attr: object = None, *, kind: str, dims: Iterable[str]

@@ -80,7 +80,8 @@ class Reader:
         if method is None:
             hint = "formulas have numbers, names, + - * / **, comparisons, & | ~, x[0], a @ b and calls"
             raise self.fail(tree, f"{construct(tree)} is not part of the language", hint)
-        return method(tree)
+        made: Node = method(tree)
+        return made
 
     def read_all(self, trees: Iterable[ast.expr]) -> list[Node]:
         return together([functools.partial(self.read, tree) for tree in trees])
@@ -202,7 +203,8 @@ class Reader:
         if any(isinstance(a, ast.Starred) for a in tree.args) or any(k.arg is None for k in tree.keywords):
             raise self.fail(tree, "'*' and '**' in a call are not part of the language", "write every argument out")
         if name in SPECIAL:
-            return getattr(self, "call_" + name)(tree)
+            made: Node = getattr(self, "call_" + name)(tree)
+            return made
         if name in REDUCTIONS:
             return self.reduction(tree, name)
         internal = self.bound is not None or not name.startswith(
@@ -293,7 +295,7 @@ class Reader:
         """A value rounded to a type. The values of an integer type must fit the type that the op computes integers in."""
         integer, dtypes = self.scope.integer, [DTYPES[name] for name in dtypes_of(dtype, self.scope.types)]
         for d in dtypes:
-            if d.kind == "int" and not (integer.low <= d.low and d.high <= integer.high):  # type: ignore[operator]
+            if d.kind == "int" and not (integer.low <= d.low and d.high <= integer.high):
                 message = (
                     f"a cast to {d.name}, whose values do not fit {integer.name}, in which this op computes integers"
                 )
@@ -547,7 +549,7 @@ def with_article(kind: str) -> str:
 
 
 # Operations on constants that are evaluated while a formula is read
-EVALUATED: dict[str, Callable] = {
+EVALUATED: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen.explain.report import Binding
+from codegen.explain.launching import Binding
 from codegen.language.sizes import Shape
 from codegen.measuring import bench
 from codegen.runtime.ops.derived import BackwardOp

@@ -21,7 +21,7 @@ import jax
 
 from codegen import extras
 from codegen.errors import Mistake
-from codegen.explain.report import Binding
+from codegen.explain.launching import Binding
 from codegen.explain.tables import time_text
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen.explain.report import Binding, fused_bytes
+from codegen.explain.launching import Binding
+from codegen.explain.report import fused_bytes
 from codegen.measuring import bench
 from codegen.measuring.calls import WRONG, compiled, differences
 from codegen.measuring.device_time import Candidate

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from codegen.graph.nodes import Leaf, Node
 from codegen.spec.spec import Array
@@ -99,7 +99,7 @@ class Plan(Protocol):
         """The sizes of the innermost axis at which the kernel works in another way, for tests."""
 
 
-def access_key(plan: Plan, access: Access) -> tuple:
+def access_key(plan: Plan, access: Access) -> tuple[Any, ...]:
     """The key of an access's value in the chain's graph (`emit.leaf_key`)."""
     if access.array is None:
         assert access.group is not None

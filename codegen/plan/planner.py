@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Container, Iterable
+from typing import Any
 
 from codegen.errors import Diagnostic, Mistake
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, lost_axes, topological
@@ -86,7 +87,9 @@ class Planner:
 
         return [*sorted(found, key=place), *(n for n in self.nodes if n.op in ("index", "size"))]
 
-    def load(self, node: Node, tokens: dict, groups: tuple[Group, ...], names: Names, mode_of: ModeOf) -> Access:
+    def load(
+        self, node: Node, tokens: dict[str, Any], groups: tuple[Group, ...], names: Names, mode_of: ModeOf
+    ) -> Access:
         if node.op == "index":
             place = next(i for i, g in enumerate(groups) if node.attr in g.axes)
             return Access(names.index(str(node.attr)), None, None, "index", (), place)
@@ -119,7 +122,7 @@ class Planner:
             return "gather" if along or mode == "scalar" else "tile"
         return mode
 
-    def groups(self, apart: set, borders: Container[str] = ()) -> tuple[Group, ...]:
+    def groups(self, apart: set[Any], borders: Container[str] = ()) -> tuple[Group, ...]:
         """Collapses neighbouring axes that every array has together, consecutively and in order. Each of `borders`
         begins a group."""
         merged: list[list[str]] = []

@@ -19,9 +19,9 @@ from codegen.graph.ops import REDUCTIONS
 from codegen.plan import hopper_tiles
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise, tile_plan
-from codegen.plan.hopper_tiles import FLOAT8, Tiles
+from codegen.plan.hopper_tiles import FLOAT8
 from codegen.plan.launches import GemmLaunch, Tuned
-from codegen.shared import AmpereTiles
+from codegen.shared import AmpereTiles, Tiles
 from codegen.spec.spec import Array, Axis, Spec
 
 

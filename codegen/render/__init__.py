@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 from codegen import extras, library
 from codegen.autodiff.backward import Derived, backward_of
@@ -88,7 +89,7 @@ def kernels(name: str, op: Op) -> dict[str, Op]:
     return {"_".join(filter(None, (name, f"stage{i + 1}"))): stage for i, stage in enumerate(op.plan.stages)}
 
 
-def kernel_text(context: Context, values: dict) -> str:
+def kernel_text(context: Context, values: dict[str, Any]) -> str:
     """The kernel, or kernels, and their launchers."""
     if isinstance(context, StagedContext):
         return ""

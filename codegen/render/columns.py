@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from codegen.graph import emit
 from codegen.graph.names import fresh
@@ -37,7 +38,7 @@ class WalkContext(RowContext):
     record = "own"
     index = "row"
 
-    def kernel(self) -> dict:
+    def kernel(self) -> dict[str, Any]:
         finishes = [self.finish(f) for f in self.finishes()]
         tiles = not self.plan.collapsed and (not self.plan.rows or self.plan.first is not None)
         tiles = tiles and bool(self.of_columns())
@@ -98,7 +99,7 @@ class WalkContext(RowContext):
         statements = tuple(Statement(a.name, None, s.node) for a, s in zip(spec.outputs, plan.rows, strict=True))
         return RowContext(Op(spec, statements, Reference(()), plan))
 
-    def row_statistics(self) -> list[dict]:
+    def row_statistics(self) -> list[dict[str, Any]]:
         """How statistics of rows are read: the registers that hold them, and the loads."""
         if self.plan.first is None:
             return []
@@ -136,7 +137,7 @@ class WalkContext(RowContext):
         """The number of neighbouring blocks that together have all columns, if none has whole rows."""
         return f"({self.columns_text()} + vec * per_row - 1) // (vec * per_row)"
 
-    def launch_extents_of(self, tiles: bool, finishes: list[dict]) -> list[str]:
+    def launch_extents_of(self, tiles: bool, finishes: list[dict[str, Any]]) -> list[str]:
         """The sizes with which the launcher counts blocks and elements."""
         texts = [self.apart_text(), *(f["grid"] for f in finishes)] + [
             line for f in finishes for line in f["launch_arguments"]
@@ -146,7 +147,7 @@ class WalkContext(RowContext):
         names, sources = [self.groups[i].name for i in used], [self.extent_source(i) for i in used]
         return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
 
-    def first_launch(self) -> dict | None:
+    def first_launch(self) -> dict[str, Any] | None:
         """The launcher's name for the launch of the first kernel."""
         first = self.first()
         if first is None:
@@ -156,7 +157,7 @@ class WalkContext(RowContext):
 
     # Reductions over rows
 
-    def places(self) -> dict:
+    def places(self) -> dict[str, Any]:
         """The kernel whose threads reduce all rows of a place, and compute its results from them."""
         (finish,) = self.finishes()
         flags = {f for f in self.flags if f in finish.function.params}
@@ -196,14 +197,14 @@ class WalkContext(RowContext):
         """The tensor in which blocks count the work that is done."""
         return fresh({*self.tensors.values(), *map(self.parts, self.plan.columns)}, "mCounter")
 
-    def folded(self, statistic: Statistic) -> dict:
+    def folded(self, statistic: Statistic) -> dict[str, Any]:
         name = camel(statistic.name)
         return {
             "name": statistic.name, "op": statistic.op, "type": self.statistic_type(statistic),
             "running": f"f{name}", "parts": self.parts(statistic),
         }  # fmt: skip
 
-    def tensor_lines(self) -> list[dict]:
+    def tensor_lines(self) -> list[dict[str, Any]]:
         shapes = {"column": f"(parts, {self.spread_text()})", "total": "(blocks)"}
         rows = [
             {"name": self.parts(s), "hint": "cute.Tensor", "comment": f"{shapes[s.over]} {s.name} of each part"}
@@ -248,7 +249,7 @@ class WalkContext(RowContext):
         row = self.row_function()
         return [*stages, self.walk_function(), *([row] if row else [])]
 
-    def walk(self) -> dict:
+    def walk(self) -> dict[str, Any]:
         function, stores = self.walk_function(), self.vector_stores()
         names = [a.name for a in stores]
         taken = {*names, *function.params}
@@ -322,7 +323,7 @@ class WalkContext(RowContext):
             found.append(Finish(f"{self.spec.op}_finish{suffix}", kept, stores, function))
         return found
 
-    def finish(self, finish: Finish) -> dict:
+    def finish(self, finish: Finish) -> dict[str, Any]:
         function, stores = finish.function, [replace(a, mode="row") for a in finish.stores]  # one value of each
         statistics = [s for s in self.plan.columns if s.name in function.params]
         inputs = [replace(a, mode="row") for a in self.plan.loads if a.name in function.params and a.array is not None]
@@ -399,7 +400,7 @@ class WalkContext(RowContext):
         others = " * ".join(self.groups[i].name for i in self.plan.spread)
         return f"cutlass.Int64({self.rows_text()})" + (f" * {others}" if everything else "")
 
-    def folds_of(self, statistics: list[Statistic]) -> list[dict]:
+    def folds_of(self, statistics: list[Statistic]) -> list[dict[str, Any]]:
         """How partial results of statistics are reduced; those that are reduced alike are together."""
         alike: dict[str, list[Statistic]] = {}
         for s in statistics:

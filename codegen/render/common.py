@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from codegen.graph import emit, online, ranges
 from codegen.graph.contraction import is_approximable, pin_types, rounding
@@ -84,11 +85,11 @@ class Context:
         """The arrays for which the kernel has no tensors."""
         return frozenset()
 
-    def kernel(self) -> dict:
+    def kernel(self) -> dict[str, Any]:
         """The template's values for this kind of kernel."""
         raise NotImplementedError
 
-    def values(self) -> dict:
+    def values(self) -> dict[str, Any]:
         spec = self.spec
         return {
             "op": spec.op,
@@ -211,7 +212,7 @@ class Context:
         stores = {(s.array.name, s.part): s.name for s in self.plan.stores if s.array}
         return {(s.name, s.part): stores.get((s.name, s.part), s.name) for s in self.statements}
 
-    def leaves(self) -> dict[tuple, str]:
+    def leaves(self) -> dict[tuple[Any, ...], str]:
         params = {("param", p.name): p.name for p in self.spec.params}
         return {**self.leaf_names, **params}
 
@@ -234,7 +235,7 @@ class Context:
         array = next(a for a in own if a.name not in self.in_registers())
         return f"{self.tensors[array.name]}.element_type"
 
-    def xla(self) -> dict:
+    def xla(self) -> dict[str, Any]:
         types = {d: f"jnp.{'bool_' if d == 'bool' else d}" for d in DTYPES}
         types |= {t: f"jnp.{d[0]}" if len(d) == 1 else t for t, d in self.spec.types}
         floating = "compute" if self.wide else "jnp.float32"
@@ -254,7 +255,7 @@ class Context:
 
     # Kernel text
 
-    def tensor_lines(self) -> list[dict]:
+    def tensor_lines(self) -> list[dict[str, Any]]:
         rows = []
         for array in self.spec.inputs:
             rows.append(self.tensor(array))
@@ -271,7 +272,7 @@ class Context:
                 return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
         return ""
 
-    def tensor(self, array: Array) -> dict:
+    def tensor(self, array: Array) -> dict[str, Any]:
         modes = [
             self.groups[t].name if isinstance(t, int) else str(array.parts) if t == "parts" else t
             for t in self.plan.view(array.name).tokens
@@ -334,7 +335,7 @@ class Context:
         launches = [name for name in LAUNCHES if f"Constexpr[{name}]" in body]
         return [*lines, f"from codegen.shared import {', '.join(launches)}"] if launches else lines
 
-    def result_class(self) -> dict | None:
+    def result_class(self) -> dict[str, Any] | None:
         if len(self.spec.outputs) == 1:
             return None
         return {"name": camel(self.spec.op) + "Outputs", "fields": [a.name for a in self.spec.outputs]}
@@ -389,14 +390,14 @@ class StagedContext(Context):
 
     template = "op.py.jinja"
 
-    def kernel(self) -> dict:
+    def kernel(self) -> dict[str, Any]:
         return {}
 
-    def xla(self) -> dict:
+    def xla(self) -> dict[str, Any]:
         """The jnp form; the stages have theirs."""
         return {}
 
-    def tensor_lines(self) -> list[dict]:
+    def tensor_lines(self) -> list[dict[str, Any]]:
         return []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from codegen.graph import emit
 from codegen.plan.access import Access
@@ -23,7 +24,7 @@ class ElementwiseContext(Context):
         assert isinstance(op.plan, Elementwise)
         return op.plan
 
-    def kernel(self) -> dict:
+    def kernel(self) -> dict[str, Any]:
         chain = self.chain()
         return {
             "chain": chain,
@@ -39,7 +40,7 @@ class ElementwiseContext(Context):
             "launch_arguments": self.launch_arguments(),
         }
 
-    def chain(self) -> dict:
+    def chain(self) -> dict[str, Any]:
         names = self.target_names()
         lines = emit.emit(self.statements, names, self.dialect())
         extra = [n for n in ("compute", *self.flags, *dict(self.spec.types)) if self.mentions(lines, n)]
@@ -88,14 +89,14 @@ class ElementwiseContext(Context):
             "," if len(self.groups) == 1 else ""
         )
 
-    def settings(self, chain: dict) -> list[str]:
+    def settings(self, chain: dict[str, Any]) -> list[str]:
         lines = []
         if self.wide and (self.needs_compute(chain)):
             lines.append(self.compute_line())
         lines += self.flag_lines(chain["extra"])
         return lines
 
-    def needs_compute(self, chain: dict) -> bool:
+    def needs_compute(self, chain: dict[str, Any]) -> bool:
         return any("compute" in text for text in (*chain["arguments"], *chain["cute"], *self.loads()))
 
     # Fragments: one for each access, shared by interleaved parts

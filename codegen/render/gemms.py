@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from codegen.errors import Mistake
 from codegen.graph.contraction import rounding
@@ -32,14 +33,14 @@ class GemmContext(Context):
         tile = op.plan.tile
         self.tile = None if isinstance(tile, Mistake) else TileContext(op, "" if own or tile.folds else chain)
 
-    def kernel(self) -> dict:
+    def kernel(self) -> dict[str, Any]:
         return {"tile": None} if self.tile is None else {"tile": self.tile.kernel()}
 
-    def xla(self) -> dict:
+    def xla(self) -> dict[str, Any]:
         """The jnp form: XLA computes the products, and the epilogue has its jnp form."""
         return {}
 
-    def tensor_lines(self) -> list[dict]:
+    def tensor_lines(self) -> list[dict[str, Any]]:
         return []
 
 
@@ -77,7 +78,7 @@ class TileContext(ElementwiseContext):
         loads = tuple(anywhere(a) for a in plan.loads if not self.is_acc(a))
         return replace(plan, loads=loads, stores=tuple(map(anywhere, plan.stores)))
 
-    def kernel(self) -> dict:
+    def kernel(self) -> dict[str, Any]:
         chain = self.chain()
         columns = [self.read(a) for a in self.reads() if self.fixed(a)]
         tiles = [self.read(a) for a in self.reads() if not self.fixed(a)]
@@ -104,7 +105,7 @@ class TileContext(ElementwiseContext):
             "stores": self.stores(),
         }
 
-    def tensor_lines(self) -> list[dict]:
+    def tensor_lines(self) -> list[dict[str, Any]]:
         """The tensors. After the inputs come the first positions of axes of which this may be a part."""
         lines = super().tensor_lines()
         firsts = [
@@ -145,7 +146,7 @@ class TileContext(ElementwiseContext):
         """Products, and reduced values."""
         return self.tile_plan.in_registers
 
-    def folds(self) -> dict:
+    def folds(self) -> dict[str, Any]:
         """The reductions of the epilogue's results in the main loop, and where their partial results are stored."""
         rows, columns = ([f for f in self.tile_plan.folds if f.along == along] for along in (True, False))
         followed = [(place, *f.rescaled) for place, f in enumerate(rows) if f.rescaled is not None]
@@ -174,11 +175,11 @@ class TileContext(ElementwiseContext):
         power = "" if fold.rescaled is None else f"{fold.rescaled[1]} of its difference from the maximum of "
         return f"({shape}) {fold.op} of {power}{fold.value}"
 
-    def products(self) -> dict:
+    def products(self) -> dict[str, Any]:
         tile, first = self.tile_plan, self.gemm.products[0]
         batch = "L, " if tile.batch else ""
 
-        def described(array: Array, modes: str) -> dict:
+        def described(array: Array, modes: str) -> dict[str, Any]:
             return {"name": f"m{camel(array.name)}", "comment": f"({batch}{modes}) {array.dtype}"}
 
         parts = {"halves": f"2, {tile.column}", "interleaved": f"{tile.column}, 2"}.get(tile.paired, tile.column)
@@ -193,7 +194,7 @@ class TileContext(ElementwiseContext):
 
     # The chain: the products come first, and the reduced values last
 
-    def chain(self) -> dict:
+    def chain(self) -> dict[str, Any]:
         found = super().chain()
         more = dict.fromkeys(f.value for f in self.tile_plan.folds)
         return found | {key: ", ".join([*filter(None, [found[key]]), *more]) for key in ("returns", "results")}
@@ -221,7 +222,9 @@ class TileContext(ElementwiseContext):
         rows = [i for i in range(len(self.groups) - 1) if i not in batch]
         return batch, rows
 
-    def heads(self, chain: dict, columns: list[dict], tiles: list[dict]) -> dict[str, list[str]]:
+    def heads(
+        self, chain: dict[str, Any], columns: list[dict[str, Any]], tiles: list[dict[str, Any]]
+    ) -> dict[str, list[str]]:
         """The first lines of each function: the coordinates and sizes that it needs."""
         extents = [f"{g.name} = {self.extent_source(i)}" for i, g in enumerate(self.groups)]
         own = [*chain["arguments"], *self.stores(), *map(self.made, self.indices())]

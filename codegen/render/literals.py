@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 WIDTH = 120
 INDENT = 4
 
 
-def dict_literal(data: dict) -> str:
+def dict_literal(data: dict[str, Any]) -> str:
     """A dict with a line or more for each key. A text of several lines is in triple quotes, unchanged."""
     return _expanded(data, 0)
 
 
-def line_literal(data: dict) -> str:
+def line_literal(data: dict[str, Any]) -> str:
     """A dict on one line."""
     return _flat(data)
 
@@ -33,7 +34,7 @@ def _flat(value: object) -> str:
     return "[" + ", ".join(map(_flat, value)) + "]" if isinstance(value, list) else _scalar(value)
 
 
-def _expanded(value: dict | list, indent: int) -> str:
+def _expanded(value: dict[str, Any] | list[Any], indent: int) -> str:
     inner = indent + INDENT
     items = value.items() if isinstance(value, dict) else [(None, item) for item in value]
     lines = []

@@ -68,7 +68,8 @@ def _spec(module: str) -> dict[str, Any]:
     for statement in parse(module).body:
         match statement:
             case ast.Assign(targets=[ast.Name("SPEC")], value=ast.Dict() as value):
-                return ast.literal_eval(value)
+                found: dict[str, Any] = ast.literal_eval(value)
+                return found
     return {}
 
 

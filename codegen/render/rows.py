@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from codegen.graph import emit
 from codegen.graph.names import SUFFIXES
@@ -37,7 +38,7 @@ class RowContext(RowAccess):
 
     template = "row.py.jinja"
 
-    def kernel(self) -> dict:
+    def kernel(self) -> dict[str, Any]:
         return {
             **self.kernel_head(),
             "functions": self.functions(),
@@ -50,7 +51,7 @@ class RowContext(RowAccess):
             "rows_stores": self.rows_stores(),
         }
 
-    def kernel_head(self) -> dict:
+    def kernel_head(self) -> dict[str, Any]:
         """The values of every kernel with row statistics."""
         return {
             "row_lines": self.row_lines(),
@@ -70,7 +71,7 @@ class RowContext(RowAccess):
 
     # The chain in pieces
 
-    def statistic_leaves(self) -> dict[tuple, str]:
+    def statistic_leaves(self) -> dict[tuple[Any, ...], str]:
         return {emit.leaf_key(s.node): s.name for s in (*self.plan.rows, *self.plan.columns)}
 
     def function(
@@ -78,7 +79,7 @@ class RowContext(RowAccess):
         name: str,
         doc: str,
         values: list[Node],
-        leaves: dict[tuple, str],
+        leaves: dict[tuple[Any, ...], str],
         alone: Node | None = None,
         like: str = "",
     ) -> Function:
@@ -142,7 +143,7 @@ class RowContext(RowAccess):
         doc = f"{carried.name}, on one vector of each operand: several passes need it."
         return self.function(f"{self.spec.op}_keep_{carried.name}", doc, [carried.node], before, carried.node)
 
-    def carried(self, function: Function, stage: int) -> list[dict]:
+    def carried(self, function: Function, stage: int) -> list[dict[str, Any]]:
         """The held values that a sweep needs."""
         rows = []
         for c in self.plan.carried:
@@ -217,7 +218,7 @@ class RowContext(RowAccess):
 
     # Sweeps over the row
 
-    def stage(self, number: int) -> dict:
+    def stage(self, number: int) -> dict[str, Any]:
         """The reductions of each vector."""
         function = self.stage_function(number)
         return {
@@ -230,7 +231,7 @@ class RowContext(RowAccess):
             "loads": self.loads_for(function),
         }
 
-    def sweep(self, stages: tuple[int, ...]) -> dict:
+    def sweep(self, stages: tuple[int, ...]) -> dict[str, Any]:
         """One sweep over a row: its stages, and how their statistics are reduced over the row's threads."""
         found = [self.stage(i) for i in stages]
         statistics = [s for i in stages for s in self.plan.stages[i]]
@@ -244,7 +245,7 @@ class RowContext(RowAccess):
             **(self.rising(stages) if len(stages) > 1 else {"maxima": [], "rescaled": "", "kept_values": []}),
         }
 
-    def fold_of(self, statistics: tuple[Statistic, ...]) -> dict:
+    def fold_of(self, statistics: tuple[Statistic, ...]) -> dict[str, Any]:
         running = [f"r{camel(s.name)}" for s in statistics]
         types = [self.statistic_type(s) for s in statistics]
         return {
@@ -262,7 +263,7 @@ class RowContext(RowAccess):
         dtype = self.statistic_type(statistic)
         return f"{statistic.name} = {self.record}.mean({statistic.name}{'' if dtype == 'cutlass.Float32' else f', {dtype}'})"
 
-    def rising(self, stages: tuple[int, ...]) -> dict:
+    def rising(self, stages: tuple[int, ...]) -> dict[str, Any]:
         """How sums of exponentials follow maxima that are computed in the same sweep."""
         before, after = (self.plan.stages[i] for i in stages)
         statistics = [*before, *after]
@@ -304,7 +305,7 @@ class RowContext(RowAccess):
                 wanted |= set(self.carried_function(carried).params)
         return [load for load in map(self.load, self.vector_loads()) if load.values & wanted]
 
-    def final(self) -> dict | None:
+    def final(self) -> dict[str, Any] | None:
         function = self.chain_function()
         if function is None:
             return None
@@ -353,7 +354,7 @@ class RowContext(RowAccess):
         stored = {self.fragment(a): self.tensors[a.array.name] for a in self.plan.stores if a.array is not None}
         return [f"rowwise.store_together({name}, {tensor}, first_row, place)" for name, tensor in stored.items()]
 
-    def row_outputs(self) -> dict | None:
+    def row_outputs(self) -> dict[str, Any] | None:
         function = self.row_function()
         if function is None:
             return None

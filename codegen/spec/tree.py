@@ -135,8 +135,9 @@ class Printed(Source):
         object.__setattr__(self, "make", make)
 
     @functools.cached_property
-    def text(self) -> str:  # type: ignore[override]
-        return self.make()  # type: ignore[attr-defined]
+    def text(self) -> str:
+        made: str = self.make()  # type: ignore[attr-defined]
+        return made
 
 
 class Whole(Scalar):
@@ -148,11 +149,11 @@ class Whole(Scalar):
         object.__setattr__(self, "start", 0)
 
     @property
-    def value(self) -> str:  # type: ignore[override]
+    def value(self) -> str:
         return self.source.text
 
     @property
-    def end(self) -> int:  # type: ignore[override]
+    def end(self) -> int:
         return len(self.value)
 
 

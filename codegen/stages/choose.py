@@ -42,7 +42,7 @@ def kernel_of(spec: Spec) -> Elementwise | Reduction | Gemm:
         except SpecError as error:
             raise SpecError([in_chain(spec, d) for d in error.diagnostics]) from None
     reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
-    return (reducing if reduces else elementwise).make_plan(spec, statements)
+    return reducing.make_plan(spec, statements) if reduces else elementwise.make_plan(spec, statements)
 
 
 def derived(spec: Spec) -> Op:

@@ -115,5 +115,5 @@ def merged(old: Found, new: Iterable[tuple[str, Tuned]]) -> dict[str, tuple[Tune
     return {op: tuple(entries.values()) for op, entries in found.items()}
 
 
-def _place(tuned: Tuned) -> tuple:
+def _place(tuned: Tuned) -> tuple[Any, ...]:
     return tuned.kernel, tuned.arch, tuned.types, tuned.sizes

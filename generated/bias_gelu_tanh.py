@@ -85,8 +85,9 @@ def bias_gelu_tanh_frozen_chain(dy, x, bias, approx):
     t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t3 = device.sigmoid(t2, approx)
-    dx = dy * (t3 + z * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    t4, t5 = device.both_sigmoids(t2, approx)
+    t3 = t4
+    dx = dy * (t3 + z * t3 * t5 * (1.5957691216057308 + t1 * 0.2140644488178048))
     return dx
 
 
@@ -132,8 +133,9 @@ def bias_gelu_tanh_backward_chain(dy, x, bias, approx):
     t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t3 = device.sigmoid(t2, approx)
-    t4 = dy * (t3 + z * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    t5, t6 = device.both_sigmoids(t2, approx)
+    t3 = t5
+    t4 = dy * (t3 + z * t3 * t6 * (1.5957691216057308 + t1 * 0.2140644488178048))
     dx = t4
     return dx, dx
 

@@ -77,7 +77,8 @@ def bias_silu_reference(x, bias):
 def bias_silu_frozen_chain(dy, x, bias, approx):
     """The chain, on one vector of each operand."""
     z = x + bias
-    dx = dy * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
+    t0, t1 = device.both_sigmoids(z, approx)
+    dx = dy * t0 * (1.0 + z * t1)
     return dx
 
 
@@ -116,7 +117,8 @@ def bias_silu_frozen_xla(dy, x, bias):
 def bias_silu_backward_chain(dy, x, bias, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     z = x + bias
-    t0 = dy * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
+    t1, t2 = device.both_sigmoids(z, approx)
+    t0 = dy * t1 * (1.0 + z * t2)
     dx = t0
     return dx, dx
 

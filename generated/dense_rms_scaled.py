@@ -185,8 +185,9 @@ def dense_rms_scaled_frozen_keep_t5(acc, rstd, weight):
     t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t2 = t1 * t1
     t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
-    t4 = device.sigmoid(t3, False)
-    t5 = t4 + z * t4 * device.sigmoid(-t3, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    t0, t6 = device.both_sigmoids(t3, False)
+    t4 = t0
+    t5 = t4 + z * t4 * t6 * (1.5957691216057308 + t2 * 0.2140644488178048)
     return t5
 
 
@@ -322,9 +323,8 @@ def dense_rms_scaled_backward_rows_row_sum(dy, acc, rstd, weight):
     t1 = device.minimum(device.maximum(t0, -1000.0), 1000.0)
     t2 = t1 * t1
     t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
-    t4 = device.sigmoid(t3, False)
-    t5 = weight * dy * (t4 + t0 * t4 * device.sigmoid(-t3, False) * (1.5957691216057308 + t2 * 0.2140644488178048))
-    return t5 * acc
+    t4, t5 = device.both_sigmoids(t3, False)
+    return weight * dy * (t4 + t0 * t4 * t5 * (1.5957691216057308 + t2 * 0.2140644488178048)) * acc
 
 
 def dense_rms_scaled_backward_rows_row(row_sum):
@@ -405,8 +405,9 @@ def dense_rms_scaled_backward_row_sum(dy, acc, rstd, weight):
     t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t2 = t1 * t1
     t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
-    t4 = device.sigmoid(t3, False)
-    t5 = t4 + z * t4 * device.sigmoid(-t3, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    t6, t7 = device.both_sigmoids(t3, False)
+    t4 = t6
+    t5 = t4 + z * t4 * t7 * (1.5957691216057308 + t2 * 0.2140644488178048)
     return weight * dy * t5 * acc
 
 
@@ -417,8 +418,9 @@ def dense_rms_scaled_backward_chain(dy, acc, rstd, weight):
     t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t2 = t1 * t1
     t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
-    t4 = device.sigmoid(t3, False)
-    t5 = t4 + z * t4 * device.sigmoid(-t3, False) * (1.5957691216057308 + t2 * 0.2140644488178048)
+    t6, t7 = device.both_sigmoids(t3, False)
+    t4 = t6
+    t5 = t4 + z * t4 * t7 * (1.5957691216057308 + t2 * 0.2140644488178048)
     dacc = weight * rstd * dy * t5
     return dacc, dy * t5 * t0
 

@@ -175,8 +175,9 @@ def dense_row_scaled_residual_backward_keep_t4(acc, scale):
     t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t3 = device.sigmoid(t2, False)
-    t4 = t3 + z * t3 * device.sigmoid(-t2, False) * (1.5957691216057308 + t1 * 0.2140644488178048)
+    t5, t6 = device.both_sigmoids(t2, False)
+    t3 = t5
+    t4 = t3 + z * t3 * t6 * (1.5957691216057308 + t1 * 0.2140644488178048)
     return t4
 
 

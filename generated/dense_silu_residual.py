@@ -188,7 +188,8 @@ def dense_silu_residual_forward_launch(
 
 def dense_silu_residual_frozen_chain(dy, z, approx):
     """The chain, on one vector of each operand."""
-    dacc = dy * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
+    t0, t1 = device.both_sigmoids(z, approx)
+    dacc = dy * t0 * (1.0 + z * t1)
     return dacc
 
 
@@ -222,7 +223,8 @@ def dense_silu_residual_frozen_xla(dy, z):
 
 def dense_silu_residual_backward_chain(dy, z, approx):
     """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
-    t0 = dy * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
+    t1, t2 = device.both_sigmoids(z, approx)
+    t0 = dy * t1 * (1.0 + z * t2)
     dacc = t0
     return dacc, dacc
 

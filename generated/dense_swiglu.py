@@ -141,8 +141,8 @@ def dense_swiglu_forward_launch(
 
 def dense_swiglu_backward_chain(dy, acc0, acc1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.sigmoid(acc0, approx)
-    dacc0 = dy * acc1 * t0 * (1.0 + acc0 * device.sigmoid(-acc0, approx))
+    t0, t1 = device.both_sigmoids(acc0, approx)
+    dacc0 = dy * acc1 * t0 * (1.0 + acc0 * t1)
     dacc1 = dy * (acc0 * t0)
     return dacc0, dacc1
 

@@ -144,8 +144,8 @@ def dense_swiglu_weights_forward_launch(
 
 def dense_swiglu_weights_backward_chain(dy, g, u, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.sigmoid(g, approx)
-    dg = dy * u * t0 * (1.0 + g * device.sigmoid(-g, approx))
+    t0, t1 = device.both_sigmoids(g, approx)
+    dg = dy * u * t0 * (1.0 + g * t1)
     du = dy * (g * t0)
     return dg, du
 

@@ -91,7 +91,8 @@ def dgelu_tanh_backward_chain(ddx, dy, x, approx):
     x2 = x * x
     t1 = 1.0 + 0.044715 * x2
     t2 = t0 * t1
-    s = device.sigmoid(t2, approx)
+    t10, t11 = device.both_sigmoids(t2, approx)
+    s = t10
     t3 = x * s
     t4 = 1.0 - s
     t5 = t3 * t4
@@ -100,7 +101,7 @@ def dgelu_tanh_backward_chain(ddx, dy, x, approx):
     t6 = ddx * dy
     t7 = t6 * dv
     t8 = t7 * t4
-    t9 = (t6 - t7 * t3 + t8 * x) * s * device.sigmoid(-t2, approx)
+    t9 = (t6 - t7 * t3 + t8 * x) * s * t11
     dx2 = t8 * s + (t6 * t5 * 0.21406444881780073 + t9 * t0 * 0.044715) * x * 2.0 + t9 * t1 * 1.5957691216057308
     return ddy, dx2
 

@@ -75,13 +75,14 @@ def dsilu_reference(dy, x):
 
 def dsilu_backward_chain(ddx, dy, x, approx):
     """The chain, on one vector of each operand."""
-    s = device.sigmoid(x, approx)
+    t4, t5 = device.both_sigmoids(x, approx)
+    s = t4
     t0 = x * s
     t1 = 1.0 - s
     ddy = ddx * (s + t0 * t1)
     t2 = ddx * dy
     t3 = t2 * t1
-    dx2 = t3 * s + (t2 - t2 * t0 + t3 * x) * s * device.sigmoid(-x, approx)
+    dx2 = t3 * s + (t2 - t2 * t0 + t3 * x) * s * t5
     return ddy, dx2
 
 

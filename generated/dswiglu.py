@@ -101,14 +101,15 @@ def dswiglu_reference(dy, x):
 
 def dswiglu_backward_chain(ddx0, ddx1, dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    s = device.sigmoid(x0, approx)
+    t5, t6 = device.both_sigmoids(x0, approx)
+    s = t5
     t0 = x0 * s
     t1 = 1.0 - s
     t2 = ddx0 * (s + t0 * t1)
     ddy = ddx1 * t0 + t2 * x1
     t3 = ddx0 * (dy * x1)
     t4 = ddx1 * dy + t3 * t1
-    dx20 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * device.sigmoid(-x0, approx)
+    dx20 = t4 * s + (t3 - t3 * t0 + t4 * x0) * s * t6
     dx21 = t2 * dy
     return ddy, dx20, dx21
 

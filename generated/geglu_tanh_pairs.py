@@ -85,8 +85,9 @@ def geglu_tanh_pairs_backward_chain(dy, x0, x1, approx):
     t0 = device.minimum(device.maximum(x0, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t3 = device.sigmoid(t2, approx)
-    dx0 = dy * x1 * (t3 + x0 * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    t4, t5 = device.both_sigmoids(t2, approx)
+    t3 = t4
+    dx0 = dy * x1 * (t3 + x0 * t3 * t5 * (1.5957691216057308 + t1 * 0.2140644488178048))
     dx1 = dy * (x0 * device.sigmoid(x0 * (1.5957691216057308 + 0.07135481627260025 * (x0 * x0)), approx))
     return dx0, dx1
 

@@ -75,8 +75,9 @@ def gelu_tanh_mul_backward_chain(dy, gate, up, approx):
     t0 = device.minimum(device.maximum(gate, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308
-    t3 = device.sigmoid(t2, approx)
-    dgate = dy * up * (t3 + gate * t3 * device.sigmoid(-t2, approx) * (1.5957691216057308 + t1 * 0.2140644488178048))
+    t4, t5 = device.both_sigmoids(t2, approx)
+    t3 = t4
+    dgate = dy * up * (t3 + gate * t3 * t5 * (1.5957691216057308 + t1 * 0.2140644488178048))
     dup = dy * (gate * device.sigmoid(gate * (1.5957691216057308 + 0.07135481627260025 * (gate * gate)), approx))
     return dgate, dup
 

@@ -81,8 +81,9 @@ def glu_reference(x):
 
 def glu_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.sigmoid(x0, approx)
-    dx0 = dy * x1 * t0 * device.sigmoid(-x0, approx)
+    t1, t2 = device.both_sigmoids(x0, approx)
+    t0 = t1
+    dx0 = dy * x1 * t0 * t2
     dx1 = dy * t0
     return dx0, dx1
 

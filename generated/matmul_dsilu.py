@@ -76,8 +76,9 @@ def matmul_dsilu_reference(dy, w, z):
 
 def matmul_dsilu_epilogue_chain(acc, z, approx):
     """The chain, on one vector of each operand."""
-    s = device.sigmoid(z, approx)
-    dz = acc * s * (1.0 + z * device.sigmoid(-z, approx))
+    t0, t1 = device.both_sigmoids(z, approx)
+    s = t0
+    dz = acc * s * (1.0 + z * t1)
     return dz
 
 

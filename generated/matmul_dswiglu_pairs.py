@@ -92,8 +92,9 @@ def matmul_dswiglu_pairs_reference(dy, w, z):
 
 def matmul_dswiglu_pairs_epilogue_chain(d, z0, z1, approx):
     """The chain, on one vector of each operand."""
-    s = device.sigmoid(z0, approx)
-    dz0 = d * z1 * s * (1.0 + z0 * device.sigmoid(-z0, approx))
+    t0, t1 = device.both_sigmoids(z0, approx)
+    s = t0
+    dz0 = d * z1 * s * (1.0 + z0 * t1)
     dz1 = d * z0 * s
     return dz0, dz1
 

@@ -81,9 +81,9 @@ def mul_silu_reference(x):
 
 def mul_silu_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.sigmoid(x1, approx)
+    t0, t1 = device.both_sigmoids(x1, approx)
     dx0 = dy * (x1 * t0)
-    dx1 = dy * x0 * t0 * (1.0 + x1 * device.sigmoid(-x1, approx))
+    dx1 = dy * x0 * t0 * (1.0 + x1 * t1)
     return dx0, dx1
 
 

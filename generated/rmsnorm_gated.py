@@ -139,7 +139,8 @@ def rmsnorm_gated_frozen_chain(dy, x, z, weight, size_n, eps, t0, row_mean, row_
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
     dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
-    dz = dy * (x * rstd * weight) * device.sigmoid(z, approx) * (1.0 + z * device.sigmoid(-z, approx))
+    t1, t2 = device.both_sigmoids(z, approx)
+    dz = dy * (x * rstd * weight) * t1 * (1.0 + z * t2)
     return dx, dz
 
 
@@ -346,11 +347,11 @@ def rmsnorm_gated_backward_stage0(dy, x, z, weight, approx):
 def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain: dx, dz; what is folded into column_sum, on one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t2 = device.sigmoid(z, approx)
+    t2, t3 = device.both_sigmoids(z, approx)
     t0 = z * t2
     dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     t1 = x * rstd
-    dz = dy * (t1 * weight) * t2 * (1.0 + z * device.sigmoid(-z, approx))
+    dz = dy * (t1 * weight) * t2 * (1.0 + z * t3)
     return dx, dz, dy * t0 * t1
 
 

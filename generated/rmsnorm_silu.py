@@ -359,7 +359,8 @@ def rmsnorm_silu_frozen_xla(dy, rstd, x, weight, size_n):
 def rmsnorm_silu_backward_rows_row_sum(dy, rstd, x, weight):
     """What is folded into row_sum (sum), on one vector of each operand."""
     t0 = x * rstd * weight
-    return weight * dy * device.sigmoid(t0, False) * (1.0 + t0 * device.sigmoid(-t0, False)) * x
+    t1, t2 = device.both_sigmoids(t0, False)
+    return weight * dy * t1 * (1.0 + t0 * t2) * x
 
 
 def rmsnorm_silu_backward_rows_row(row_sum):
@@ -437,8 +438,9 @@ def rmsnorm_silu_backward_row_sum(dy, rstd, x, weight, approx):
     """What is folded into row_sum (sum), on one vector of each operand."""
     t0 = x * rstd
     t1 = device.multiply(t0, weight)
-    t2 = device.sigmoid(t1, approx)
-    t3 = 1.0 + device.multiply(t1, device.sigmoid(-t1, approx))
+    t4, t5 = device.both_sigmoids(t1, approx)
+    t2 = t4
+    t3 = 1.0 + device.multiply(t1, t5)
     return weight * dy * t2 * t3 * x
 
 
@@ -446,8 +448,9 @@ def rmsnorm_silu_backward_chain(dy, rstd, x, weight, size_n, row_sum, approx):
     """The chain: dx; what is folded into column_sum, on one vector of each operand."""
     t0 = x * rstd
     t1 = device.multiply(t0, weight)
-    t2 = device.sigmoid(t1, approx)
-    t3 = 1.0 + device.multiply(t1, device.sigmoid(-t1, approx))
+    t4, t5 = device.both_sigmoids(t1, approx)
+    t2 = t4
+    t3 = 1.0 + device.multiply(t1, t5)
     dx = weight * rstd * dy * t2 * t3 - device.divide(
         row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
     ) * x

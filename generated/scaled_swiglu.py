@@ -96,7 +96,8 @@ def scaled_swiglu_backward_row_sum(dy, x1, t1):
 def scaled_swiglu_backward_chain(dy, x0, x1, scale, t1, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = scale * dy
-    dx0 = t0 * x1 * device.sigmoid(x0, approx) * (1.0 + x0 * device.sigmoid(-x0, approx))
+    t2, t3 = device.both_sigmoids(x0, approx)
+    dx0 = t0 * x1 * t2 * (1.0 + x0 * t3)
     dx1 = t0 * t1
     return dx0, dx1
 

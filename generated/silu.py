@@ -68,7 +68,8 @@ def silu_reference(x):
 
 def silu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    dx = dy * device.sigmoid(x, approx) * (1.0 + x * device.sigmoid(-x, approx))
+    t0, t1 = device.both_sigmoids(x, approx)
+    dx = dy * t0 * (1.0 + x * t1)
     return dx
 
 

@@ -71,8 +71,8 @@ def silu_mul_reference(gate, up):
 
 def silu_mul_backward_chain(dy, gate, up, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.sigmoid(gate, approx)
-    dgate = dy * up * t0 * (1.0 + gate * device.sigmoid(-gate, approx))
+    t0, t1 = device.both_sigmoids(gate, approx)
+    dgate = dy * up * t0 * (1.0 + gate * t1)
     dup = dy * (gate * t0)
     return dgate, dup
 

@@ -94,13 +94,13 @@ def swiglu_clamped_reference(x, limit):
 def swiglu_clamped_frozen_chain(dy, x0, x1, limit, approx):
     """The chain, on one vector of each operand."""
     t0 = -limit
-    t1 = device.sigmoid(x0, approx)
+    t1, t3 = device.both_sigmoids(x0, approx)
     t2 = x0 * t1
     t5 = device.maximum(x1, t0)
-    t3 = dy * device.minimum(t5, limit) * device.where(t2 < limit, 1.0, device.where(t2 == limit, 0.5, 0.0))
-    dx0 = t3 * t1 * (1.0 + x0 * device.sigmoid(-x0, approx))
-    t4 = dy * device.minimum(t2, limit) * device.where(t5 < limit, 1.0, device.where(t5 == limit, 0.5, 0.0))
-    dx1 = t4 * device.where(x1 > t0, 1.0, device.where(x1 == t0, 0.5, 0.0))
+    t4 = dy * device.minimum(t5, limit) * device.where(t2 < limit, 1.0, device.where(t2 == limit, 0.5, 0.0))
+    dx0 = t4 * t1 * (1.0 + x0 * t3)
+    t6 = dy * device.minimum(t2, limit) * device.where(t5 < limit, 1.0, device.where(t5 == limit, 0.5, 0.0))
+    dx1 = t6 * device.where(x1 > t0, 1.0, device.where(x1 == t0, 0.5, 0.0))
     return dx0, dx1
 
 

@@ -81,8 +81,8 @@ def swiglu_pairs_reference(x):
 
 def swiglu_pairs_backward_chain(dy, x0, x1, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.sigmoid(x0, approx)
-    dx0 = dy * x1 * t0 * (1.0 + x0 * device.sigmoid(-x0, approx))
+    t0, t1 = device.both_sigmoids(x0, approx)
+    dx0 = dy * x1 * t0 * (1.0 + x0 * t1)
     dx1 = dy * (x0 * t0)
     return dx0, dx1
 

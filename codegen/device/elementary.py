@@ -67,17 +67,26 @@ def erfc(x: Vector, approx: bool, exact: bool) -> Vector:
 
 def sigmoid(x: Vector, approx: bool) -> Vector:
     """1 / (1 + e ** -x) within 4 ulp, tail included; approximately within 2**-17 of relative error, denormal results kept."""
-    if x.dtype is not Float32:
-        power = cute.math.exp(-cute.math.abs(x))
-        return where(x >= 0.0, 1.0, power) / (1.0 + power)
-    if approx:
+    if approx and x.dtype is Float32:
         # 2**-24 of both terms: where their sum overflows, the result is 0
         power = cute.math.exp2(fma(x, -_LOG2E, -24.0), fastmath=True)
         return rcp(power + 2.0**-24) * 2.0**-24
+    return both_sigmoids(x, False)[0]
+
+
+def both_sigmoids(x: Vector, approx: bool) -> tuple[Vector, Vector]:
+    """(sigmoid(x), sigmoid(-x)), each as `sigmoid` gives it. Approximately they share nothing: a common power of e would have more
+    exponents than a float, and lose the tail of one."""
+    if approx and x.dtype is Float32:
+        return sigmoid(x, approx), sigmoid(-x, approx)
     power = cute.math.exp(-cute.math.abs(x))  # never overflows, so the tail is accurate down to the smallest number
     total = 1.0 + power
+    over = where(x >= 0.0, 1.0, power), where(x >= 0.0, power, 1.0)
+    if x.dtype is not Float32:
+        return over[0] / total, over[1] / total
     near = rcp(total)
-    return where(x >= 0.0, 1.0, power) * fma(near, fma(-total, near, 1.0), near)
+    inverse = fma(near, fma(-total, near, 1.0), near)
+    return over[0] * inverse, over[1] * inverse
 
 
 # erf(x) / x in x * x for |x| <= 3.25: relative error 2**-18

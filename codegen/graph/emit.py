@@ -25,7 +25,11 @@ BINDING = {"or": 2, "not": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, 
     ("lt", "le", "gt", "ge", "eq", "ne"), 1
 )
 SEPARATE = {"add": "device.add", "sub": "device.subtract", "mul": "device.multiply"}  # rounded separately
-PAIR, BOTH = ("sin", "cos"), "device.sine_and_cosine({}, {})"  # of one argument, computed together in a kernel
+PAIR = (
+    "sin",
+    "cos",
+)  # of one argument, computed together in a kernel; so are sigmoids of an argument and of its negative
+BOTH = {"sin": "device.sine_and_cosine({}, {})", "sigmoid": "device.both_sigmoids({}, {})"}
 # Operations written as Python operators in jnp: some that a kernel calls as functions, and `~`, with a sign's precedence
 PLAIN = {**BINDING, "div": BINDING["mul"], "not": BINDING["neg"]}
 
@@ -97,11 +101,12 @@ class _Emitter:
         self.names, self.dialect, self.roots = names, dialect, roots
         self.uses: Counter[int] = Counter()
         reached = set()
-        circular: dict[int, dict[str, Node]] = defaultdict(dict)
+        pairs: dict[tuple[int, str], dict[int, Node]] = defaultdict(dict)
         for node in topological(roots, self.is_leaf, self.arguments):
             reached.add(id(node))
-            if node.op in PAIR and not self.is_leaf(node):
-                circular[id(node.args[0])][node.op] = node
+            if (found := place_in_pair(node)) and not self.is_leaf(node):
+                argument, first, place = found
+                pairs[id(argument), first][place] = node
             if not self.is_leaf(node):
                 self.uses.update(id(arg) for arg in self.arguments(node))
         self.uses.update(id(root) for root in roots)
@@ -112,11 +117,11 @@ class _Emitter:
         self.binding: dict[int, int] = {}  # the precedence of a node's text
         self.out: list[str] = []
         self.aliases: set[str] = set()
-        pairs = [tuple(found[op] for op in PAIR) for found in circular.values() if len(found) == len(PAIR)]
-        self.together = {id(node): pair for pair in pairs if self.alike(pair) for node in pair}
+        both = [(found[0], found[1]) for found in pairs.values() if len(found) == 2]
+        self.together = {id(node): pair for pair in both if self.alike(pair) for node in pair}
 
     def alike(self, pair: Sequence[Node]) -> bool:
-        """Whether a sine and a cosine of one argument are made by one function of a kernel."""
+        """Whether a pair is made by one function of a kernel."""
         dialect = self.dialect
         plain = (
             dialect.name == "cute" and not dialect.fast and not any(id(n) in dialect.rounding.functions for n in pair)
@@ -179,7 +184,7 @@ class _Emitter:
         if id(node) in self.together:
             pair = self.together[id(node)]
             names = [next(self.temporaries) for _ in pair]
-            both = BOTH.format(self.text[id(node.args[0])], self.approximate(node))
+            both = BOTH[pair[0].op].format(self.text[id(pair[0].args[0])], self.approximate(node))
             self.out.append(f"{', '.join(names)} = {both}")
             for made, text in zip(pair, names, strict=True):
                 self.text[id(made)], self.binding[id(made)] = text, ATOM
@@ -307,6 +312,16 @@ class _Emitter:
         function = "cast" if not self.rounded(node) else "round_to" if len(texts) == 1 else "round_quotient"
         stored = f"device.{function}({', '.join(texts)}, {dtype})"
         return stored if node.kind == "bool" else f"{stored}.to({target})"
+
+
+def place_in_pair(node: Node) -> tuple[Node, str, int] | None:
+    """The argument of the pair of functions that an operation is one of, the first one's name, and which one it is."""
+    if node.op in PAIR:
+        return node.args[0], PAIR[0], PAIR.index(node.op)
+    if node.op == "sigmoid":
+        negative = node.args[0].op == "neg"
+        return node.args[0].args[0] if negative else node.args[0], node.op, int(negative)
+    return None
 
 
 def parenthesised(text: str, own: int, binding: int, place: int) -> str:

@@ -79,6 +79,27 @@ def test_the_sigmoid(tmp_path):
     assert (got[exact > 2 * LEAST] > 0).all() and ((exact < SMALLEST) & (exact > 2 * LEAST)).sum() > 30
 
 
+@pytest.mark.parametrize("approx", [True, False])
+def test_sigmoids_of_an_argument_and_its_negative(tmp_path, approx):
+    """Made together, each is as accurate as alone, in its tail as well, and has the same bits."""
+    text = (
+        SPEC.replace("  y: float32[N]\n", "  y: float32[N]\n  z: float32[N]\n")
+        .replace("fast", "auto")
+        .replace("y = {}", "{}")
+    )
+    text = text.format("|\n  y = sigmoid(x)\n  z = sigmoid(-x)", "|\n  y = x\n  z = x")
+    source = render_op(read_op("specs/approximated.yaml", text))
+    assert "device.both_sigmoids(x, False)" in source
+    both = import_op(tmp_path, "approximated", source.replace("both_sigmoids(x, False)", f"both_sigmoids(x, {approx})"))
+    x = np.concatenate([EVERY, np.float32([104, -104, 110, -110, 3e38, -3e38, np.inf, -np.inf, np.nan])])
+    y, z = (np.asarray(v, np.float64) for v in both(jnp.asarray(x), implementation="interpret"))
+    np.testing.assert_array_equal(y, elementary(tmp_path, "sigmoid", approx, x))
+    np.testing.assert_array_equal(z, elementary(tmp_path, "sigmoid", approx, -x))
+    for got, sign in ((y, 1), (z, -1)):
+        check(got[:-1], special.expit(sign * x[:-1].astype(np.float64)), 2.0**-17 if approx else 2.0**-21)
+        assert np.isnan(got[-1])
+
+
 def test_gelu(tmp_path):
     """Also in its tail."""
     x = np.concatenate([np.linspace(-8, 6, 20000), np.geomspace(1e-30, 1e30, 200)]).astype(np.float32)

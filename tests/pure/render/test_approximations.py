@@ -118,6 +118,11 @@ def test_sine_and_cosine_of_one_argument_are_made_together():
     assert "device.sin(x, False)" in apart and "device.cos(x, True)" in apart
 
 
+def test_sigmoids_of_an_argument_and_its_negative_are_made_together():
+    source = text("a = sigmoid(x) * sigmoid(-x)", outputs='a: "float32[..., N]"').partition("def made_backward")[0]
+    assert "t0, t1 = device.both_sigmoids(x, False)" in source and "device.sigmoid(" not in source
+
+
 # Chains with one float32 result, and whether `device.{0}` is approximate in its kernel for 16-bit x and y
 RULE = {
     "a = sum(tanh(x), axis=N)": True,

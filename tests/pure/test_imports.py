@@ -6,6 +6,7 @@ All imports count: those within functions, and those for types alone. The table 
 import ast
 import functools
 import graphlib
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -255,3 +256,9 @@ def test_tests_mirror_the_packages():
             folder for folder in folders if not (ROOT / "codegen" / folder.relative_to(tests) / "__init__.py").exists()
         }
         assert folders and not missing
+
+
+def test_every_package_is_in_the_distribution():
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    packages = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "codegen").rglob("__init__.py")}
+    assert packages <= listed

@@ -76,8 +76,8 @@ def work(seed: int, ways: Sequence[str], dry: bool, folder: Path) -> None:
 
 
 def is_last(found: dict[str, Any]) -> bool:
-    """Whether a worker ends with this op: nothing runs in a process after a kernel's error."""
-    return any("CUDA_ERROR" in row.get("error", "") for row in [found, *found["rows"]])
+    """Whether a worker ends with this op: after a kernel's error, nothing may run in its process."""
+    return any("CUDA" in row.get("error", "") for row in [found, *found["rows"]])
 
 
 def chain_of(text: str) -> str:

@@ -42,6 +42,14 @@ with extras.needed("bench"):
 
 BETTER = 0.98  # of a time: what is less better than that is taken for chance
 ROUNDS = 3
+FATAL = (
+    "ILLEGAL_ADDRESS",
+    "ILLEGAL_INSTRUCTION",
+    "MISALIGNED_ADDRESS",
+    "LAUNCH_FAILED",
+    "LAUNCH_TIMEOUT",
+    "HARDWARE_STACK",
+)
 TILES = ("tile_m", "tile_n", "pingpong", "cluster_m", "cluster_n", "splits")  # that say which of the possible ones
 
 
@@ -246,7 +254,7 @@ def tune(op: Op, task: Task, arch: str, clock: Clock, more: Callable[[], bool] =
 
 def is_fatal(error: str) -> bool:
     """Whether nothing runs on the GPU in this process after an error."""
-    return "CUDA_ERROR" in error
+    return any(word in error for word in FATAL)
 
 
 def tune_all(

@@ -11,7 +11,7 @@ from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.op import Gemm
 from codegen.plan.planner import overrides
 from codegen.plan.reductions import Reduction
-from codegen.plan.walking import clusters
+from codegen.plan.walking import clusters, shared_memory
 from codegen.shared import Launch, RowLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 
@@ -148,4 +148,10 @@ def unfit(
     most = min(MOST_REGISTERS, REGISTERS // (how.threads * max(1, how.resident)))
     if data + BESIDE_DATA > most:
         return f"{data} registers of data, of {most}"
+    if isinstance(how, WalkLaunch) and how.whole and not plan.collapsed:
+        needs = plan.walking_needs(how.vec, how.vec * plan.column_bytes(dtypes), dtypes, how.each or 1)
+        each = how.at_once * needs.width * how.staged + needs.sums * how.shared_sums
+        each += needs.sums * (how.threads > how.per_row)  # in the end, for rows side by side
+        if how.threads * how.vectors * each > shared_memory(arch):
+            return f"{how.threads * how.vectors * each} bytes of shared memory"
     return ""

@@ -1,0 +1,89 @@
+"""Which launches are tried: each differs from the planned one, fits the GPU, and follows from the spec's own schedule."""
+
+from dataclasses import replace
+
+import pytest
+
+from codegen.pipeline import read_op
+from codegen.plan.launches import Extents
+from codegen.shared import RowLaunch, WalkLaunch
+from codegen.tuning.candidates import neighbours
+from codegen.tuning.choosing import changed, launch, unfit
+
+SPEC = """\
+op: made
+summary: Made here.
+types: {{T: [float32, bfloat16]}}
+inputs: {{x: 'T[..., N]', w: 'T[N]'}}
+outputs: {{{outputs}}}
+chain: |
+  {chain}
+reference: "y = 0"
+{more}
+"""
+ROW = {"outputs": "y: 'T[..., N]'", "chain": "y = x * w / sqrt(mean(square(x), axis=N))"}
+COLUMN = {"outputs": "y: 'T[N]'", "chain": "y = sum(x * w, axis=...)"}
+BOTH = {"outputs": "y: 'T[N]'", "chain": "y = sum(x * w / sqrt(mean(square(x), axis=N)), axis=...)"}
+
+
+def op_of(outputs: str, chain: str, more: str = ""):
+    return read_op("specs/made.yaml", SPEC.format(outputs=outputs, chain=chain, more=more))
+
+
+def of(op, rows: int, columns: int):
+    dtypes = {a.name: "bfloat16" for a in op.spec.arrays}
+    return op.plan, op.spec, dtypes, Extents(columns, rows * columns, columns, rows), "sm_90a"
+
+
+@pytest.mark.parametrize("made", [ROW, COLUMN, BOTH], ids=lambda m: m["chain"])
+@pytest.mark.parametrize("columns", [1, 129, 4096, 65536])
+def test_each_differs_and_fits(made, columns):
+    call = of(op_of(**made), 8192, columns)
+    planned = launch(*call)
+    found = neighbours(*call, {})
+    assert len(found) > 3 and planned not in found
+    for how, changes in found.items():
+        assert changed(*call, changes) == how
+        assert unfit(call[0], how, call[2], "sm_90a") == ""
+        assert len(changes) == 1
+    first, base = next(iter(found.items()))
+    for how, changes in neighbours(*call, base).items():  # a step further
+        assert how != first and base.keys() <= changes.keys()
+        assert sum(base.get(name) != value for name, value in changes.items()) == 1
+
+
+def test_what_depends_on_a_change_follows_it():
+    call = of(op_of(**ROW), 8192, 4096)
+    how = changed(*call, {"threads_per_row": 64})
+    assert isinstance(how, RowLaunch)
+    assert how.per_row * how.vectors * how.vec == 4096 and how.exact
+    how = changed(*call, {"vector_bytes": 4})
+    assert (how.vec, how.per_row * how.vectors * how.vec) == (2, 4096)
+    walk = of(op_of(**COLUMN), 8192, 4096)
+    planned, other = launch(*walk), changed(*walk, {"parts": 2})
+    assert isinstance(other, WalkLaunch)
+    assert (other.parts, replace(other, parts=planned.parts)) == (2 * planned.parts, planned)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"threads": 2048}, {"cluster": 16}, {"resident": 40}, {"resident": 17, "threads": 128}, {"vectors": 2}, {"at_once": 2}, {"carried": True}],
+    ids=str,
+)  # fmt: skip
+def test_what_does_not_fit_is_none(changes):
+    assert changed(*of(op_of(**ROW), 8192, 4096), changes) is None
+
+
+def test_a_launch_that_needs_too_many_registers_or_too_much_shared_memory_does_not_fit():
+    plan, _, dtypes, *_ = call = of(op_of(**BOTH), 8192, 4096)
+    how = launch(*call)
+    assert isinstance(how, WalkLaunch) and how.staged
+    assert "registers of data" in unfit(plan, replace(how, vectors=64), dtypes, "sm_90a")
+    assert "bytes of shared memory" in unfit(plan, replace(how, threads=1024, at_once=8, resident=0), dtypes, "sm_90a")
+    assert "clusters of 2" in unfit(plan, replace(how, cluster=2), dtypes, "sm_80")
+
+
+def test_what_the_spec_says_itself_stays():
+    call = of(op_of(**ROW, more="schedule: {threads: 512}"), 8192, 4096)
+    assert changed(*call, {"threads": 128}) == launch(*call)
+    assert all("threads" not in changes for changes in neighbours(*call, {}).values())

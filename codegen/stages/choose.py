@@ -1,4 +1,4 @@
-"""The plan that a chain asks for: one kernel of some kind, or several that run one after the other."""
+"""Chooses the plan of a chain: one kernel of some kind, or several that run one after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from codegen.stages.cut import Stages, cut
 
 
 def plan_of(spec: Spec) -> Elementwise | Reduction | Gemm | Staged:
-    """The plan of a chain: one kernel where one does it, else stages. Raises `SpecError` where no kernels of ours can do it."""
+    """The plan of a chain: one kernel if one can compute it, else stages. Raises `SpecError` if no kernels can."""
     statements = spec.read.statements
     try:
         return kernel_of(spec)
@@ -33,7 +33,7 @@ def plan_of(spec: Spec) -> Elementwise | Reduction | Gemm | Staged:
 
 
 def kernel_of(spec: Spec) -> Elementwise | Reduction | Gemm:
-    """The plan of a chain as one kernel. Raises `SpecError` where there is none."""
+    """The plan of a chain as one kernel. Raises `SpecError` if there is none."""
     statements = spec.read.statements
     if gemms.contracts(statements):
         products, after = gemms.split(spec)
@@ -46,12 +46,12 @@ def kernel_of(spec: Spec) -> Elementwise | Reduction | Gemm:
 
 
 def derived(spec: Spec) -> Op:
-    """The op of a spec that was made from another. Raises `SpecError` where it has no kernel."""
+    """The op of a spec that was made from another spec. Raises `SpecError` if it has no kernel."""
     return _made(spec, plan_of(spec))
 
 
 def one_kernel(spec: Spec) -> Op:
-    """The same, as one kernel. Raises `SpecError` or `Mistake` where none does it."""
+    """The same op as one kernel. Raises `SpecError` or `Mistake` if none can compute it."""
     return _made(spec, kernel_of(spec))
 
 
@@ -62,7 +62,7 @@ def _made(spec: Spec, plan: Elementwise | Reduction | Gemm | Staged) -> Op:
 
 
 class _Whole(Planner):
-    """The arrays and axes of an op that is several kernels: no kernel has them all."""
+    """The arrays and axes of an op of several kernels: no kernel has all of them."""
 
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         super().__init__(spec, statements)
@@ -70,7 +70,7 @@ class _Whole(Planner):
         self.axes = tuple(a for a in spec.axes if a in used)
 
     def refused(self) -> bool:
-        """Whether a kernel would lack what its stages lack too."""
+        """Whether a kernel would lack something that its stages lack too."""
         return bool(self.refuse_names() or self.refuse_sizes(""))
 
     def plan(self, stages: Stages) -> Staged:

@@ -29,15 +29,16 @@ Item = Node | Array  # a reduction, or an output of the spec
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of an op, in the order in which they run. A stage takes inputs of the op and outputs of the stages before it.
-    `held` are the values of the chain, by name, that stages write for others, other than outputs of the op."""
+    """The stages of an op, in the order in which they run. A stage takes inputs of the op and outputs of earlier
+    stages. `held` are the values of the chain, by name, that stages write for others and that are not outputs of the
+    op."""
 
     ops: tuple[Op, ...]
     held: tuple[tuple[str, Node], ...]
 
 
 def cut(spec: Spec, kernel: Kernel) -> Stages | None:
-    """The stages of an op. None where no part of the op has a `kernel`; raises `SpecError` where some part has none."""
+    """The stages of an op. None if no part of the op has a `kernel`. Raises `SpecError` if some part has none."""
     made = _Cut(spec, kernel)
     ops = made.stages()
     return None if ops is None else Stages(ops, made.held())
@@ -65,7 +66,7 @@ class _Cut:
         self.tried: dict[tuple[frozenset[int], frozenset[int]], Op | SpecError | Mistake] = {}
 
     def result(self, node: Node) -> Array:
-        """The array that holds a reduction for later stages: an output of the op, where one holds it as it is."""
+        """The array that holds a reduction for later stages: an output of the op, if one holds it without rounding."""
         dtype = self.dtypes[node.kind]
         if (output := self.given.get((id(node), dtype))) is not None:
             return self.outputs[output]
@@ -96,8 +97,8 @@ class _Cut:
         return tuple((name, node) for name, node in known if name not in self.outputs)
 
     def groups(self, waiting: Sequence[Array]) -> list[list[Item]]:
-        """The kernels that give the reductions which are needed next; those that are needed later as well, where they read what
-        these kernels read. Empty where no kernel gives any."""
+        """The kernels that compute the reductions which are needed next, and later ones that read the same arrays.
+        Empty if no kernel computes any."""
         values = [s.value for s in self.statements if s.name in {a.name for a in waiting}]
         ready, blocked = self.ready(values)
         later = self.first_of(values, ready)
@@ -114,7 +115,8 @@ class _Cut:
         return found
 
     def ready(self, values: Sequence[Node]) -> tuple[set[int], list[Node]]:
-        """The unknown reductions among what some values need: those that a kernel gives now, by identity, and all others."""
+        """The unknown reductions that some values need: those that a kernel can compute now, by identity, and all
+        others."""
         ready: set[int] = set()
         blocked: list[Node] = []
         for node in topological(values, self.is_known):
@@ -128,7 +130,7 @@ class _Cut:
         return ready, blocked
 
     def first_of(self, values: Sequence[Node], ready: set[int]) -> list[Node]:
-        """The `ready` reductions that values use, not through one another."""
+        """The `ready` reductions that values use, not by way of each other."""
         return [n for n in topological(values, lambda n: self.is_known(n) or id(n) in ready) if id(n) in ready]
 
     def large(self) -> set[str]:
@@ -137,7 +139,7 @@ class _Cut:
         return {a.name for a in self.spec.inputs if len(a.axes) == most}
 
     def grouped(self, items: Iterable[Item]) -> list[list[Item]]:
-        """The items as few kernels."""
+        """The items in as few kernels as possible."""
         groups: list[list[Item]] = []
         for item in items:
             group = next((g for g in groups if self.attempt([*g, item])), None)
@@ -148,7 +150,7 @@ class _Cut:
         return groups
 
     def without_again(self, groups: list[list[Item]]) -> list[list[Item]]:
-        """The kernels but for those whose results the last kernel computes again while it has what they read."""
+        """The kernels, except those whose results the last kernel can recompute while it has their operands."""
         for group in groups if len(groups) > 1 else ():
             others = [g for g in groups if g is not group]
             before = dict(self.known)
@@ -159,7 +161,7 @@ class _Cut:
         return groups
 
     def with_small(self, group: list[Item], alone: list[Array]) -> list[Item]:
-        """A kernel's results, and the outputs that it gives too without reading or writing another large array."""
+        """A kernel's results, and the outputs that it can compute too without another large array."""
         most, large = max(len(a.axes) for a in self.spec.arrays), self.large()
         for output in alone:
             small = len(output.axes) < most and self.read_by([output]) & large <= self.read_by(group)
@@ -178,7 +180,7 @@ class _Cut:
     # Kernels
 
     def add(self, groups: Iterable[Sequence[Item]]) -> None:
-        """A stage for each group, none of which takes what another gives."""
+        """A stage for each group. No group takes results of another."""
         found = [(group, self.made_of(group)) for group in groups]
         for group, op in found:
             summary = f"Stage {len(self.made) + 1} of {self.spec.op}."
@@ -188,11 +190,11 @@ class _Cut:
             self.left = [a for a in self.left if a not in op.spec.outputs]
 
     def know(self, items: Iterable[Item]) -> None:
-        """From now on these reductions are read from memory."""
+        """These reductions are read from memory from now on."""
         self.known |= {id(i): Leaf(self.results[id(i)].name) for i in items if isinstance(i, Node)}
 
     def attempt(self, items: Sequence[Item]) -> bool:
-        """Whether one kernel gives these from what is known."""
+        """Whether one kernel can compute these from known values."""
         try:
             self.made_of(items)
         except (SpecError, Mistake):
@@ -200,7 +202,7 @@ class _Cut:
         return True
 
     def made_of(self, items: Sequence[Item]) -> Op:
-        """The kernel that gives these. Raises `SpecError` or `Mistake` where there is none."""
+        """The kernel that computes these. Raises `SpecError` or `Mistake` if there is none."""
         key = frozenset(map(id, items)), frozenset(self.known)
         if key not in self.tried:
             try:
@@ -253,7 +255,7 @@ class _Cut:
         return list(found.values())
 
     def refuse(self, waiting: Sequence[Array]) -> None:
-        """Raises the reason why no kernel gives the first value that waits."""
+        """Raises the reason why no kernel computes the first value that waits."""
         values = [s.value for s in self.statements if s.name in {a.name for a in waiting}]
         first = next(
             (n for n in topological(values, self.is_known) if n.op in REDUCTIONS and not self.is_known(n)), None
@@ -266,5 +268,5 @@ class _Cut:
 
 
 def _axes_word(node: Node) -> str:
-    """What a reduction gives a value for, as a part of a name."""
+    """The axes of a reduction's result, as a part of a name."""
     return "_".join("rows" if axis == "..." else axis.lower() for axis in node.dims) or "all"

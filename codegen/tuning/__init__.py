@@ -1,1 +1,1 @@
-"""Measured launches: where a call finds its own, the file that holds them, and which ones there are to try."""
+"""Measured launches: which one a call takes, the file that has them, and the candidates to try."""

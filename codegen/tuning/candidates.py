@@ -1,4 +1,4 @@
-"""Which launches are worth a try: every change of one setting, then changes of the best."""
+"""The launches to try: every change of one setting, then changes of the best."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def neighbours(
     arch: str | None,
     base: Changes,
 ) -> dict[AnyLaunch, Changes]:
-    """The launches that differ from the one with the changes `base` in one setting, and fit; each with all its changes.
-    Two that come to one launch are one."""
+    """The launches that differ in one setting from the launch with the changes `base`, and that fit; each with all its
+    changes. Equal launches are listed once."""
     start = changed(plan, spec, dtypes, extents, arch, base)
     if start is None:
         return {}

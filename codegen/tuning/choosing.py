@@ -1,4 +1,4 @@
-"""From a plan to a call's launch: the planned one, with what was measured to be faster for such calls."""
+"""Chooses a call's launch: the planned one, with the changes that were measured to be faster for such calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_THREADS, MOST_BLOCKS = 2048, 32  # that an SM holds
 
 
 def sizes_of(plan: Elementwise | Reduction, extents: Extents) -> dict[str, int]:
-    """The sizes of a call by which measurements are found; none where one is unknown."""
+    """The sizes of a call by which measurements are found; () if one is unknown."""
     if isinstance(plan, Elementwise) or plan.collapsed:
         known = extents.total is not None and extents.total > MOST_DIVISOR
         return {"elements": extents.total or 0} if known else {}
@@ -40,8 +40,8 @@ def sizes_of(plan: Elementwise | Reduction, extents: Extents) -> dict[str, int]:
 
 
 def size_class(name: str, size: int) -> tuple[str, int, int | None]:
-    """The class of a size: a power of two and what is below the next; of rows and elements a power of eight, and no more
-    classes where there is enough for every SM."""
+    """The class of a size: the sizes up to a power of two; for rows and elements up to a power of eight, with no more
+    classes above a size that is enough for every SM."""
     step, last = (3, {"rows": 12, "elements": 24}[name]) if name in ("rows", "elements") else (1, 64)
     power = min(max(size, 1).bit_length() - 1, last) // step * step
     return name, 2**power if size else 0, None if power >= last else 2 ** (power + step) - 1
@@ -72,7 +72,7 @@ def launch(
     arch: str | None,
     tuned: Tuned | None = None,
 ) -> Launch | RowLaunch | WalkLaunch:
-    """The launch of a call: the planned one, or where it was measured and fits, that with changes."""
+    """The launch of a call: the planned one, with measured changes if there are any and they fit."""
     if tuned is not None and tuned.take == "launch":
         how = changed(plan, spec, dtypes, extents, arch, dict(tuned.launch))
         if how is not None:
@@ -88,7 +88,8 @@ def changed(
     arch: str | None,
     changes: Changes,
 ) -> Launch | RowLaunch | WalkLaunch | None:
-    """The planned launch with changes; None where it cannot be, or could not run. What the spec's own schedule says stays."""
+    """The planned launch with changes; None if it does not exist, or could not run. The spec's own schedule takes
+    precedence."""
     schedule = {name: int(changes[name]) for name in SCHEDULE if name in changes}
     how = plan.launch(dtypes, extents, schedule | overrides(spec, arch), arch)
     alone = {name: value for name, value in changes.items() if name not in SCHEDULE}
@@ -117,8 +118,8 @@ def left_to_xla(
     extents: Extents,
     tuned: Tuned | None = None,
 ) -> str:
-    """Why a call that names no implementation runs the jnp form although there is a kernel, "" where it does not: as was
-    measured, or else by the plan's estimate."""
+    """Why a call that names no implementation runs the jnp form although there is a kernel, by a measurement or else by
+    the plan's estimate; "" if it runs the kernel."""
     if tuned is not None:
         return tuned.why if tuned.take == "xla" else ""
     return limits.left_to_xla(plan, how, dtypes, extents)
@@ -131,7 +132,7 @@ def plan_carries(plan: Elementwise | Reduction) -> bool:
 def unfit(
     plan: Elementwise | Reduction, how: Launch | RowLaunch | WalkLaunch, dtypes: Mapping[str, str], arch: str | None
 ) -> str:
-    """Why a launch could not run, "" where nothing is known against it."""
+    """Why a launch could not run; "" if no reason is known."""
     if how.threads % 32 or not 32 <= how.threads <= 1024:
         return f"{how.threads} threads"
     if isinstance(how, Launch):

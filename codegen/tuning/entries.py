@@ -1,4 +1,4 @@
-"""Measurements as data, as files and generated modules hold them."""
+"""Measurements as data, for files and generated modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def data_of(tuned: Tuned) -> dict[str, Any]:
 
 
 def entry_of(data: Mapping[str, Any]) -> Tuned:
-    """The measurement that data hold. Raises `Mistake`."""
+    """The measurement in data. Raises `Mistake`."""
     for key in data:
         if key not in KEYS:
             raise Mistake(f"unknown key {shown(str(key))}", known(str(key), KEYS))

@@ -37,7 +37,7 @@ def path_of(specs: Path, arch: str) -> Path:
 
 
 def tuned_beside(spec: Path) -> tuple[Tuned, ...]:
-    """What was measured for the op of a spec file. Raises `SpecError` where a file cannot be read."""
+    """The measurements of a spec file's op. Raises `SpecError` if a file cannot be read."""
     found: list[Tuned] = []
     for path in sorted((spec.parent / FOLDER).glob("*.yaml")):
         status = path.stat()
@@ -52,7 +52,7 @@ def _read(path: Path, changed: int, size: int) -> Found:
 
 
 def read(path: Path) -> Found:
-    """What a file holds. Raises `SpecError`."""
+    """The measurements in a file. Raises `SpecError`."""
 
     def mistake(message: str, hint: str = "", line: int = 1) -> SpecError:
         return SpecError([Diagnostic(Span(str(path), line, 1), message, hint)])
@@ -100,7 +100,7 @@ def _flow(value: Any) -> str:
 
 
 def write(path: Path, found: Found) -> None:
-    """Write a file, or leave the old one. Raises OSError."""
+    """Writes a file, or leaves the old one. Raises OSError."""
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(text_of(found), encoding="utf-8")
@@ -108,7 +108,7 @@ def write(path: Path, found: Found) -> None:
 
 
 def merged(old: Found, new: Iterable[tuple[str, Tuned]]) -> dict[str, tuple[Tuned, ...]]:
-    """What a file held, with new measurements in place of those for the same calls."""
+    """The measurements of a file, with new ones in place of those for the same calls."""
     found = {op: {_place(t): t for t in entries} for op, entries in old.items()}
     for op, tuned in new:
         found.setdefault(op, {})[_place(tuned)] = tuned

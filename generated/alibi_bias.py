@@ -113,13 +113,11 @@ def alibi_bias_backward_kernel(
     B, H, Q, K = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (H * Q * K + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, H * Q * K)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rIndexK = cute.make_rmem_tensor((vec, vectors), cutlass.Int32)
@@ -183,9 +181,8 @@ def alibi_bias_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDslope: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     H, Q, K = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    pieces = (H * Q * K + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, H * Q * K)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         alibi_bias_backward_kernel(mDy, mDslope, mColumnSumParts, how).launch(

@@ -173,13 +173,11 @@ def attention_scores_backward_kernel(
     B, SP = mDscores.shape[0], mDscores.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (SP + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, SP)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDscores = access.registers(mDscores, (vec, vectors, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -231,16 +229,14 @@ def attention_scores_backward_launch(
     stream: cuda.CUstream, mDscores: cute.Tensor, mDacc: cute.Tensor, mDbias: cute.Tensor, mColumnSumParts: cute.Tensor,
     scale: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     SP = mDscores.shape[1]
-    pieces = (SP + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, SP)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         attention_scores_backward_kernel(
             mDscores, mDacc, mDbias, mColumnSumParts, scale, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (SP + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, SP)
     if blocks > 0:
         attention_scores_backward_finish(mDbias, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

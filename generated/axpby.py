@@ -157,8 +157,7 @@ def axpby_backward_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     parts, part = mTotalSumParts.shape[0], bidx
     first = cutlass.Int32(tidx * vec)
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDz = access.registers(mDz, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))

@@ -84,13 +84,11 @@ def batch_norm_train_stage1_kernel(
     rows, N = mX.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mColumnMeanParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
@@ -138,16 +136,14 @@ def batch_norm_train_stage1_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mMean: cute.Tensor, mColumnMeanParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     rows, N = mX.shape[0], mX.shape[1]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     blocks = mColumnMeanParts.shape[0] * pieces
     if blocks > 0:
         batch_norm_train_stage1_kernel(mX, mMean, mColumnMeanParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    beside = partials.columns_beside(mColumnMeanParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnMeanParts, N)
     if blocks > 0:
         batch_norm_train_stage1_finish(
             mMean, mColumnMeanParts, cutlass.Int64(rows),
@@ -186,13 +182,11 @@ def batch_norm_train_stage2_kernel(
     rows, N = mX.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mColumnMeanParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     rMean = access.registers(mMean, (vec, vectors))
@@ -245,16 +239,14 @@ def batch_norm_train_stage2_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mMean: cute.Tensor, mVar: cute.Tensor, mColumnMeanParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     rows, N = mX.shape[0], mX.shape[1]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     blocks = mColumnMeanParts.shape[0] * pieces
     if blocks > 0:
         batch_norm_train_stage2_kernel(mX, mMean, mVar, mColumnMeanParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    beside = partials.columns_beside(mColumnMeanParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnMeanParts, N)
     if blocks > 0:
         batch_norm_train_stage2_finish(
             mVar, mColumnMeanParts, cutlass.Int64(rows),
@@ -351,13 +343,11 @@ def batch_norm_train_backward_stage1_kernel(
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mT5Parts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rMean = access.registers(mMean, (vec, vectors))
@@ -430,16 +420,14 @@ def batch_norm_train_backward_stage1_launch(
     mT4: cute.Tensor, mDweight: cute.Tensor, mDbias: cute.Tensor, mT5Parts: cute.Tensor, mT6Parts: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     blocks = mT5Parts.shape[0] * pieces
     if blocks > 0:
         batch_norm_train_backward_stage1_kernel(
             mDy, mMean, mVar, mX, mT3, mT4, mDweight, mDbias, mT5Parts, mT6Parts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mT5Parts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mT5Parts, N)
     if blocks > 0:
         batch_norm_train_backward_stage1_finish(
             mVar, mT3, mT4, mDweight, mDbias, mT5Parts, mT6Parts, eps,

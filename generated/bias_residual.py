@@ -97,13 +97,11 @@ def bias_residual_backward_kernel(
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -147,16 +145,14 @@ def bias_residual_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDbias: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         bias_residual_backward_kernel(mDy, mDbias, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, N)
     if blocks > 0:
         bias_residual_backward_finish(mDbias, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

@@ -57,13 +57,11 @@ def bilinear_form_kernel(
     rows, N = mLeft.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = rowwise.pieces(how, N, least=1)
     parts = mTotalSumParts.shape[0] // pieces
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     rRight = access.registers(mRight, (vec, vectors))
@@ -351,16 +349,11 @@ def bilinear_form_backward_kernel(
     rows, N = mLeft.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
-        pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = rowwise.pieces(how, N, least=1)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rX = access.registers(mX, (vec, vectors, held))
@@ -472,12 +465,8 @@ def bilinear_form_backward_launch(
 ):
     if cutlass.const_expr(not how.whole):
         bilinear_form_backward_rows_launch(stream, mDy, mLeft, mX, mRight, mRowSumOfRows, how.first)
-    vec, per_row = how.vec, how.per_row
     N = mX.shape[1]
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
-        pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = rowwise.pieces(how, N, least=1)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         if mCounter.shape[0] > 0:
@@ -485,8 +474,7 @@ def bilinear_form_backward_launch(
         bilinear_form_backward_kernel(
             mDy, mLeft, mX, mRight, mDleft, mDx, mDright, mColumnSumParts, mRowSumOfRows, mCounter, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, N)
     if blocks > 0:
         bilinear_form_backward_finish(mDy, mDright, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

@@ -94,13 +94,11 @@ def broadcast_add_4d_backward_kernel(
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, S * H * D)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -156,9 +154,8 @@ def broadcast_add_4d_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDbias: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, S * H * D)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         broadcast_add_4d_backward_kernel(mDy, mDbias, mColumnSumParts, how).launch(

@@ -138,13 +138,11 @@ def channel_affine_backward_kernel(
     B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (C * S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C * S)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
@@ -217,9 +215,8 @@ def channel_affine_backward_launch(
     mDscale: cute.Tensor, mDshift: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     C, S = mDy.shape[1], mDy.shape[2]
-    pieces = (C * S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C * S)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         channel_affine_backward_kernel(

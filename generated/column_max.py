@@ -55,13 +55,11 @@ def column_max_kernel(
     rows, N = mX.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mColumnMaxParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fColumnMax = reduce.accumulators(vec, vectors, "max", cutlass.Float32)
@@ -104,14 +102,12 @@ def column_max_finish(
 def column_max_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mColumnMaxParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     N = mX.shape[1]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     blocks = mColumnMaxParts.shape[0] * pieces
     if blocks > 0:
         column_max_kernel(mX, mY, mColumnMaxParts, how).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnMaxParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnMaxParts, N)
     if blocks > 0:
         column_max_finish(mY, mColumnMaxParts).launch(**partials.finishing_grid(blocks, stream))
 
@@ -152,13 +148,11 @@ def column_max_backward_stage1_kernel(
     rows, N = mX.shape[0], mY.shape[0]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rY = access.registers(mY, (vec, vectors))
     rX = access.registers(mX, (vec, vectors, at_once))
@@ -207,16 +201,14 @@ def column_max_backward_stage1_launch(
     stream: cuda.CUstream, mY: cute.Tensor, mX: cute.Tensor, mSumOfN: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     N = mY.shape[0]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         column_max_backward_stage1_kernel(mY, mX, mSumOfN, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, N)
     if blocks > 0:
         column_max_backward_stage1_finish(mSumOfN, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

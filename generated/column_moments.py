@@ -65,13 +65,11 @@ def column_moments_kernel(
     rows, N = mX.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mColumnMeanParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
@@ -127,16 +125,14 @@ def column_moments_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mMean: cute.Tensor, mMeanSquare: cute.Tensor, mColumnMeanParts: cute.Tensor,
     mColumnMean2Parts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     rows, N = mX.shape[0], mX.shape[1]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     blocks = mColumnMeanParts.shape[0] * pieces
     if blocks > 0:
         column_moments_kernel(
             mX, mMean, mMeanSquare, mColumnMeanParts, mColumnMean2Parts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnMeanParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnMeanParts, N)
     if blocks > 0:
         column_moments_finish(
             mMean, mMeanSquare, mColumnMeanParts, mColumnMean2Parts, cutlass.Int64(rows),

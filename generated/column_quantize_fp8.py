@@ -92,13 +92,11 @@ def column_quantize_fp8_stage1_kernel(
     rows, N = mX.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mT0Parts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fT0 = reduce.accumulators(vec, vectors, "max", cutlass.Float32)
@@ -148,16 +146,14 @@ def column_quantize_fp8_stage1_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mMaxOfN: cute.Tensor, mScale: cute.Tensor, mT0Parts: cute.Tensor,
     largest: cutlass.Constexpr[float], amax_min: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     N = mX.shape[1]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     blocks = mT0Parts.shape[0] * pieces
     if blocks > 0:
         column_quantize_fp8_stage1_kernel(
             mX, mMaxOfN, mScale, mT0Parts, largest, amax_min, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mT0Parts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mT0Parts, N)
     if blocks > 0:
         column_quantize_fp8_stage1_finish(
             mMaxOfN, mScale, mT0Parts, largest, amax_min,

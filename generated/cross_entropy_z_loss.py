@@ -400,13 +400,11 @@ def cross_entropy_z_loss_backward_kernel(
     rows, N = mDloss.shape[0], mX.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = rowwise.pieces(how, N, least=1)
     parts = mTotalSumParts.shape[0] // pieces
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
     rX = access.registers(mX, (vec, vectors, at_once))

@@ -243,13 +243,11 @@ def dense_gelu_aux_backward_kernel(
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDacc)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
@@ -304,16 +302,14 @@ def dense_gelu_aux_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDz: cute.Tensor, mZ2: cute.Tensor, mDacc: cute.Tensor,
     mDbias: cute.Tensor, mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         dense_gelu_aux_backward_kernel(
             mDy, mDz, mZ2, mDacc, mDbias, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, N)
     if blocks > 0:
         dense_gelu_aux_backward_finish(mDbias, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

@@ -459,16 +459,11 @@ def dense_rms_scaled_backward_kernel(
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
-        pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = rowwise.pieces(how, N, least=1)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rDy = access.registers(mDy, (vec, vectors, held))
@@ -579,12 +574,8 @@ def dense_rms_scaled_backward_launch(
 ):
     if cutlass.const_expr(not how.whole):
         dense_rms_scaled_backward_rows_launch(stream, mDy, mAcc, mRstd, mWeight, mRowSumOfRows, how.first)
-    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
-        pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = rowwise.pieces(how, N, least=1)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         if mCounter.shape[0] > 0:
@@ -592,8 +583,7 @@ def dense_rms_scaled_backward_launch(
         dense_rms_scaled_backward_kernel(
             mDy, mAcc, mRstd, mWeight, mDacc, mDrstd, mDweight, mColumnSumParts, mRowSumOfRows, mCounter, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, N)
     if blocks > 0:
         dense_rms_scaled_backward_finish(mDweight, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

@@ -81,13 +81,11 @@ def dgelu_dbias_group_fp8_kernel(
     rows, B, G = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (B * G + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, B * G)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
@@ -143,16 +141,14 @@ def dgelu_dbias_group_fp8_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mQ: cute.Tensor, mScale: cute.Tensor, mDbias: cute.Tensor,
     mColumnSumParts: cute.Tensor, amax_min: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     B, G = mDy.shape[1], mDy.shape[2]
-    pieces = (B * G + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, B * G)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         dgelu_dbias_group_fp8_kernel(
             mDy, mX, mQ, mScale, mDbias, mColumnSumParts, amax_min, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (B * G + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, B * G)
     if blocks > 0:
         dgelu_dbias_group_fp8_finish(mDbias, mColumnSumParts, G).launch(**partials.finishing_grid(blocks, stream))
 

@@ -215,17 +215,13 @@ def dgroup_norm_kernel(
     B, G, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (C * S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C * S)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (G), part % (G)  # only rows of one place meet
     iG = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
@@ -392,11 +388,8 @@ def dgroup_norm_launch(
         dgroup_norm_rows_launch(
             stream, mDy, mX, mWeight, mRowMeanOfRows, mRowMean3OfRows, mRowMean2OfRows, mRowMean4OfRows, eps, how.first,
         )
-    vec, per_row = how.vec, how.per_row
     G, C, S = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (C * S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C * S)
     blocks = mColumnSumParts.shape[0] * pieces * G
     if blocks > 0:
         if mCounter.shape[0] > 0:

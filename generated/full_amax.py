@@ -60,8 +60,7 @@ def full_amax_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     parts, part = mTotalMaxParts.shape[0], bidx
     first = cutlass.Int32(tidx * vec)
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fTotalMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -157,8 +156,7 @@ def full_amax_backward_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     parts, part = mTotalSumParts.shape[0], bidx
     first = cutlass.Int32(tidx * vec)
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     rAmax = access.registers(mAmax, (1,))

@@ -274,14 +274,11 @@ def gemm_linear_backward_kernel(
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = rowwise.pieces(how, N, least=1)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rAcc = access.registers(mAcc, (vec, vectors, at_once))
@@ -363,18 +360,15 @@ def gemm_linear_backward_launch(
     mDbeta: cute.Tensor, mColumnSumParts: cute.Tensor, mTotalSumParts: cute.Tensor, mTotalSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
-    pieces = (N + vec * per_row - 1) // (vec * per_row)
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = rowwise.pieces(how, N, least=1)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         gemm_linear_backward_kernel(
             mDy, mAcc, mC, mAlpha, mBeta, mDacc, mDc, mDbias, mDalpha, mDbeta, mColumnSumParts, mTotalSumParts,
             mTotalSum2Parts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, N)
     if blocks > 0:
         gemm_linear_backward_finish(mDbias, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
     blocks = 1

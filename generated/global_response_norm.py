@@ -71,15 +71,13 @@ def global_response_norm_stage1_kernel(
     B, S, C = mX.shape[0], mX.shape[1], mX.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (C + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -179,21 +177,19 @@ def global_response_norm_stage1_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mSumOfBC: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     B, C = mX.shape[0], mX.shape[2]
     if cutlass.const_expr(how.by_place):
         global_response_norm_stage1_places(mX, mSumOfBC, mColumnSumParts, how).launch(
             **rowwise.places_grid(how, B, C, stream)
         )
     else:
-        pieces = (C + vec * per_row - 1) // (vec * per_row)
+        pieces = rowwise.pieces(how, C)
         blocks = mColumnSumParts.shape[0] * pieces * B
         if blocks > 0:
             global_response_norm_stage1_kernel(mX, mSumOfBC, mColumnSumParts, how).launch(
                 **rowwise.walking_grid(how, blocks, stream)
             )
-        beside = partials.columns_beside(mColumnSumParts)
-        blocks = (B * C + beside - 1) // beside
+        blocks = partials.blocks_to_finish(mColumnSumParts, B * C)
         if blocks > 0:
             global_response_norm_stage1_finish(mSumOfBC, mColumnSumParts, C).launch(
                 **partials.finishing_grid(blocks, stream)
@@ -409,15 +405,13 @@ def global_response_norm_frozen_stage2_kernel(
     B, S, C = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (C + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDy)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
@@ -507,16 +501,14 @@ def global_response_norm_frozen_stage2_launch(
     mMeanOfB: cute.Tensor, mSumOfBC2: cute.Tensor, mSumOfB: cute.Tensor, mColumnSumParts: cute.Tensor,
     mColumnSum2Parts: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     B, C = mDy.shape[0], mDy.shape[2]
-    pieces = (C + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C)
     blocks = mColumnSumParts.shape[0] * pieces * B
     if blocks > 0:
         global_response_norm_frozen_stage2_kernel(
             mDy, mSumOfBC, mX, mGamma, mMeanOfB, mSumOfBC2, mSumOfB, mColumnSumParts, mColumnSum2Parts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (B * C + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, B * C)
     if blocks > 0:
         global_response_norm_frozen_stage2_finish(mSumOfBC2, mColumnSumParts, C).launch(
             **partials.finishing_grid(blocks, stream)
@@ -715,15 +707,13 @@ def global_response_norm_backward_stage2_kernel(
     B, S, C = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (C + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDgamma)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
@@ -849,17 +839,15 @@ def global_response_norm_backward_stage2_launch(
     mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, mColumnSum3Parts: cute.Tensor,
     mColumnSum4Parts: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     B, C = mDy.shape[0], mDy.shape[2]
-    pieces = (C + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C)
     blocks = mColumnSumParts.shape[0] * pieces * B
     if blocks > 0:
         global_response_norm_backward_stage2_kernel(
             mDy, mSumOfBC, mX, mGamma, mMeanOfB, mSumOfBC2, mSumOfB, mDgamma, mDbeta, mColumnSumParts, mColumnSum2Parts,
             mColumnSum3Parts, mColumnSum4Parts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (B * C + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, B * C)
     if blocks > 0:
         global_response_norm_backward_stage2_finish(mSumOfBC2, mColumnSumParts, C).launch(
             **partials.finishing_grid(blocks, stream)

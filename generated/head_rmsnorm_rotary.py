@@ -460,17 +460,13 @@ def head_rmsnorm_rotary_backward_kernel(
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (D + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, D)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (S), part % (S)  # only rows of one place meet
     iS = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
@@ -676,11 +672,8 @@ def head_rmsnorm_rotary_backward_launch(
         head_rmsnorm_rotary_backward_rows_launch(
             stream, mDy, mX, mWeight, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows, eps, how.first,
         )
-    vec, per_row = how.vec, how.per_row
     S, D = mDy.shape[1], mDy.shape[4]
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (D + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, D)
     blocks = mColumnSumParts.shape[0] * pieces * S
     if blocks > 0:
         if mCounter.shape[0] > 0:
@@ -694,8 +687,7 @@ def head_rmsnorm_rotary_backward_launch(
         head_rmsnorm_rotary_backward_finish(
             mDweight, mColumnSumParts, mColumnSum2Parts, S, D,
         ).launch(**partials.finishing_grid(blocks, stream))
-    beside = partials.columns_beside(mColumnSum3Parts)
-    blocks = (S * D + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSum3Parts, S * D)
     if blocks > 0:
         head_rmsnorm_rotary_backward_finish_S_D(
             mDcos, mDsin, mColumnSum3Parts, mColumnSum4Parts, D,

@@ -530,17 +530,13 @@ def instance_norm_backward_kernel(
     B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, S)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (C), part % (C)  # only rows of one place meet
     iC = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
@@ -685,11 +681,8 @@ def instance_norm_backward_launch(
         instance_norm_backward_rows_launch(
             stream, mDy, mRstd, mRowMean, mX, mWeight, mRowSumOfRows, mRowSum2OfRows, how.first,
         )
-    vec, per_row = how.vec, how.per_row
     C, S = mDy.shape[1], mDy.shape[2]
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, S)
     blocks = mColumnSumParts.shape[0] * pieces * C
     if blocks > 0:
         if mCounter.shape[0] > 0:

@@ -72,15 +72,13 @@ def layernorm_channels_first_stage1_kernel(
     B, C, S = mX.shape[0], mX.shape[1], mX.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, S)
     parts = mColumnMeanParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
@@ -184,21 +182,19 @@ def layernorm_channels_first_stage1_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mMeanOfBS: cute.Tensor, mColumnMeanParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     B, C, S = mX.shape[0], mX.shape[1], mX.shape[2]
     if cutlass.const_expr(how.by_place):
         layernorm_channels_first_stage1_places(mX, mMeanOfBS, mColumnMeanParts, how).launch(
             **rowwise.places_grid(how, B, S, stream)
         )
     else:
-        pieces = (S + vec * per_row - 1) // (vec * per_row)
+        pieces = rowwise.pieces(how, S)
         blocks = mColumnMeanParts.shape[0] * pieces * B
         if blocks > 0:
             layernorm_channels_first_stage1_kernel(mX, mMeanOfBS, mColumnMeanParts, how).launch(
                 **rowwise.walking_grid(how, blocks, stream)
             )
-        beside = partials.columns_beside(mColumnMeanParts)
-        blocks = (B * S + beside - 1) // beside
+        blocks = partials.blocks_to_finish(mColumnMeanParts, B * S)
         if blocks > 0:
             layernorm_channels_first_stage1_finish(
                 mMeanOfBS, mColumnMeanParts, S, cutlass.Int64(C),
@@ -237,15 +233,13 @@ def layernorm_channels_first_stage2_kernel(
     B, C, S = mX.shape[0], mX.shape[1], mX.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, S)
     parts = mColumnMeanParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
@@ -359,21 +353,19 @@ def layernorm_channels_first_stage2_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mMeanOfBS: cute.Tensor, mMeanOfBS2: cute.Tensor,
     mColumnMeanParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     B, C, S = mX.shape[0], mX.shape[1], mX.shape[2]
     if cutlass.const_expr(how.by_place):
         layernorm_channels_first_stage2_places(
             mX, mMeanOfBS, mMeanOfBS2, mColumnMeanParts, how,
         ).launch(**rowwise.places_grid(how, B, S, stream))
     else:
-        pieces = (S + vec * per_row - 1) // (vec * per_row)
+        pieces = rowwise.pieces(how, S)
         blocks = mColumnMeanParts.shape[0] * pieces * B
         if blocks > 0:
             layernorm_channels_first_stage2_kernel(
                 mX, mMeanOfBS, mMeanOfBS2, mColumnMeanParts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        beside = partials.columns_beside(mColumnMeanParts)
-        blocks = (B * S + beside - 1) // beside
+        blocks = partials.blocks_to_finish(mColumnMeanParts, B * S)
         if blocks > 0:
             layernorm_channels_first_stage2_finish(
                 mMeanOfBS2, mColumnMeanParts, S, cutlass.Int64(C),
@@ -467,15 +459,13 @@ def layernorm_channels_first_frozen_stage1_kernel(
     B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, S)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
@@ -616,21 +606,19 @@ def layernorm_channels_first_frozen_stage1_launch(
     mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     B, S = mDy.shape[0], mDy.shape[2]
     if cutlass.const_expr(how.by_place):
         layernorm_channels_first_frozen_stage1_places(
             mDy, mMeanOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
         ).launch(**rowwise.places_grid(how, B, S, stream))
     else:
-        pieces = (S + vec * per_row - 1) // (vec * per_row)
+        pieces = rowwise.pieces(how, S)
         blocks = mColumnSumParts.shape[0] * pieces * B
         if blocks > 0:
             layernorm_channels_first_frozen_stage1_kernel(
                 mDy, mMeanOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        beside = partials.columns_beside(mColumnSumParts)
-        blocks = (B * S + beside - 1) // beside
+        blocks = partials.blocks_to_finish(mColumnSumParts, B * S)
         if blocks > 0:
             layernorm_channels_first_frozen_stage1_finish(
                 mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, S,
@@ -737,15 +725,13 @@ def layernorm_channels_first_backward_stage1_kernel(
     B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, S)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
@@ -886,21 +872,19 @@ def layernorm_channels_first_backward_stage1_launch(
     mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     B, S = mDy.shape[0], mDy.shape[2]
     if cutlass.const_expr(how.by_place):
         layernorm_channels_first_backward_stage1_places(
             mDy, mMeanOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
         ).launch(**rowwise.places_grid(how, B, S, stream))
     else:
-        pieces = (S + vec * per_row - 1) // (vec * per_row)
+        pieces = rowwise.pieces(how, S)
         blocks = mColumnSumParts.shape[0] * pieces * B
         if blocks > 0:
             layernorm_channels_first_backward_stage1_kernel(
                 mDy, mMeanOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        beside = partials.columns_beside(mColumnSumParts)
-        blocks = (B * S + beside - 1) // beside
+        blocks = partials.blocks_to_finish(mColumnSumParts, B * S)
         if blocks > 0:
             layernorm_channels_first_backward_stage1_finish(
                 mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, S,
@@ -959,13 +943,11 @@ def layernorm_channels_first_backward_stage2_kernel(
     B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (C * S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C * S)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
@@ -1058,9 +1040,8 @@ def layernorm_channels_first_backward_stage2_launch(
     mDbias: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     C, S = mDy.shape[1], mDy.shape[2]
-    pieces = (C * S + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, C * S)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         layernorm_channels_first_backward_stage2_kernel(

@@ -56,15 +56,13 @@ def mean_pool_kernel(
     rows, S, D = mX.shape[0], mX.shape[1], mX.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (D + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, D)
     parts = mColumnMeanParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (rows), part % (rows)  # only rows of one place meet
     iRows = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
@@ -168,17 +166,15 @@ def mean_pool_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mColumnMeanParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     rows, S, D = mX.shape[0], mX.shape[1], mX.shape[2]
     if cutlass.const_expr(how.by_place):
         mean_pool_places(mX, mY, mColumnMeanParts, how).launch(**rowwise.places_grid(how, rows, D, stream))
     else:
-        pieces = (D + vec * per_row - 1) // (vec * per_row)
+        pieces = rowwise.pieces(how, D)
         blocks = mColumnMeanParts.shape[0] * pieces * rows
         if blocks > 0:
             mean_pool_kernel(mX, mY, mColumnMeanParts, how).launch(**rowwise.walking_grid(how, blocks, stream))
-        beside = partials.columns_beside(mColumnMeanParts)
-        blocks = (rows * D + beside - 1) // beside
+        blocks = partials.blocks_to_finish(mColumnMeanParts, rows * D)
         if blocks > 0:
             mean_pool_finish(mY, mColumnMeanParts, D, cutlass.Int64(S)).launch(
                 **partials.finishing_grid(blocks, stream)

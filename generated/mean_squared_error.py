@@ -62,8 +62,7 @@ def mean_squared_error_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     parts, part = mTotalMeanParts.shape[0], bidx
     first = cutlass.Int32(tidx * vec)
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))

@@ -403,17 +403,13 @@ def modulated_layernorm_backward_kernel(
     B, S, N = mDy.shape[0], mDy.shape[1], mDy.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
@@ -644,7 +640,6 @@ def modulated_layernorm_backward_launch(
         modulated_layernorm_backward_rows_launch(
             stream, mDy, mRstd, mRowMean, mX, mScale, mRowSumOfRows, mRowSum2OfRows, how.first,
         )
-    vec, per_row = how.vec, how.per_row
     B, N = mDy.shape[0], mDy.shape[2]
     if cutlass.const_expr(how.by_place):
         modulated_layernorm_backward_places(
@@ -652,9 +647,7 @@ def modulated_layernorm_backward_launch(
             mRowSum2OfRows, mCounter, how,
         ).launch(**rowwise.places_grid(how, B, N, stream))
     else:
-        pieces = how.cluster
-        if cutlass.const_expr(not how.whole):
-            pieces = (N + vec * per_row - 1) // (vec * per_row)
+        pieces = rowwise.pieces(how, N)
         blocks = mColumnSumParts.shape[0] * pieces * B
         if blocks > 0:
             if mCounter.shape[0] > 0:
@@ -663,8 +656,7 @@ def modulated_layernorm_backward_launch(
                 mDy, mRstd, mRowMean, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
                 mRowSumOfRows, mRowSum2OfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        beside = partials.columns_beside(mColumnSumParts)
-        blocks = (B * N + beside - 1) // beside
+        blocks = partials.blocks_to_finish(mColumnSumParts, B * N)
         if blocks > 0:
             modulated_layernorm_backward_finish(
                 mDscale, mDshift, mColumnSumParts, mColumnSum2Parts, N,

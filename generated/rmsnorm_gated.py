@@ -385,15 +385,11 @@ def rmsnorm_gated_backward_kernel(
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
@@ -518,11 +514,8 @@ def rmsnorm_gated_backward_launch(
 ):
     if cutlass.const_expr(not how.whole):
         rmsnorm_gated_backward_rows_launch(stream, mDy, mX, mZ, mWeight, mRowMeanOfRows, mRowSumOfRows, eps, how.first)
-    vec, per_row = how.vec, how.per_row
     N = mDy.shape[1]
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, N)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         if mCounter.shape[0] > 0:
@@ -531,8 +524,7 @@ def rmsnorm_gated_backward_launch(
             mDy, mX, mZ, mWeight, mDx, mDz, mDweight, mColumnSumParts, mRowMeanOfRows, mRowSumOfRows, mCounter, eps,
             how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnSumParts)
-    blocks = (N + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnSumParts, N)
     if blocks > 0:
         rmsnorm_gated_backward_finish(mDweight, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

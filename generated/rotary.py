@@ -181,15 +181,13 @@ def rotary_backward_kernel(
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (D + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, D)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (S), part % (S)  # only rows of one place meet
     iS = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy0 = access.registers(mDy, (vec, vectors, at_once))
     rDy1 = access.registers(mDy, (vec, vectors, at_once))
@@ -347,21 +345,19 @@ def rotary_backward_launch(
     mDcos: cute.Tensor, mDsin: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     S, D = mDy.shape[1], mDy.shape[4]
     if cutlass.const_expr(how.by_place):
         rotary_backward_places(
             mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, how,
         ).launch(**rowwise.places_grid(how, S, D, stream))
     else:
-        pieces = (D + vec * per_row - 1) // (vec * per_row)
+        pieces = rowwise.pieces(how, D)
         blocks = mColumnSumParts.shape[0] * pieces * S
         if blocks > 0:
             rotary_backward_kernel(
                 mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        beside = partials.columns_beside(mColumnSumParts)
-        blocks = (S * D + beside - 1) // beside
+        blocks = partials.blocks_to_finish(mColumnSumParts, S * D)
         if blocks > 0:
             rotary_backward_finish(
                 mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, D,

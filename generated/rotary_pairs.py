@@ -165,13 +165,11 @@ def rotary_pairs_backward_kernel(
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, S * H * D)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (2, vec, vectors, at_once))
     rX = access.registers(mX, (2, vec, vectors, at_once))
@@ -253,9 +251,8 @@ def rotary_pairs_backward_launch(
     mDcos: cute.Tensor, mDsin: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    pieces = (S * H * D + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, S * H * D)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         rotary_pairs_backward_kernel(

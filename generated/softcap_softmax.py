@@ -522,15 +522,11 @@ def softcap_softmax_backward_kernel(
     rows, N = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = how.cluster
-    if cutlass.const_expr(not how.whole):
-        pieces = (N + vec * per_row - 1) // (vec * per_row)
-        pieces = cutlass.select_(pieces > 0, pieces, 1)
+    pieces = rowwise.pieces(how, N, least=1)
     parts = mTotalSumParts.shape[0] // pieces
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers

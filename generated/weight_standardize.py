@@ -68,13 +68,11 @@ def weight_standardize_stage1_kernel(
     KI, O = mW.shape[0], mW.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (O + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, O)
     parts = mColumnMeanParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rW = access.registers(mW, (vec, vectors, at_once))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
@@ -125,16 +123,14 @@ def weight_standardize_stage1_launch(
     stream: cuda.CUstream, mW: cute.Tensor, mMeanOfO: cute.Tensor, mColumnMeanParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     KI, O = mW.shape[0], mW.shape[1]
-    pieces = (O + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, O)
     blocks = mColumnMeanParts.shape[0] * pieces
     if blocks > 0:
         weight_standardize_stage1_kernel(mW, mMeanOfO, mColumnMeanParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    beside = partials.columns_beside(mColumnMeanParts)
-    blocks = (O + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnMeanParts, O)
     if blocks > 0:
         weight_standardize_stage1_finish(
             mMeanOfO, mColumnMeanParts, cutlass.Int64(KI),
@@ -173,13 +169,11 @@ def weight_standardize_stage2_kernel(
     KI, O = mW.shape[0], mW.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (O + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, O)
     parts = mColumnMeanParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rW = access.registers(mW, (vec, vectors, at_once))
     rMeanOfO = access.registers(mMeanOfO, (vec, vectors))
@@ -235,16 +229,14 @@ def weight_standardize_stage2_launch(
     stream: cuda.CUstream, mW: cute.Tensor, mMeanOfO: cute.Tensor, mMeanOfO2: cute.Tensor,
     mColumnMeanParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     KI, O = mW.shape[0], mW.shape[1]
-    pieces = (O + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, O)
     blocks = mColumnMeanParts.shape[0] * pieces
     if blocks > 0:
         weight_standardize_stage2_kernel(
             mW, mMeanOfO, mMeanOfO2, mColumnMeanParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mColumnMeanParts)
-    blocks = (O + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mColumnMeanParts, O)
     if blocks > 0:
         weight_standardize_stage2_finish(
             mMeanOfO2, mColumnMeanParts, cutlass.Int64(KI),
@@ -337,13 +329,11 @@ def weight_standardize_backward_stage1_kernel(
     KI, O = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = (O + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, O)
     parts = mT5Parts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
-    step = per_row * cluster * vec
-    rows_a_block = threads // per_row
-    pace = parts * rows_a_block  # from one row of a thread to its next
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rMeanOfO = access.registers(mMeanOfO, (vec, vectors))
@@ -418,16 +408,14 @@ def weight_standardize_backward_stage1_launch(
     mT3: cute.Tensor, mSumOfO: cute.Tensor, mDgain: cute.Tensor, mT5Parts: cute.Tensor, mColumnSumParts: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
-    vec, per_row = how.vec, how.per_row
     O = mDy.shape[1]
-    pieces = (O + vec * per_row - 1) // (vec * per_row)
+    pieces = rowwise.pieces(how, O)
     blocks = mT5Parts.shape[0] * pieces
     if blocks > 0:
         weight_standardize_backward_stage1_kernel(
             mDy, mMeanOfO, mMeanOfO2, mW, mT3, mSumOfO, mDgain, mT5Parts, mColumnSumParts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    beside = partials.columns_beside(mT5Parts)
-    blocks = (O + beside - 1) // beside
+    blocks = partials.blocks_to_finish(mT5Parts, O)
     if blocks > 0:
         weight_standardize_backward_stage1_finish(
             mMeanOfO2, mT3, mSumOfO, mDgain, mT5Parts, mColumnSumParts, eps,

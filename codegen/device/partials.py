@@ -187,6 +187,12 @@ def columns_beside(parts: cute.Tensor) -> cutlass.Int32:
     return cutlass.select_(parts.shape[0] > FEW, Int32(WARP), Int32(256))
 
 
+def blocks_to_finish(parts: cute.Tensor, columns: cutlass.Int32) -> cutlass.Int32:
+    """The number of blocks of a finishing kernel, whose threads reduce a column each."""
+    beside = columns_beside(parts)
+    return (columns + beside - 1) // beside
+
+
 def column_to_finish(parts: cute.Tensor) -> tuple[cutlass.Int32, cutlass.Boolean]:
     """The column that this thread of a finishing kernel reduces, and whether it writes the results."""
     tidx, _, _ = cute.arch.thread_idx()

@@ -49,6 +49,27 @@ def sizes(how: Walk) -> tuple[int, int, int, int, int, int]:
     return how.vec, how.vectors, how.threads, how.per_row, how.cluster, how.at_once
 
 
+def pieces(how: Walk, columns: Int32, least: int = 0) -> Int32 | int:
+    """The number of blocks that together have all columns of a row, and at least `least`, 0 or 1."""
+    if how.whole:
+        return how.cluster
+    width = how.vec * how.per_row
+    count = (columns + width - 1) // width
+    return cutlass.select_(count > 0, count, 1) if least else count
+
+
+def columns_of(how: Walk, piece: Int32) -> tuple[Int32, int]:
+    """This thread's first column, of those that its block has of a row, and the distance from one of its vectors to the next."""
+    tidx, _, _ = cute.arch.thread_idx()
+    return Int32((piece * how.per_row + tidx % how.per_row) * how.vec), how.per_row * how.cluster * how.vec
+
+
+def rows_of(how: Walk, parts: Int32) -> tuple[int, Int32]:
+    """The number of rows that a block has at a time, and the distance from one row of a thread to its next."""
+    rows = how.threads // how.per_row
+    return rows, parts * rows
+
+
 def first_row(how: RowLaunch) -> Int32:
     """The first of the neighbouring rows that this thread has a part of."""
     tidx, _, _ = cute.arch.thread_idx()

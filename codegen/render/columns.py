@@ -51,7 +51,6 @@ class WalkContext(RowContext):
             "totals": [self.folded(s) for s in self.totals()],
             "total_types": in_tuple([self.statistic_type(s) for s in self.totals()]),
             "parts_tensor": self.parts((self.of_columns() or self.totals())[0]),
-            "pieces": self.pieces(),
             "tiles": tiles,
             "first": self.first_launch(),
             "row_statistics": self.row_statistics(),
@@ -133,16 +132,13 @@ class WalkContext(RowContext):
         """The coordinates that all rows of a block share."""
         return self.coordinate_lines(tuple(self.groups[i] for i in self.plan.apart), "place")
 
-    def pieces(self) -> str:
-        """The number of neighbouring blocks that together have all columns, if none has whole rows."""
-        return f"({self.columns_text()} + vec * per_row - 1) // (vec * per_row)"
-
     def launch_extents_of(self, tiles: bool, finishes: list[dict[str, Any]]) -> list[str]:
         """The sizes with which the launcher counts blocks and elements."""
         texts = [self.apart_text(), *(f["grid"] for f in finishes)] + [
             line for f in finishes for line in f["launch_arguments"]
         ]
-        texts += [self.pieces()] if tiles else [self.columns_text()] if self.plan.by_place else []
+        pieces = tiles or bool(self.plan.stages and self.of_columns())
+        texts += [self.columns_text()] if pieces or self.plan.by_place else []
         used = [i for i, g in enumerate(self.groups) if self.mentions(texts, g.name)]
         names, sources = [self.groups[i].name for i in used], [self.extent_source(i) for i in used]
         return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
@@ -390,7 +386,7 @@ class WalkContext(RowContext):
 
     def finish_grid(self, finish: Finish) -> str:
         if finish.kept == self.plan.spread:
-            return f"({self.spread_text()} + beside - 1) // beside"
+            return f"partials.blocks_to_finish({self.tensors_of_columns(finish)}, {self.spread_text()})"
         return " * ".join(self.groups[i].name for i in finish.kept) or "1"
 
     def count(self, everything: bool) -> str:

@@ -123,6 +123,7 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
 
     from codegen.explain.report import fused_bytes
     from codegen.language.sizes import array_shape
+    from codegen.measuring import limits
     from codegen.measuring.bench import typical
     from codegen.measuring.compile import resources_of_call
     from codegen.runtime.call import arguments
@@ -143,6 +144,7 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
         "large": max(math.prod(x.shape) for x in arrays.values()) >= LARGE // 4,
         "launch": str(how),
         "left": op.left_to_xla(types, axes),
+        "instructions_us": dict(limits.instruction_times(op, binding, shape)),
     }
 
 
@@ -211,7 +213,8 @@ def time_ways(ways: Sequence[Way]) -> None:
             way.row.update({"error": short(error)})
         return
     for way in good:
-        way.row.update(numbers({name: times[f"{way.name} {name}"] for name in ("ours", "xla", "copy")}))
+        found = {name: times[f"{way.name} {name}"] for name in ("ours", "xla", "copy")}
+        way.row.update(numbers(found, way.row["instructions_us"]))
 
 
 def prepared(way: Way, kept: list[Any]) -> dict[str, Callable[[int], Any]]:
@@ -230,12 +233,15 @@ def prepared(way: Way, kept: list[Any]) -> dict[str, Callable[[int], Any]]:
     }
 
 
-def numbers(times: dict[str, tuple[float, ...]]) -> dict[str, Any]:
-    """What a row says of its times. The limit is that of memory, a copy's time."""
+def numbers(times: dict[str, tuple[float, ...]], instructions: dict[str, float]) -> dict[str, Any]:
+    """What a row says of its times. The limit is the longest of a copy's time and those that the instructions take."""
     us = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+    least = {"bytes": us["copy"], **instructions}
+    limit = max(least, key=lambda name: least[name])
     return {
         "us": {name: round(t, 3) for name, t in us.items()},
-        "of_limit": round(us["copy"] / us["ours"], 4),
+        "limit": limit,
+        "of_limit": round(least[limit] / us["ours"], 4),
         "over_xla": round(us["xla"] / us["ours"], 4),
         "spread": round(max(times["ours"]) / min(times["ours"]) - 1, 4),
     }
@@ -377,7 +383,7 @@ def told(row: dict[str, Any]) -> list[str]:
     """A row, its launch and its spec."""
     us = row["us"]
     lines = [
-        f"#{row['number']} {row['way']} {row['kind']} {row['shape']}: {row['of_limit']:.3f} of the limit, {row['over_xla']:.3f}x XLA;"
+        f"#{row['number']} {row['way']} {row['kind']} {row['shape']}: {row['of_limit']:.3f} of the limit ({row.get('limit', 'bytes')}), {row['over_xla']:.3f}x XLA;"
         f" us: ours {us['ours']:.1f}, XLA {us['xla']:.1f}, copy {us['copy']:.1f}" + (f"; XLA took it: {row['left']}" if row["left"] else ""),
         f"  {row['registers']} registers, {row['stack']} bytes of stack; {row['launch']}",
     ]  # fmt: skip

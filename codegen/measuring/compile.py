@@ -149,11 +149,10 @@ def compile_kernel(
     variant: Variant,
     arch: str,
     static: dict[str, Any] | None = None,
-    how: Launch | RowLaunch | WalkLaunch | None = None,
 ) -> Compiled:
     """Compile one kernel, or take it from the cache on disk. `static` overrides the defaults of static params (1 where there
-    is none), and `how` the launch that the variant gives."""
-    call, names = _call(op, variant, arch, static, how)
+    is none)."""
+    call, names = _call(op, variant, arch, static)
     return _with_operands(op, _kept(call) or _compile(op, call), names)
 
 
@@ -175,13 +174,12 @@ def _call(
     variant: Variant,
     arch: str,
     static: dict[str, Any] | None = None,
-    how: Launch | RowLaunch | WalkLaunch | None = None,
 ) -> tuple[CompiledCall, dict[str, bool] | None]:
     """The call to compile, and the names of its tensors, each with whether it is present. The names are None for a kernel that
     contracts, which is the one for large matrices."""
     if isinstance(op, GemmOp):
         return op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch), None
-    spec, how = op.spec, how or launch_of(op, variant, arch)
+    spec, how = op.spec, launch_of(op, variant, arch)
 
     def array(a):
         if a.default is not None and variant.defaults:
@@ -314,16 +312,21 @@ def read_cubin(cubin: bytes) -> tuple[int, int, int]:
 
 
 def resources_of_call(op: Op, types: Types, shape: Shape, arch: str) -> tuple[int, int, int]:
-    """Registers, stack and shared memory of the kernel that a call at a shape runs, the largest of each where it runs several.
-    It is compiled as the call compiles it, or taken from the cache on disk."""
+    """Registers, stack and shared memory of the kernel that a call at a shape runs, the largest of each where it runs several."""
+    found = [read_cubin(cubin) for cubin in cubins_of_call(op, types, shape, arch)]
+    return tuple(max(numbers) for numbers in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+def cubins_of_call(op: Op, types: Types, shape: Shape, arch: str) -> list[bytes]:
+    """The machine code of the kernels that a call at a shape runs. It is compiled as the call compiles it, or taken from the cache on
+    disk."""
     arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in op.spec.inputs}
     scalar = {"float": "float32", "int": "int32", "bool": "bool"}
     dynamic = [jax.ShapeDtypeStruct((), scalar[p.kind]) for p in op.spec.params if not p.static]
     static = tuple((p.name, p.example) for p in op.spec.params if p.static)
     call = op._kernel_call(Key("cute", types, tuple(arrays), static), (*arrays.values(), *dynamic), arch)
     module = kernels.binary(call.compiled_for(arch)).module
-    found = [read_cubin(module[place:]) for place in _elf_files(module, _EM_CUDA)]
-    return tuple(max(numbers) for numbers in zip(*found, strict=True))  # type: ignore[return-value]
+    return [module[place:] for place in _elf_files(module, _EM_CUDA)]
 
 
 _EM_CUDA = 190

@@ -7,11 +7,12 @@ import subprocess
 
 import jax
 
-from codegen.explain.launching import Binding, launch_of
-from codegen.language.sizes import Shape, elements
+from codegen.explain.launching import Binding
+from codegen.language.sizes import Shape, array_shape, elements
 from codegen.measuring import sass
-from codegen.measuring.compile import Compiled, Variant, compile_kernel
+from codegen.measuring.compile import cubins_of_call
 from codegen.plan.op import Staged
+from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled.platform import current_arch
 from codegen.runtime.ops.gemm_op import GemmOp
@@ -29,10 +30,8 @@ def instruction_times(op: Op, binding: Binding, shape: Shape, clock: float | Non
     gpu = None if arch is None else this_gpu(arch, jax.devices()[0].device_kind)
     if isinstance(op, GemmOp) or isinstance(op.plan, Staged) or arch is None or gpu is None:
         return ()
-    how = launch_of(op.planned, binding, shape, arch)
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
-    made = compile_kernel(op, Variant(Types(binding.types), how.ragged), arch, how=how)
-    work = work_of_element(op.spec.op, made, how, columns, arch)
+    work = work_of_element(op, Types(binding.types), shape, arch)
     return tuple((name, us * 1e6) for name, us in gpu.seconds(work.times(rows * columns), clock).items())
 
 
@@ -42,14 +41,19 @@ def this_gpu(arch: str, kind: str) -> Gpu | None:
     return next((g for g in GPUS if g.arch == arch and set(g.name.split()) - {"SXM", "80GB"} <= words), None)
 
 
-def work_of_element(name: str, made: Compiled, how: Launch | RowLaunch | WalkLaunch, columns: int, arch: str) -> Work:
-    """The instructions for each element of the main loops of an op's kernels: not of those that only finish a reduction over rows."""
-    total = Work(0, 0, 0)
-    for kernel, code in sass.kernels(made.cubin, arch):
-        first = getattr(how, "first", None)
-        own = first if f"{name}_rows_kernel" in kernel else how if f"{name}_kernel" in kernel else None
-        if own is not None:
-            total += sass.main_loop(code).times(1 / elements_of_thread(own, columns))
+def work_of_element(op: Op, types: Types, shape: Shape, arch: str) -> Work:
+    """The instructions for each element of the main loops of a call's kernels: not of those that only finish a reduction over rows."""
+    arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in op.spec.inputs}
+    how = op.launch_for(types, arguments.bind_axes(op.spec, arrays), arch)
+    _, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
+    total, name = Work(0, 0, 0), op.spec.op
+    for cubin in cubins_of_call(op, types, shape, arch):
+        for kernel, code in sass.kernels(cubin, arch):
+            first = getattr(how, "first", None)
+            assert isinstance(how, Launch | RowLaunch | WalkLaunch)
+            own = first if f"{name}_rows_kernel" in kernel else how if f"{name}_kernel" in kernel else None
+            if own is not None:
+                total += sass.main_loop(code).times(1 / elements_of_thread(own, columns))
     return total
 
 

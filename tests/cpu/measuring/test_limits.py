@@ -1,6 +1,5 @@
 """The instructions of kernels' main loops: counted in machine code, against the compiler's PTX and the interpreter, and estimated."""
 
-import functools
 import re
 
 import pytest
@@ -8,40 +7,38 @@ import pytest
 import generated
 from codegen.explain.estimate import work
 from codegen.explain.launching import Binding, launch_of
-from codegen.language.sizes import default_shape, elements
+from codegen.language.sizes import default_shape
+from codegen.measuring import compile as compiling
 from codegen.measuring import limits, sass
 from codegen.measuring.compile import Variant, compile_kernel
 from codegen.measuring.explained import interpreted_calls
 from codegen.measuring.tasks import kernels_named
 from codegen.runtime.call.arguments import Types
+from codegen.runtime.ops.op import Op
 from codegen.shared import Launch
 from codegen.targets import GPUS, Work
 
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
 
-def compiled(name: str, arch: str, shape: dict[str, int] | None = None) -> tuple:
-    """A kernel of the library in bfloat16, its launch, its binding and the columns of a row."""
+def kernel(name: str) -> tuple[Op, dict[str, str]]:
+    """A kernel of the library, and its types: bfloat16 where it has that."""
     (op,) = [k for k in kernels_named(generated, [name]) if k.spec.op == name]
-    types = {t: "bfloat16" if "bfloat16" in dtypes else dtypes[0] for t, dtypes in op.spec.types}
-    binding = Binding(op.spec, tuple(types.items()))
-    shape = shape or default_shape(op.spec)
-    how = launch_of(op.planned, binding, shape, arch)
-    _, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
-    made = compile_kernel(op, Variant(Types(binding.types), how.ragged), arch, how=how)
-    return op, made, how, types, columns
+    return op, {t: "bfloat16" if "bfloat16" in dtypes else dtypes[0] for t, dtypes in op.spec.types}
 
 
 def counted(name: str, arch: str, shape: dict[str, int] | None = None) -> Work:
-    op, made, how, _, columns = compiled(name, arch, shape)
-    return limits.work_of_element(op.spec.op, made, how, columns, arch)
+    op, types = kernel(name)
+    return limits.work_of_element(op, Types(tuple(types.items())), shape or default_shape(op.spec), arch)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", ["mish", "tanh", "swiglu", "gelu_backward"])
 def test_special_functions_are_those_of_the_ptx(name, arch):
     """Kernels without loops: PTX names them."""
-    _, made, how, _, _ = compiled(name, arch)
+    op, types = kernel(name)
+    variant = Variant(Types(tuple(types.items())), False)
+    made, how = compile_kernel(op, variant, arch), compiling.launch_of(op, variant, arch)
     found = len(re.findall(r"(?m)^\s+(?:ex2|rcp|lg2|rsqrt|sqrt|tanh|sin|cos)\.approx", made.ptx))
     assert isinstance(how, Launch) and found >= how.vec
     ((_, code),) = sass.kernels(made.cubin, arch)
@@ -77,9 +74,9 @@ def test_what_is_on_every_way_to_an_access_counts():
 @pytest.mark.parametrize("name", ["mish", "bias_gelu", "layernorm", "softmax"])
 def test_the_count_is_near_what_the_interpreter_executes(name):
     """It runs PTX, of which the assembler folds signs, conversions and addresses."""
-    op, made, how, types, columns = compiled(name, "sm_90a", {"...": 64, "N": 1024})
+    _, types = kernel(name)
     (call,) = [c for c in interpreted_calls(getattr(generated, name), {"...": 64, "N": 1024}) if c["types"] == types]
-    found = limits.work_of_element(op.spec.op, made, how, columns, "sm_90a").issue
+    found = counted(name, "sm_90a", {"...": 64, "N": 1024}).issue
     assert 0.6 < found / call["instructions_per_element"] < 1.2
 
 
@@ -92,9 +89,10 @@ SOME = """
 
 @pytest.mark.parametrize("name", SOME)
 def test_the_estimate_is_within_a_factor_of_two_of_the_count(name):
-    op, made, how, types, columns = compiled(name, "sm_90a")
-    found = limits.work_of_element(op.spec.op, made, how, columns, "sm_90a")
-    guess = work(op.planned, types, how.vec)
+    op, types = kernel(name)
+    shape = default_shape(op.spec)
+    vector = launch_of(op.planned, Binding(op.spec, tuple(types.items())), shape).vec
+    found, guess = counted(name, "sm_90a"), work(op.planned, types, vector)
     assert 0.5 < guess.issue / found.issue < 2
     assert abs(guess.special - found.special) < 0.5
     assert 0.4 < guess.half / found.half < 2.5

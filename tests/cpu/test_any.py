@@ -88,3 +88,10 @@ def test_an_op_whose_process_dies_has_failed(tmp_path, monkeypatch):
     found = benchmark.Crew(given, tmp_path, range(3)).run(2)
     assert [op["number"] for op in found] == [0, 1, 2]
     assert all("its process ended with 1" in op["error"] for op in found)
+
+
+def test_the_limit_of_a_row_is_what_takes_longest():
+    times = {"ours": (2.0, 2.0, 9.0), "xla": (3.0,) * 3, "copy": (1.0,) * 3}
+    found = benchmark.numbers(times, {"issue": 1.5, "special": 0.5})
+    assert (found["limit"], found["of_limit"], found["over_xla"]) == ("issue", 0.75, 1.5)
+    assert benchmark.numbers(times, {})["limit"] == "bytes"

@@ -26,7 +26,7 @@ SPEC = {
     "outputs": {"y": "T[K, I, O]"},
     "params": {"eps": {"type": "float", "default": 1e-05, "doc": "Added to the variance under the root."}},
     "chain": """\
-y = (w - mean(w, axis=(K, I))) * (rsqrt(var(w, axis=(K, I)) + eps) * gain)
+y = (w - mean(w, axis=(K, I))) * rsqrt(var(w, axis=(K, I)) + eps) * gain
 """,
     "reference": """\
 centred = w - jnp.mean(w, axis=(0, 1))
@@ -252,7 +252,7 @@ def weight_standardize_stage2_xla(w, mean_of_o):
 
 def weight_standardize_stage3_chain(w, gain, mean_of_o, mean_of_o2, eps, approx):
     """The chain, on one vector of each operand."""
-    y = (w - mean_of_o) * (device.rsqrt(mean_of_o2 + eps, approx) * gain)
+    y = (w - mean_of_o) * device.rsqrt(mean_of_o2 + eps, approx) * gain
     return y
 
 
@@ -292,7 +292,7 @@ def weight_standardize_stage3_launch(
 
 def weight_standardize_stage3_xla(w, gain, mean_of_o, mean_of_o2, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = (w - mean_of_o) * (jax.lax.rsqrt(mean_of_o2 + eps) * gain)
+    y = (w - mean_of_o) * jax.lax.rsqrt(mean_of_o2 + eps) * gain
     return y
 
 
@@ -305,7 +305,7 @@ def weight_standardize_backward_stage1_columns(mean_of_o2, eps, t5, column_sum, 
     """The columns' results, from their statistics."""
     t3 = t5
     sum_of_o = column_sum
-    dgain = t3 * device.rsqrt(mean_of_o2 + eps, approx)
+    dgain = device.rsqrt(mean_of_o2 + eps, approx) * t3
     return t3, sum_of_o, dgain
 
 
@@ -427,7 +427,7 @@ def weight_standardize_backward_stage1_xla(dy, mean_of_o, mean_of_o2, w, eps):
     t5 = jnp.sum(dy * (w - mean_of_o), axis=(-3, -2), keepdims=True)
     t3 = t5
     sum_of_o = jnp.sum(dy, axis=(-3, -2), keepdims=True)
-    dgain = t3 * jax.lax.rsqrt(mean_of_o2 + eps)
+    dgain = jax.lax.rsqrt(mean_of_o2 + eps) * t3
     return t3, sum_of_o, dgain
 
 
@@ -436,10 +436,10 @@ def weight_standardize_backward_stage2_chain(
 ):
     """The chain, on one vector of each operand."""
     t0 = device.rsqrt(mean_of_o2 + eps, approx)
-    t1 = t0 * gain
+    t1 = gain * t0
     t4 = size_k.to(cutlass.Float32) * size_i.to(cutlass.Float32)
     dw = t1 * dy - device.divide_by_shared(
-        t3 * gain * t0 * t0 * t0, t4, approx,
+        gain * t3 * t0 * t0 * t0, t4, approx,
     ) * (w - mean_of_o) - device.divide_by_shared(t1 * sum_of_o, t4, approx)
     return dw
 
@@ -488,9 +488,9 @@ def weight_standardize_backward_stage2_launch(
 def weight_standardize_backward_stage2_xla(dy, mean_of_o, mean_of_o2, w, gain, t3, sum_of_o, size_k, size_i, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jax.lax.rsqrt(mean_of_o2 + eps)
-    t1 = t0 * gain
+    t1 = gain * t0
     t4 = size_k.astype(jnp.float32) * size_i.astype(jnp.float32)
-    dw = t1 * dy - t3 * gain * t0 * t0 * t0 / t4 * (w - mean_of_o) - t1 * sum_of_o / t4
+    dw = t1 * dy - gain * t3 * t0 * t0 * t0 / t4 * (w - mean_of_o) - t1 * sum_of_o / t4
     return dw
 
 

@@ -131,7 +131,7 @@ def spread(plan, statistic, part, axes):
 def forget() -> None:
     """Makes every op, and every op derived from it, make its functions again."""
     for op in (getattr(generated, name) for name in generated.__all__):
-        for made in (op, *op.kernels, getattr(op._backward, "keeping", None)):
+        for made in (op, *op.kernels, op._backward, getattr(op._backward, "keeping", None)):
             if made is not None:
                 made._functions.cache_clear()
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.errors import Mistake, SpecError
-from codegen.graph.contraction import marks, meetings
+from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Statement, topological
-from codegen.graph.ops import REDUCTIONS
+from codegen.graph.ops import PINNED, REDUCTIONS
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
 from codegen.plan.op import Op
@@ -52,6 +52,7 @@ class _Cut:
         nodes = list(topological(s.value for s in self.statements))
         self.reductions = [n for n in nodes if n.op in REDUCTIONS]
         self.pinned = [value for value, _ in meetings(nodes)]
+        self.decided = {id(n.args[0]) for n in nodes if n.op == PINNED and pin_types(n)}  # by marks of the spec's own
         self.read, self.variables = spec.float_types(spec.inputs), dict(spec.types)
         self.asked = deciding_types(self.statements, spec.asked_types, self.read, self.variables)
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
@@ -222,15 +223,16 @@ class _Cut:
         more = [replace(self.results[i], default=None) for i in self.results if i in read]
         held = {i: self.results[i].dtype for i in self.known}
         again = deciding_types(assigned, types_of(arrays), self.read, self.variables, held)
-        marked = marks(self.pinned, self.asked, again)
+        marked = {i: types for i, types in marks(self.pinned, self.asked, again).items() if i not in self.decided}
         own = {a.name for a in arrays}
         names = {i: name for i, name in self.called.items() if name not in own}
         spec = replace(self.spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=())
         title = f"{self.spec.op} ({', '.join(a.name for a in arrays)})"
         calls = self.spec.read.graph.calls
         made = restricted(spec, title, assigned, arrays, more, names, self.known, calls, marked)
-        if not made.computes_as(self.spec):
-            raise Mistake("a part of the op would be computed in float32, where the whole is computed in float64")
+        if not made.computes_as(self.spec):  # with another input that makes it float64
+            more += [a for a in self.spec.inputs if a.dtype in self.spec.doubles and a not in made.inputs]
+            made = restricted(spec, title, assigned, arrays, more, names, self.known, calls, marked)
         op = self.kernel(made)
         plan = op.plan
         if (
@@ -264,6 +266,10 @@ class _Cut:
             self.made_of([waiting[0] if first is None else first])
         except SpecError as error:
             raise SpecError([in_chain(self.spec, d) for d in error.diagnostics]) from None
+        except Mistake as mistake:
+            raise SpecError(
+                [self.spec.source.diagnostic(self.spec.chain.span, mistake.message, mistake.hint)]
+            ) from None
         raise AssertionError(f"{self.spec.op} was cut nowhere")
 
 

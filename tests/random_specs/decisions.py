@@ -9,7 +9,8 @@ from tests.random_specs.tree import OPS, ROWS
 
 class Family(NamedTuple):
     """A kind of kernel: its axes, those that reductions along a row may reduce, those that reductions over rows do, and
-    how often it is drawn. `width` is the size of the last axis, an inner one of a split, if it is fixed."""
+    how often it is drawn. `width` is the size of the last axis, an inner one of a split, if it is fixed.
+    In a `staged` op, elements and other reductions use those over rows."""
 
     axes: tuple[str, ...]
     along: tuple[tuple[str, ...], ...] = ()
@@ -17,6 +18,7 @@ class Family(NamedTuple):
     often: int = 2
     split: bool = False
     contracts: bool = False
+    staged: bool = False
 
 
 LAST = (("N",),)
@@ -39,6 +41,10 @@ FAMILIES = {
     "row and column": Family((ROWS, "N"), LAST, ((ROWS,),), often=7),
     "row and column of named axes": Family(("B", "S", "N"), LAST, (("B", "S"),), often=3),
     "row and column of blocks": Family((ROWS, "B", "G"), (("G",),), ((ROWS,),), often=2, split=True),
+    "staged": Family((ROWS, "N"), over=((ROWS,), (ROWS, "N")), often=3, staged=True),
+    "staged, of rows": Family((ROWS, "N"), LAST, ((ROWS,),), often=3, staged=True),
+    "staged, of named axes": Family(("B", "S", "N"), LAST, (("S",), ("B",), ("B", "S")), often=3, staged=True),
+    "staged, of blocks": Family((ROWS, "B", "G"), (("G",),), ((ROWS,), ("B",)), often=2, split=True, staged=True),
     "product": Family((ROWS, "N"), contracts=True, often=5),
     "product of batches": Family(("B", "S", "N"), contracts=True, often=2),
     "product and folds": Family((ROWS, "N"), LAST, ((ROWS,),), contracts=True, often=3),

@@ -223,14 +223,16 @@ class _Maker(Values):
                 self.make_statistic(body, axes, whole)
         if family.along and self.chance(0.25):
             self.make_softmax(body, whole)
-        if not family.over:
+        if family.staged:
+            self.make_waited(body, whole)
+        if not family.over or family.staged:
             return self.make_outputs(whole)
         self.make_columns(body, whole)
         return None
 
     def folds(self, axes: tuple[str, ...]) -> dict[str, int]:
         """The reductions of a computed float, with how often each is drawn."""
-        along = axes in self.family.along
+        along = axes in self.family.along or self.family.staged
         left_out = (set() if along else TWICE) | (set() if self.wanted.ties else EXTREMES)
         return {name: often for name, often in FLOAT_FOLDS.items() if name not in left_out}
 
@@ -297,7 +299,7 @@ class _Maker(Values):
     def make_outputs(self, whole: frozenset[str]) -> None:
         """The outputs of an op without reductions over rows."""
         family = self.family
-        self.late = bool(family.along)
+        self.late = bool(family.along or family.over)
         reduced = [tuple(a for a in family.axes if a not in lost) for lost in dict.fromkeys(family.along)]
         for axes in self.random.sample(reduced, k=self.random.randint(0, len(reduced))):
             own = frozenset(axes)
@@ -329,6 +331,16 @@ class _Maker(Values):
     def unused(self, dims: frozenset[str]) -> list[Node]:
         used = {(n.op, n.attr) for _, _, v in self.chain for n in nodes(v)}
         return [n for n in self.pool if (n.op, n.attr) not in used and n.dims <= dims]
+
+    def make_waited(self, body: Node, whole: frozenset[str]) -> None:
+        """Reductions over rows that elements use, and so may the next ones."""
+        over = self.family.over
+        for axes in self.random.sample(over, k=self.random.randint(1, min(2, len(over)))):
+            made = self.assign(self.fresh("c"), self.folded(body, axes))
+            self.pool.append(made)
+            value = self.joined(self.covering(self.expression("float", whole, 1), whole), made)
+            body = self.assign(self.fresh("z"), self.absorbing(value, whole))
+            self.pool.append(body)
 
     def make_columns(self, body: Node, whole: frozenset[str]) -> None:
         """Outputs that reduce over rows, and perhaps one with whole rows."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.autodiff import backward as backwards
-from codegen.plan.launches import Tuned
+from codegen.plan.launches import AnyLaunch, Tuned
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.op import Staged
 from codegen.runtime.call.arguments import Axes, Types
@@ -143,6 +143,15 @@ class InStages(Op[P, R]):
             return stage.named(stage._run_interpret(own, *values))
 
         return self._outputs(self._through(key, operands, interpreted))
+
+    def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
+        """The last stage's launch. Raises `Mistake` where a stage has none."""
+        return [stage.default_launch(types, axes) for stage in self.stages][-1]
+
+    def left_to_xla(self, types: Types, axes: Axes) -> str:
+        """Why all stages of such a call run their jnp form, or ""."""
+        found = [stage.left_to_xla(types, axes) for stage in self.stages]
+        return found[0] if all(found) else ""
 
 
 class StagedOp(InStages[P, R]):

@@ -1,0 +1,139 @@
+"""Where the graph of an op of several kernels is cut: what each stage reads and writes."""
+
+import pytest
+
+from codegen.autodiff.backward import Derived, backward_of
+from codegen.errors import SpecError
+from codegen.pipeline import read_op
+from codegen.plan.op import Op, Staged
+
+
+def made(inputs: str, outputs: str, chain: str, more: str = "") -> Op:
+    parts = {"inputs": inputs, "outputs": outputs}
+    text = f"op: made\nsummary: Made.\n{more}"
+    text += "".join(f"{key}:\n" + "".join(f"  {a}\n" for a in arrays.split("; ")) for key, arrays in parts.items())
+    text += "chain: |\n" + "".join(f"  {line}\n" for line in chain.split("; "))
+    names = [array.partition(":")[0] for array in outputs.split("; ")]
+    return read_op("specs/made.yaml", text + "reference: |\n" + "".join(f"  {name} = 0\n" for name in names))
+
+
+def stages(op: Op) -> list[tuple[str, str]]:
+    """The kind of each stage, and what it writes, after what it reads."""
+    assert isinstance(op.plan, Staged)
+    return [
+        (s.plan.kind, f"{' '.join(a.name for a in s.spec.inputs)} -> {' '.join(a.name for a in s.spec.outputs)}")
+        for s in op.plan.stages
+    ]
+
+
+X, Y = "x: float32[..., N]", "y: float32[..., N]"
+MIDDLE = "x: float32[B, C, S]", "y: float32[B, C, S]"
+
+CUT = {
+    "columns": ((X, Y, "y = x - mean(x, axis=...)"), [("column", "x -> mean_of_n"), ("elementwise", "x mean_of_n -> y")]),
+    "everything": (
+        (X, Y, "y = x / norm(x, axis=(..., N))"),
+        [("column", "x -> sum_of_all"), ("elementwise", "x sum_of_all -> y")],
+    ),
+    "a middle axis": (
+        (*MIDDLE, "y = softmax(x, axis=C)"),
+        [
+            ("column", "x -> max_of_b_s"),
+            ("column", "x max_of_b_s -> sum_of_b_s"),
+            ("elementwise", "x max_of_b_s sum_of_b_s -> y"),
+        ],
+    ),
+    # An output is what later stages take, and a name of the chain stays
+    "statistics that are outputs": (
+        (X, f"{Y}; m: float32[N]; v: float32[N]", "m = mean(x, axis=...); v = var(x, axis=...); y = (x - m) * rsqrt(v)"),
+        [("column", "x -> m"), ("column", "x m -> v"), ("elementwise", "x m v -> y")],
+    ),
+    "a name of the chain": (
+        (X, Y, "top = max(x, axis=...); y = x / top"),
+        [("column", "x -> top"), ("elementwise", "x top -> y")],
+    ),
+    # bfloat16 does not hold what stages take
+    "a rounded output": (
+        ("x: bfloat16[..., N]", "y: bfloat16[..., N]; m: bfloat16[N]", "m = mean(x, axis=...); y = x - m"),
+        [("column", "x -> mean_of_n m"), ("elementwise", "x mean_of_n -> y")],
+    ),
+    "reductions of one level": (
+        ("x: float32[M, N]", "y: float32[M, N]", "y = x - mean(x, axis=M) - mean(x, axis=N) + mean(x, axis=(M, N))"),
+        [("row+column", "x -> mean_of_n mean_of_m mean_of_all"), ("elementwise", "x mean_of_n mean_of_m mean_of_all -> y")],
+    ),
+    "two levels": (
+        ("x: float32[B, S, N]", "y: float32[B]", "y = sum(max(x, axis=N), axis=S)"),
+        [("row", "x -> max_of_b_s"), ("row", "max_of_b_s -> y")],
+    ),
+    "blocks of both axes": (
+        ("x: float32[(P R=128), (Q C=128)]", "q: float8_e4m3fn[(P R=128), (Q C=128)]", "q = x / max(abs(x), axis=(R, C))"),
+        [("column", "x -> max_of_p_q"), ("elementwise", "x max_of_p_q -> q")],
+    ),
+    # Two steps of Sinkhorn's algorithm: the sums along rows come with those over rows that follow them
+    "sums of sums": (
+        ("x: float32[B, M, N]", "y: float32[B, M, N]",
+         "a = x / sum(x, axis=N); b = a / sum(a, axis=M); c = b / sum(b, axis=N); y = c / sum(c, axis=M)"),
+        [
+            ("row+column", "x -> sum_of_b_m sum_of_b_n"),
+            ("row+column", "x sum_of_b_m sum_of_b_n -> sum_of_b_m2 sum_of_b_n2"),
+            ("elementwise", "x sum_of_b_m sum_of_b_n sum_of_b_m2 sum_of_b_n2 -> y"),
+        ],
+    ),
+    # The last kernel has the row in registers: it needs no other to reduce it
+    "a statistic of the last kernel's rows": (
+        (X, f"{Y}; z: float32[..., N]", "y = softmax(x, axis=N); z = x - mean(x, axis=...)"),
+        [("column", "x -> mean_of_n"), ("row", "x mean_of_n -> y z")],
+    ),
+    # 20 reductions, of which a kernel chains 16
+    "many after each other": (
+        (X, Y, "; ".join(f"{'y' if i == 9 else f'v{i}'} = softmax({f'v{i - 1}' if i else 'x'}, axis=N)" for i in range(10))),
+        None,
+    ),
+    "outputs of different axes": (
+        (f"{X}; w: float32[N]", f"{Y}; z: float32[N]", "y = -x; z = -w"),
+        [("elementwise", "x -> y"), ("elementwise", "w -> z")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_stages(name):
+    spec, expected = CUT[name]
+    found = stages(made(*spec))
+    assert len(found) == 2 if expected is None else found == expected
+
+
+def test_every_stage_reads_what_is_there():
+    for spec, _ in CUT.values():
+        op = made(*spec)
+        there = {a.name: a for a in op.spec.inputs}
+        assert isinstance(op.plan, Staged)
+        for stage in op.plan.stages:
+            assert all(a.name in there and there[a.name].dims == a.dims for a in stage.spec.inputs)
+            there |= {a.name: a for a in stage.spec.outputs}
+        assert {a.name for a in op.spec.outputs} <= there.keys()
+
+
+def test_what_stages_write_is_saved_for_the_backward():
+    op = made(X, Y, "m = mean(x, axis=...); y = (x - m) * rsqrt(var(x, axis=...))")
+    found = backward_of(op)
+    assert isinstance(found, Derived) and found.forward is None
+    assert found.how.saved == ("m", "mean_of_n")
+    assert stages(found.op) == [
+        ("column", "dy m x -> sum_of_n sum_of_n2"),
+        ("elementwise", "dy m mean_of_n x sum_of_n sum_of_n2 -> dx"),
+    ]
+
+
+def test_gradients_that_reduce_over_rows_come_with_the_elements():
+    """Sums over C and over B and S share no kernel: each block would have one row."""
+    chain = "y = (x - mean(x, axis=C)) * rsqrt(var(x, axis=C)) * w"
+    found = backward_of(made("x: float32[B, C, S]; w: float32[C]", "y: float32[B, C, S]", chain))
+    assert isinstance(found, Derived)
+    kinds = [(kind, arrays.partition(" -> ")[2]) for kind, arrays in stages(found.op)]
+    assert kinds == [("column", "sum_of_b_s sum_of_b_s2"), ("column", "dx dw")]
+
+
+def test_what_no_kernel_does_is_the_first_error():
+    with pytest.raises(SpecError, match="other arrays have these axes in another order"):
+        made("x: float32[M, N]; w: float32[N, M]", "y: float32[M, N]", "y = x - mean(x, axis=M) + w")

@@ -5,7 +5,7 @@ import pytest
 from tests.random_specs.generate import random_spec
 from tests.random_specs.trial import Effort, try_spec
 
-SEEDS = (0, 1, 2, 5, 7, 8, 10, 12, 14, 15, 16, 19, 21, 22, 23)  # of every kind of kernel
+SEEDS = (0, 1, 2, 4, 5, 7, 8, 10, 12, 14, 15, 16, 19, 21, 22, 23, 25)  # of every kind of kernel
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -109,7 +109,6 @@ def add_layernorm_kernel(
                 values = add_layernorm_row_mean(device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -124,7 +123,6 @@ def add_layernorm_kernel(
                 )
                 reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
@@ -262,7 +260,6 @@ def add_layernorm_forward_kernel(
                 )
                 reduce.accumulate([rRowMean_], ("mean",), values, at.inside())
         row_mean_, = row.reduce([rRowMean_], ("mean",), sRowMean_)
-        row_mean_ = row.mean(row_mean_)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -277,7 +274,6 @@ def add_layernorm_forward_kernel(
                 )
                 reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
@@ -661,9 +657,7 @@ def add_layernorm_backward_kernel(
                         device.floats(rWeight[None, v]),
                     )
                     reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
-                row_sum, row_sum2 = reduce.over_row(
-                    [rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster, turn,
-                )
+                row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget(
                         (mWeight, rWeight), (mDy, rDy[None, None, k]), (mDresidualOut, rDresidualOut[None, None, k]),

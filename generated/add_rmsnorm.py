@@ -97,7 +97,6 @@ def add_rmsnorm_kernel(
                 values = add_rmsnorm_row_mean(device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
@@ -211,7 +210,6 @@ def add_rmsnorm_frozen_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mDy, rDy), (mDresidualOut, rDresidualOut), (mResidualOut, rResidualOut))
         for p in cutlass.range(row.passes):
@@ -310,7 +308,6 @@ def add_rmsnorm_backward_rows_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
-        row_mean = row.mean(row_mean)
 
         if row.writes():
             row_mean_of_rows, row_sum_of_rows = add_rmsnorm_backward_rows_row(
@@ -448,10 +445,7 @@ def add_rmsnorm_backward_kernel(
                         device.floats(rWeight[None, v]),
                     )
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
-                row_mean, row_sum = reduce.over_row(
-                    [rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn,
-                )
-                row_mean = own.mean(row_mean)
+                row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget(
                         (mWeight, rWeight), (mDy, rDy[None, None, k]), (mDresidualOut, rDresidualOut[None, None, k]),

@@ -101,7 +101,6 @@ def add_rmsnorm_fp8_kernel(
                 values = add_rmsnorm_fp8_row_mean(device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):

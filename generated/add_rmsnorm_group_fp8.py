@@ -108,7 +108,6 @@ def add_rmsnorm_group_fp8_kernel(
                 )
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):

@@ -126,7 +126,6 @@ def add_rmsnorm_row_fp8_kernel(
                 )
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)

@@ -404,7 +404,7 @@ def bilinear_form_backward_kernel(
                         device.floats(rX[None, v, k]), device.floats(rRight[None, v]),
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
-                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+                row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mRight, rRight), (mX, rX[None, None, k]))
             else:

@@ -112,7 +112,6 @@ def cross_entropy_smoothed_kernel(
         row_max, picked, row_mean, row_sum = row.reduce(
             [rRowMax, rPicked, rRowMean, rRowSum], ("max", "sum", "mean", "sum"), sStage0, ((3, 0, "exp", 1.0),),
         )
-        row_mean = row.mean(row_mean)
 
         if row.writes():
             loss = cross_entropy_smoothed_row(
@@ -226,7 +225,6 @@ def cross_entropy_smoothed_forward_kernel(
         row_max, picked, row_mean, row_sum = row.reduce(
             [rRowMax, rPicked, rRowMean, rRowSum], ("max", "sum", "mean", "sum"), sStage0, ((3, 0, "exp", 1.0),),
         )
-        row_mean = row.mean(row_mean)
 
         if row.writes():
             lse, loss = cross_entropy_smoothed_forward_row(

@@ -519,7 +519,7 @@ def dense_rms_scaled_backward_kernel(
                         device.floats(rWeight[None, v]),
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
-                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+                row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mAcc, rAcc[None, None, k]))
             else:

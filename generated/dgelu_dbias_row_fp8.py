@@ -210,7 +210,7 @@ def dgelu_dbias_row_fp8_kernel(
                     at = own.vector(v)
                     values = dgelu_dbias_row_fp8_row_max(device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]))
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
-                row_max, = reduce.over_row([rRowMax], ("max",), sRowMax, per_row, cluster, turn)
+                row_max, = own.reduce([rRowMax], ("max",), sRowMax, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:

@@ -116,8 +116,6 @@ def dlayernorm_rows_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, at.inside())
         row_mean, row_mean3 = row.reduce([rRowMean, rRowMean3], ("mean", "mean"), sStage0)
-        row_mean = row.mean(row_mean)
-        row_mean3 = row.mean(row_mean3)
 
         row = row.forget((mDy, rDy), (mX, rX))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -135,8 +133,6 @@ def dlayernorm_rows_kernel(
                 )
                 reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, at.inside())
         row_mean2, row_mean4 = row.reduce([rRowMean2, rRowMean4], ("mean", "mean"), sStage1)
-        row_mean2 = row.mean(row_mean2)
-        row_mean4 = row.mean(row_mean4)
 
         if row.writes():
             row_mean_of_rows, row_mean3_of_rows, row_mean2_of_rows, row_mean4_of_rows = dlayernorm_rows_row(
@@ -295,11 +291,7 @@ def dlayernorm_kernel(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     )
                     reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, at.inside())
-                row_mean, row_mean3 = reduce.over_row(
-                    [rRowMean, rRowMean3], ("mean", "mean"), sStage0, per_row, cluster, turn,
-                )
-                row_mean = own.mean(row_mean)
-                row_mean3 = own.mean(row_mean3)
+                row_mean, row_mean3 = own.reduce([rRowMean, rRowMean3], ("mean", "mean"), sStage0, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -311,11 +303,7 @@ def dlayernorm_kernel(
                         device.full(vec, row_mean),
                     )
                     reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, at.inside())
-                row_mean2, row_mean4 = reduce.over_row(
-                    [rRowMean2, rRowMean4], ("mean", "mean"), sStage1, per_row, cluster, turn,
-                )
-                row_mean2 = own.mean(row_mean2)
-                row_mean4 = own.mean(row_mean4)
+                row_mean2, row_mean4 = own.reduce([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:

@@ -99,8 +99,6 @@ def drmsnorm_rows_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, at.inside())
         row_mean, row_mean2 = row.reduce([rRowMean, rRowMean2], ("mean", "mean"), sStage0)
-        row_mean = row.mean(row_mean)
-        row_mean2 = row.mean(row_mean2)
 
         if row.writes():
             row_mean_of_rows, row_mean2_of_rows = drmsnorm_rows_row(device.full(1, row_mean), device.full(1, row_mean2))
@@ -228,11 +226,7 @@ def drmsnorm_kernel(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     )
                     reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, at.inside())
-                row_mean, row_mean2 = reduce.over_row(
-                    [rRowMean, rRowMean2], ("mean", "mean"), sStage0, per_row, cluster, turn,
-                )
-                row_mean = own.mean(row_mean)
-                row_mean2 = own.mean(row_mean2)
+                row_mean, row_mean2 = own.reduce([rRowMean, rRowMean2], ("mean", "mean"), sStage0, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:

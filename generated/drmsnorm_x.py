@@ -101,7 +101,6 @@ def drmsnorm_x_kernel(
                 values = drmsnorm_x_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mDy, rDy), (mX, rX))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -118,7 +117,6 @@ def drmsnorm_x_kernel(
                 )
                 reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):

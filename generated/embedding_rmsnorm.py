@@ -93,7 +93,6 @@ def embedding_rmsnorm_kernel(
                 values = embedding_rmsnorm_row_mean(device.floats(rTableAtToken[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mTable, rTableAtToken))
         for p in cutlass.range(row.passes):
@@ -198,7 +197,6 @@ def embedding_rmsnorm_frozen_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mDy, rDy), (mTable, rTableAtToken))
         for p in cutlass.range(row.passes):
@@ -300,7 +298,6 @@ def embedding_rmsnorm_backward_rows_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
-        row_mean = row.mean(row_mean)
 
         if row.writes():
             row_mean_of_rows, row_sum_of_rows = embedding_rmsnorm_backward_rows_row(
@@ -429,10 +426,7 @@ def embedding_rmsnorm_backward_kernel(
                         device.floats(rWeight[None, v]),
                     )
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
-                row_mean, row_sum = reduce.over_row(
-                    [rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn,
-                )
-                row_mean = own.mean(row_mean)
+                row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget(
                         (mWeight, rWeight), (mDy, rDy[None, None, k]), (mTable, rTableAtToken[None, None, k]),

@@ -262,7 +262,6 @@ def global_response_norm_stage2_kernel(
                 values = global_response_norm_stage2_row_mean(length)
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX), (mSumOfBC, rSumOfBC))
         for p in cutlass.range(row.passes):
@@ -345,7 +344,6 @@ def global_response_norm_frozen_stage1_kernel(
                 values = global_response_norm_frozen_stage1_row_mean(device.floats(rSumOfBC[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         if row.writes():
             mean_of_b = global_response_norm_frozen_stage1_row(device.full(1, row_mean))
@@ -635,7 +633,6 @@ def global_response_norm_backward_stage1_kernel(
                 values = global_response_norm_backward_stage1_row_mean(device.floats(rSumOfBC[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         if row.writes():
             mean_of_b = global_response_norm_backward_stage1_row(device.full(1, row_mean))

@@ -106,8 +106,6 @@ def head_rmsnorm_rotary_kernel(
                 values = head_rmsnorm_rotary_stage0(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]))
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, at.inside())
         row_mean, row_mean2 = row.reduce([rRowMean, rRowMean2], ("mean", "mean"), sStage0)
-        row_mean = row.mean(row_mean)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mX, rX0), (mX, rX1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
@@ -241,8 +239,6 @@ def head_rmsnorm_rotary_frozen_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, at.inside())
         row_mean, row_mean2, row_sum = row.reduce([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0)
-        row_mean = row.mean(row_mean)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mDy, rDy0), (mDy, rDy1), (mX, rX0), (mX, rX1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
@@ -368,8 +364,6 @@ def head_rmsnorm_rotary_backward_rows_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, at.inside())
         row_mean, row_mean2, row_sum = row.reduce([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0)
-        row_mean = row.mean(row_mean)
-        row_mean2 = row.mean(row_mean2)
 
         if row.writes():
             row_mean_of_rows, row_mean2_of_rows, row_sum_of_rows = head_rmsnorm_rotary_backward_rows_row(
@@ -553,11 +547,9 @@ def head_rmsnorm_rotary_backward_kernel(
                         device.floats(rCos[None, v]), device.floats(rSin[None, v]),
                     )
                     reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, at.inside())
-                row_mean, row_mean2, row_sum = reduce.over_row(
-                    [rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, per_row, cluster, turn,
+                row_mean, row_mean2, row_sum = own.reduce(
+                    [rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, turn=turn,
                 )
-                row_mean = own.mean(row_mean)
-                row_mean2 = own.mean(row_mean2)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget(
                         (mWeight, rWeight0), (mWeight, rWeight1), (mCos, rCos), (mSin, rSin),

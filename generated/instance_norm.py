@@ -99,7 +99,6 @@ def instance_norm_kernel(
                 values = instance_norm_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -111,7 +110,6 @@ def instance_norm_kernel(
                 values = instance_norm_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
                 reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -225,7 +223,6 @@ def instance_norm_forward_kernel(
                 values = instance_norm_forward_row_mean_(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean_], ("mean",), values, at.inside())
         row_mean_, = row.reduce([rRowMean_], ("mean",), sRowMean_)
-        row_mean_ = row.mean(row_mean_)
 
         row = row.forget((mX, rX))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -237,7 +234,6 @@ def instance_norm_forward_kernel(
                 values = instance_norm_forward_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean_))
                 reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -600,9 +596,7 @@ def instance_norm_backward_kernel(
                         device.floats(rX[None, v, k]),
                     )
                     reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
-                row_sum, row_sum2 = reduce.over_row(
-                    [rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster, turn,
-                )
+                row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:

@@ -97,7 +97,6 @@ def layernorm_fp8_kernel(
                 values = layernorm_fp8_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -109,7 +108,6 @@ def layernorm_fp8_kernel(
                 values = layernorm_fp8_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
                 reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):

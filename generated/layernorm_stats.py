@@ -108,7 +108,6 @@ def layernorm_stats_kernel(
                 values = layernorm_stats_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -120,7 +119,6 @@ def layernorm_stats_kernel(
                 values = layernorm_stats_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
                 reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -509,9 +507,7 @@ def layernorm_stats_backward_kernel(
                         device.floats(rWeight[None, v]),
                     )
                     reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
-                row_sum, row_sum2 = reduce.over_row(
-                    [rRowSum, rRowSum2], ("sum", "sum"), sStage0, per_row, cluster, turn,
-                )
+                row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:

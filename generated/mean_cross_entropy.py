@@ -256,7 +256,7 @@ def mean_cross_entropy_kernel(
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
                     reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, at.inside())
-                picked, row_max = reduce.over_row([rPicked, rRowMax], ("sum", "max"), sStage0, per_row, cluster, turn)
+                picked, row_max = own.reduce([rPicked, rRowMax], ("sum", "max"), sStage0, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mX, rX[None, None, k]))
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -266,7 +266,7 @@ def mean_cross_entropy_kernel(
                         device.floats(rX[None, v, k]), device.full(vec, row_max), approx,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
-                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+                row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mX, rX[None, None, k]))
             else:

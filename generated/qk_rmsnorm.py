@@ -101,8 +101,6 @@ def qk_rmsnorm_kernel(
                 values = qk_rmsnorm_stage0(device.floats(rQ[None, v, u]), device.floats(rK[None, v, u]))
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, at.inside())
         row_mean, row_mean2 = row.reduce([rRowMean, rRowMean2], ("mean", "mean"), sStage0)
-        row_mean = row.mean(row_mean)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mQ, rQ), (mK, rK))
         for p in cutlass.range(row.passes):
@@ -241,8 +239,6 @@ def qk_rmsnorm_frozen_kernel(
         row_mean, row_sum, row_mean2, row_sum2 = row.reduce(
             [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0,
         )
-        row_mean = row.mean(row_mean)
-        row_mean2 = row.mean(row_mean2)
 
         row = row.forget((mDqOut, rDqOut), (mDkOut, rDkOut), (mQ, rQ), (mK, rK))
         for p in cutlass.range(row.passes):
@@ -379,8 +375,6 @@ def qk_rmsnorm_backward_rows_kernel(
         row_mean, row_sum, row_mean2, row_sum2 = row.reduce(
             [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0,
         )
-        row_mean = row.mean(row_mean)
-        row_mean2 = row.mean(row_mean2)
 
         if row.writes():
             row_mean_of_rows, row_sum_of_rows, row_mean2_of_rows, row_sum2_of_rows = qk_rmsnorm_backward_rows_row(
@@ -558,12 +552,9 @@ def qk_rmsnorm_backward_kernel(
                     reduce.accumulate(
                         [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, at.inside(),
                     )
-                row_mean, row_sum, row_mean2, row_sum2 = reduce.over_row(
-                    [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, per_row, cluster,
-                    turn,
+                row_mean, row_sum, row_mean2, row_sum2 = own.reduce(
+                    [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, turn=turn,
                 )
-                row_mean = own.mean(row_mean)
-                row_mean2 = own.mean(row_mean2)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget(
                         (mQWeight, rQWeight), (mKWeight, rKWeight), (mDqOut, rDqOut[None, None, k]),

@@ -82,7 +82,6 @@ def rmsnorm_bias_kernel(
                 values = rmsnorm_bias_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -177,7 +176,6 @@ def rmsnorm_bias_frozen_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
@@ -270,7 +268,6 @@ def rmsnorm_bias_backward_rows_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
-        row_mean = row.mean(row_mean)
 
         if row.writes():
             row_mean_of_rows, row_sum_of_rows = rmsnorm_bias_backward_rows_row(
@@ -402,10 +399,7 @@ def rmsnorm_bias_backward_kernel(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     )
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
-                row_mean, row_sum = reduce.over_row(
-                    [rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn,
-                )
-                row_mean = own.mean(row_mean)
+                row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:

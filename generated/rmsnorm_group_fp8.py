@@ -97,7 +97,6 @@ def rmsnorm_group_fp8_kernel(
                 values = rmsnorm_group_fp8_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):

@@ -84,7 +84,6 @@ def rmsnorm_reordered_kernel(
                 values = rmsnorm_reordered_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX), (mX, rXAtOrder))
         for p in cutlass.range(row.passes):
@@ -182,7 +181,6 @@ def rmsnorm_reordered_frozen_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mDy, rDy), (mX, rX), (mX, rXAtOrder))
         for p in cutlass.range(row.passes):
@@ -278,7 +276,6 @@ def rmsnorm_reordered_backward_rows_kernel(
                 )
                 reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
-        row_mean = row.mean(row_mean)
 
         if row.writes():
             row_mean_of_rows, row_sum_of_rows = rmsnorm_reordered_backward_rows_row(
@@ -409,10 +406,7 @@ def rmsnorm_reordered_backward_kernel(
                         device.floats(rXAtOrder[None, v, u]), device.floats(rWeightAtOrder[None, v]),
                     )
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
-                row_mean, row_sum = reduce.over_row(
-                    [rRowMean, rRowSum], ("mean", "sum"), sStage0, per_row, cluster, turn,
-                )
-                row_mean = own.mean(row_mean)
+                row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget(
                         (mWeight, rWeightAtOrder), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]),

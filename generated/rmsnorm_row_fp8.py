@@ -112,7 +112,6 @@ def rmsnorm_row_fp8_kernel(
                 values = rmsnorm_row_fp8_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX))
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)

@@ -93,7 +93,6 @@ def rmsnorm_rstd_kernel(
                 values = rmsnorm_rstd_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -419,7 +418,7 @@ def rmsnorm_rstd_backward_kernel(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
-                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+                row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:

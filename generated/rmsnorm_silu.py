@@ -81,7 +81,6 @@ def rmsnorm_silu_kernel(
                 values = rmsnorm_silu_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -176,7 +175,6 @@ def rmsnorm_silu_forward_kernel(
                 values = rmsnorm_silu_forward_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -545,7 +543,7 @@ def rmsnorm_silu_backward_kernel(
                         device.floats(rWeight[None, v]), approx,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
-                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+                row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:

@@ -352,7 +352,7 @@ def row_column_scale_backward_kernel(
                         device.floats(rColumnScale[None, v]),
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
-                row_sum, = reduce.over_row([rRowSum], ("sum",), sRowSum, per_row, cluster, turn)
+                row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mColumnScale, rColumnScale), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:

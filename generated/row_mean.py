@@ -72,7 +72,6 @@ def row_mean_kernel(
                 values = row_mean_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         if row.writes():
             y = row_mean_row(device.full(1, row_mean))

@@ -89,7 +89,6 @@ def row_moments_kernel(
                 values = row_moments_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         row = row.forget((mX, rX))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -101,7 +100,6 @@ def row_moments_kernel(
                 values = row_moments_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
                 reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
-        row_mean2 = row.mean(row_mean2)
 
         if row.writes():
             mean, variance = row_moments_row(device.full(1, row_mean), device.full(1, row_mean2))

@@ -75,7 +75,6 @@ def row_rms_kernel(
                 values = row_rms_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-        row_mean = row.mean(row_mean)
 
         if row.writes():
             rms = row_rms_row(device.full(1, eps), device.full(1, row_mean))

@@ -572,7 +572,7 @@ def scaled_softmax_backward_kernel(
                         device.floats(rX[None, v, k]), device.full(vec, mScale[0]), approx,
                     )
                     reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
-                row_sum_, = reduce.over_row([rRowSum_], ("sum",), sRowSum_, per_row, cluster, turn)
+                row_sum_, = own.reduce([rRowSum_], ("sum",), sRowSum_, turn=turn)
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:

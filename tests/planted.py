@@ -164,7 +164,7 @@ FAULTS = [
     Fault("gate", "the last element not stored", "at.store(", "flat.Flat(how, at.extents, at.start, at.valid - 1, at.first).store("),
     Fault("gate", "rows of another extent", "flat.vector(how, mY.shape)", "flat.vector(how, (mY.shape[0], mY.shape[1] + 1))"),
     # along rows, and their gradients
-    Fault("norm", "a mean of one more", "row_mean = row.mean(row_mean)", "row_mean = row.mean(row_mean) * (cutlass.Float32(N) / (cutlass.Float32(N) + 1.0))"),
+    Fault("norm", "a mean of one more", '[rRowMean], ("mean",), sRowMean)', '[rRowMean], ("mean",), sRowMean)\n        row_mean = row_mean * (cutlass.Float32(N) / (cutlass.Float32(N) + 1.0))'),
     Fault("norm", "a dropped constant under the root", "device.rsqrt(row_mean2 + 0.001, approx) * weight", "device.rsqrt(row_mean2, approx) * weight"),
     Fault("norm", "a variance about 0", "    d = x - row_mean\n    return d * d", "    d = x\n    return d * d"),
     Fault("norm", "a fold over half the lanes", 'row.reduce([rRowMean], ("mean",), sRowMean)', 'reduce.over_row([rRowMean], ("mean",), sRowMean, max(how.per_row // 2, 1), how.cluster)'),
@@ -187,7 +187,7 @@ FAULTS = [
     Fault("columns", "the last column", "    if there:", "    if there & (c < mColumnMaxParts.shape[1] - 1):"),
     Fault("columns", "swapped parts", "[mColumnMaxParts, mColumnSumParts], sColumns", "[mColumnSumParts, mColumnMaxParts], sColumns"),
     Fault("columns", "a row that is read twice", "row = base + (u + at_once) * pace", "row = base + (u + at_once - 1) * pace"),
-    Fault("both", "shared memory used again too soon", "sRowMean, per_row, cluster, turn)", "sRowMean, per_row, cluster)", calls=80),
+    Fault("both", "shared memory used again too soon", "sRowMean, turn=turn)", "sRowMean)", calls=80),
     Fault("both", "a factor of the columns' sum", "return dx, dy * x * r", "return dx, dy * x"),
     Fault("both", "the wrong input", "    return x * x\n\n\ndef both_chain", "    return x * x * 0.999\n\n\ndef both_chain"),
     # products

@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Numeric
+from cutlass import Boolean, Int32, Int64, Numeric
 
 from codegen.device import access, reduce
 from codegen.device import functions as device
@@ -254,15 +254,18 @@ class Row:
         return reduce.inside(self.c, cutlass.select_(self.there, 1, 0), self.how.vec, True, False)
 
     def reduce(
-        self, running: list[cute.Tensor], ops: tuple[str, ...], buffers: list[cute.Tensor], rescaled: tuple = ()
-    ) -> list[Numeric]:
+        self, running: list[cute.Tensor], ops: tuple[str, ...], buffers: list[cute.Tensor], rescaled: tuple = (),
+        turn: Int32 | int = 0,
+    ) -> list[Numeric]:  # fmt: skip
         """The row's statistics, from all its threads' running values (`reduce.over_row`)."""
-        return reduce.over_row(running, ops, buffers, self.how.per_row, self.how.cluster, rescaled=rescaled)
+        how = self.how
+        found = reduce.over_row(running, ops, buffers, how.per_row, how.cluster, turn, rescaled=rescaled)
+        return [self._mean(x) if op == "mean" else x for op, x in zip(ops, found, strict=True)]
 
-    def mean(self, total: Numeric, dtype: type[Numeric] = Float32) -> Numeric:
+    def _mean(self, total: Numeric) -> Numeric:
         """The mean of the row's values, of their sum."""
         count = self.how.vec * self.how.vectors if self.together else self.length
-        return divide_by_count(total, dtype(count))
+        return divide_by_count(total, type(total)(count))
 
 
 def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: bool) -> Row:

@@ -256,12 +256,7 @@ class RowContext(RowAccess):
             "statistics": list(
                 zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)
             ),
-            "means": [self.mean_of_row(s) for s in statistics if s.op == "mean"],
         }
-
-    def mean_of_row(self, statistic: Statistic) -> str:
-        dtype = self.statistic_type(statistic)
-        return f"{statistic.name} = {self.record}.mean({statistic.name}{'' if dtype == 'cutlass.Float32' else f', {dtype}'})"
 
     def rising(self, stages: tuple[int, ...]) -> dict[str, Any]:
         """How sums of exponentials follow maxima that are computed in the same sweep."""

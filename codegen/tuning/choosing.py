@@ -30,7 +30,7 @@ MOST_THREADS, MOST_BLOCKS = 2048, 32  # that an SM holds
 
 
 def sizes_of(plan: Elementwise | Reduction, extents: Extents) -> dict[str, int]:
-    """The sizes of a call by which measurements are found; () if one is unknown."""
+    """The sizes of a call by which measurements are found; {} if one is unknown."""
     if isinstance(plan, Elementwise) or plan.collapsed:
         known = extents.total is not None and extents.total > MOST_DIVISOR
         return {"elements": extents.total or 0} if known else {}
@@ -40,7 +40,7 @@ def sizes_of(plan: Elementwise | Reduction, extents: Extents) -> dict[str, int]:
 
 
 def size_class(name: str, size: int) -> tuple[str, int, int | None]:
-    """The class of a size: the sizes up to a power of two; for rows and elements up to a power of eight, with no more
+    """The class of a size: from a power of two to the next; for rows and elements from a power of eight, with no more
     classes above a size that is enough for every SM."""
     step, last = (3, {"rows": 12, "elements": 24}[name]) if name in ("rows", "elements") else (1, 64)
     power = min(max(size, 1).bit_length() - 1, last) // step * step

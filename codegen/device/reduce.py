@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Numeric
+from cutlass import Boolean, Int32, Int64, Numeric, Uint32
 from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
@@ -86,9 +86,10 @@ def _inside_row(value: Vector, op: str, first: cutlass.Int32, columns: cutlass.I
 def _replace_outside(held: cute.Tensor, op: cutlass.Constexpr[str], first: cutlass.Int32, columns: cutlass.Int32):
     vec = cute.size(held)
     if (first < 0) | (first + vec > columns):  # true for few vectors: for the others a branch costs less than masks
-        for i in cutlass.range(vec, unroll_full=True):
-            if (first + i < 0) | (first + i >= columns):
-                held[i] = held.element_type(identity(op, held.element_type))
+        nothing = held.element_type(identity(op, held.element_type))
+        for i in cutlass.range_constexpr(vec):
+            outside = Uint32(first + i) >= Uint32(columns)  # a column before the row is a large number without its sign
+            held[i] = cutlass.select_(outside, nothing, held[i])
 
 
 def accumulators(vec: int, vectors: int, op: str, dtype: type[Numeric]) -> cute.Tensor:

@@ -335,7 +335,9 @@ def _import_name(package: Path) -> str:
 
 
 def _no_repeats(paths: list[Path]) -> None:
+    by_name: dict[str, list[str]] = {}
     for path in paths:
-        same = [named(other) for other in paths if other.stem == path.stem]
+        by_name.setdefault(path.stem, []).append(named(path))
+    for same in by_name.values():
         if len(same) > 1:
             raise UsageError(f"two specs have the same name: {', '.join(same)}")

@@ -93,13 +93,14 @@ def short(error: BaseException) -> str:
 def trial(usual: Any, ways: Sequence[str], dry: bool, folder: Path, frozen: bool = False) -> list[dict[str, Any]]:
     """The rows of an op: one for its forward, one for its backward if that is a kernel, and if it is to be timed too one for
     its backward without the gradients of arrays that all rows share."""
-    from codegen.runtime.ops.derived import BackwardOp
+    from codegen.runtime.ops.derived import backward_ops
     from tests.making import make_op
 
     op = make_op(folder, usual.spec.text)
     kernels: dict[str, Any] = {"forward": op}
-    if isinstance(whole := op.kernels[-1], BackwardOp):
-        kernels |= {"backward": whole} | ({"frozen": whole.frozen} if whole.frozen is not None and frozen else {})
+    for kernel in backward_ops(op):
+        name = "frozen" if kernel.spec.op.endswith("_frozen") else "backward"
+        kernels |= {name: kernel} if frozen or name != "frozen" else {}
     rows, made = [], []
     for name, kernel in kernels.items():
         if ("forward" if name == "forward" else "backward") not in ways:
@@ -118,11 +119,12 @@ def trial(usual: Any, ways: Sequence[str], dry: bool, folder: Path, frozen: bool
 
 
 def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
-    """What is known before anything is compiled: the kernel's kind, bytes and launch, and whether XLA takes the call."""
+    """What is known before anything is timed: the kernel's kind, bytes and launch (those of all stages, where it is several),
+    what the compiler made of it, and whether XLA takes the call."""
     import jax
 
     from codegen.explain.report import fused_bytes
-    from codegen.language.sizes import array_shape
+    from codegen.language.sizes import array_bytes, array_shape
     from codegen.measuring import limits
     from codegen.measuring.bench import typical
     from codegen.measuring.compile import resources_of_call
@@ -132,18 +134,28 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
 
     binding = typical(op.spec, {})
     assert binding is not None
-    arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), binding.dtype(a)) for a in op.spec.inputs}
-    axes, types = arguments.bind_axes(op.spec, arrays), Types(binding.types)
-    how = op.launch_for(types, axes)
-    registers, stack, _ = resources_of_call(op, types, shape, interpreted.architecture())
+    types, arch = Types(binding.types, "float32"), interpreted.architecture()
+    found: dict[str, list[Any]] = {"registers": [], "stack": [], "launch": [], "left": []}
+    for kernel in op.own_kernels:
+        arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in kernel.spec.inputs}
+        axes = arguments.bind_axes(kernel.spec, arrays)
+        registers, stack, _ = resources_of_call(kernel, types, shape, arch)
+        found["registers"].append(registers)
+        found["stack"].append(stack)
+        found["launch"].append(str(kernel.launch_for(types, axes)))
+        found["left"].append(kernel.left_to_xla(types, axes))
+    sizes = [math.prod(array_shape(a, shape)) for a in op.spec.arrays]
+    # Where elements wait for others of other blocks, inputs are read a second time, at least
+    again = len(op.own_kernels) > 1
+    twice = sum(array_bytes(a, shape, binding.dtype(a)) for a in op.spec.inputs) if again else 0
     return {
-        "registers": registers,
-        "stack": stack,
+        "registers": max(found["registers"]),
+        "stack": max(found["stack"]),
         "kind": op.plan.kind,
-        "bytes": fused_bytes(binding, shape, op.statements),
-        "large": max(math.prod(x.shape) for x in arrays.values()) >= LARGE // 4,
-        "launch": str(how),
-        "left": op.left_to_xla(types, axes),
+        "bytes": fused_bytes(binding, shape, op.statements) + twice,
+        "large": max(sizes) >= LARGE // 4,
+        "launch": "; ".join(found["launch"]),
+        "left": "; ".join(filter(None, found["left"])),
         "instructions_us": dict(limits.instruction_times(op, binding, shape)),
     }
 

@@ -9,14 +9,14 @@ import pytest
 
 from benchmarks import any as benchmark
 from tests.random_specs.trial import Effort, try_spec
-from tests.random_specs.usual import LAYOUTS, usual_spec
+from tests.random_specs.usual import BACK, LAYOUTS, usual_spec
 
 
 def first(layout: str):
     return next(u for i in range(200) if (u := usual_spec(0, i)).layout == layout)
 
 
-@pytest.mark.parametrize("layout", ["blocks", "middle", "scores"])
+@pytest.mark.parametrize("layout", ["blocks", "norm over the middle", "scores"])
 def test_a_usual_op_agrees_with_its_reference(layout, tmp_path):
     outcome = try_spec(first(layout).spec, tmp_path, Effort(variants=1, calls=1, gradients=1))
     assert not outcome.failure, f"{outcome.failure}\n{outcome.message}"
@@ -25,7 +25,7 @@ def test_a_usual_op_agrees_with_its_reference(layout, tmp_path):
 
 def test_two_hundred_ops_are_of_every_layout_and_hardly_two_alike():
     found = [usual_spec(3, i) for i in range(200)]
-    assert {u.layout for u in found} == LAYOUTS.keys()
+    assert {u.layout for u in found} == LAYOUTS.keys() | BACK.keys()
     assert len({u.spec.text.partition("summary")[2] for u in found}) > 190
     assert usual_spec(3, 7) == found[7]
 

@@ -56,6 +56,18 @@ LAYOUTS = {
     "whole": Layout(ROW, {"N": LONG}, (("N",),), over=((ROWS, "N"),), often=1),
 }  # fmt: skip
 
+# Of every eighth op: what its reductions give goes back to the elements, so that all wait for all others they meet
+BACK = {
+    "norm over rows": Layout(ROW, {"N": (64, 256, 1024, 4096)}, (("N",),), over=((ROWS,),)),
+    "norm over the middle": Layout(
+        BATCH, {"S": (16, 49, 196, 512), "N": (64, 256, 1024)}, (("B", "S"), ("N",)), over=(("S",),), often=3
+    ),
+    "norm of channels": Layout(
+        ("B", "C", "S"), {"C": (64, 80, 256), "S": (49, 1024, 3136)}, (("C",),), over=(("B", "S"),)
+    ),
+}
+EIGHTH = 8
+
 ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "squared_relu", "leaky_relu", "hard_swish",
                "mish", "elu", "quick_gelu", "log_sigmoid", "softsign")  # fmt: skip
 FUNCTIONS = ("sin", "cos", "exp", "log1p", "sqrt", "erf", "atan", "log", "rsqrt", "expm1")
@@ -99,7 +111,8 @@ class Usual:
 
 def usual_spec(seed: int, number: int) -> Usual:
     """The op of this number among those of a seed."""
-    return _Maker(random.Random(f"usual {seed} {number}"), name=f"any_{seed}_{number}").usual()
+    layouts = BACK if number % EIGHTH == EIGHTH - 1 else LAYOUTS
+    return _Maker(random.Random(f"usual {seed} {number}"), name=f"any_{seed}_{number}").usual(layouts)
 
 
 @dataclass
@@ -113,9 +126,9 @@ class _Maker(Values):
     keys: list[tuple[str, str]] = field(default_factory=list)
     narrow: bool = False  # whether values are divided by a scale for float8
 
-    def usual(self) -> Usual:
-        self.kind = self.weighted({name: layout.often for name, layout in LAYOUTS.items()})
-        self.layout = LAYOUTS[self.kind]
+    def usual(self, layouts: dict[str, Layout]) -> Usual:
+        self.kind = self.weighted({name: layout.often for name, layout in layouts.items()})
+        self.layout = layouts[self.kind]
         self.shape = self.sizes()
         self.types = [("T", ("float32", "bfloat16"))]
         if self.kind == "elementwise" and self.chance(0.12):
@@ -190,6 +203,9 @@ class _Maker(Values):
             value = self.step(value)
         if self.chance(0.15):
             value = self.output(axes, value)  # before what follows
+        if self.kind in BACK:
+            self.finish(self.norm(value, layout.over[0]))
+            return
         if layout.over and not layout.along:
             self.results(value, self.random.choice(layout.over), OF_ROWS)
             return
@@ -313,8 +329,8 @@ class _Maker(Values):
         """A normalised value, with a weight and perhaps a bias."""
         v = self.assign(v)
         if self.chance(0.7):
-            own = axes if axes != ("C", "S") else ("H", "C")
-            own = ("B", "G") if self.layout.split else own
+            own = {("C", "S"): ("H", "C"), (ROWS,): ("N",), ("S",): ("N",), ("B", "S"): ("C",)}.get(axes, axes)
+            own = ("S",) if self.kind == "scores" else ("B", "G") if self.layout.split else own
             v = self.assign(call("mul", v, self.input("weight", own)))
             v = self.assign(call("add", v, self.input("bias", own))) if self.chance(0.4) else v
         return v

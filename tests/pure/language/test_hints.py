@@ -149,6 +149,10 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
         ("a: bfloat16[..., K]; b: bfloat16[K, C, S]; v: float32[C]", "y: float32[C]", "y = sum(a @ b, axis=(..., S)) + v"),
     ],
     "product_reduced_outputs": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "m: float32[...]", "m = max(a @ b, axis=N)"), ("w: float32[N]", "v: float32[N]", "v = w * 2")],
+    "product_reduced_over_two_axes": [
+        ("x: bfloat16[B, M, K]; w: bfloat16[K, N]", "y: float32[M, N]", "y = sum(x @ w, axis=B)"),
+        ("x: bfloat16[B, M, K]; w: bfloat16[K, N]", "z: float32[B, N]", "z = sum(x @ w, axis=M)"),
+    ],
     "product_reduced_too_often": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "y: float32[..., N]", "y = softmax(softmax(softmax(a @ b, axis=N), axis=N), axis=N)")],
     "product_row_of_groups": [
         ("keep: bool[..., G]", "kept: bool[...]", "kept = all(keep, axis=G)"),

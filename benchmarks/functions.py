@@ -48,7 +48,7 @@ class Function:
 
 
 FUNCTIONS = [
-    Function("sin", "sin(x)"), Function("cos", "cos(x)"), Function("tan", "tan(x)", exact=True),
+    Function("exp", "exp(x)", "approximate"), Function("sin", "sin(x)"), Function("cos", "cos(x)"), Function("tan", "tan(x)", exact=True),
     Function("rsqrt", "1 / sqrt(x)"), Function("sigmoid", "1 / (1 + exp(-x))"),
     *(Function(name, f"{name}(x)", "approximate") for name in "tanh erf log log2 log1p expm1".split()),
     *(Function(name, f"{name}(x)", "approximate", True) for name in "sinh cosh".split()),

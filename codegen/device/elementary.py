@@ -21,7 +21,7 @@ _DENSITY, _LOG2_DENSITY = 0.3989422804014327, -1.3257480647361593  # 1 / sqrt(2 
 
 
 def exp(x: Vector, approx: bool) -> Vector:
-    """e ** x within 2 ulp; approximately within 2**-17 of relative error, 2**-22 where |x| < 1, denormal results kept: the square of
+    """e ** x within 2 ulp; approximately within 2**-17 of relative error, 2**-21 where |x| < 1, denormal results kept: the square of
     e ** (x / 2), which is a normal number. silu(-88) is a normal number, too."""
     if approx and x.dtype is Float32:
         root = cute.math.exp2(x * (0.5 * _LOG2E), fastmath=True)

@@ -310,11 +310,12 @@ def _send(values: list, buffers: list[cute.Tensor], barrier, slot, row, warp, la
         cute.arch.mbarrier_arrive_and_expect_tx(barrier, total)
     if lane < cluster:
         for k in cutlass.range_constexpr(len(values)):
-            held = cute.make_rmem_tensor((1,), buffers[k].element_type)
-            held.store(values[k])
+            # A layout of one element loses its stride, with which a float64 would have one word
+            held = cute.make_rmem_tensor((2,), buffers[k].element_type)
+            held.fill(values[k][0])
             words = cute.recast_tensor(held, Int32)
             place = buffers[k].iterator + cute.crd2idx((slot, row, own), buffers[k].layout)
-            sent = tuple(words[i] for i in range(cute.size(words)))
+            sent = tuple(words[i] for i in range(cute.size(words) // 2))
             cute.arch.store_async_dsmem(place, sent, barrier, lane)
 
 

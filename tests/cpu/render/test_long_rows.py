@@ -4,8 +4,9 @@ sizes."""
 import functools
 
 import jax
+import numpy as np
 import pytest
-from making import make_op
+from making import make_op, spec_text
 
 import generated
 from codegen.checking.draw import Case
@@ -169,3 +170,13 @@ def test_vectors_that_rows_are_whole_ones_of(dtype, columns, vec, ragged):
     types = Types(tuple((t, dtype) for t, _ in op.spec.types))
     how = op.launch_for(types, Case(types, (2,), (("N", columns),), (), (), False, 1.0, 0).axes)
     assert (how.vec, how.ragged) == (vec, ragged)
+
+
+def test_blocks_of_a_cluster_exchange_float64(tmp_path):
+    """A statistic has two words; with one, all blocks would wait for the other."""
+    with jax.enable_x64(True):
+        op = make_op(tmp_path, spec_text("x: float64[..., N]", "y: float64[...]", "y = sum(x, axis=N)"))
+        x = np.random.default_rng(0).standard_normal((3, 8192))
+        key, operands = op.bind((x,), {"implementation": "interpret"})
+        assert op._kernel_call(key, operands).how.cluster > 1
+        np.testing.assert_allclose(op(x, implementation="interpret"), x.sum(1), rtol=1e-13, atol=1e-12)

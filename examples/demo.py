@@ -132,17 +132,12 @@ def fact(name: str, value: str) -> None:
 
 
 def excerpt(source: str) -> str:
-    """The chain, and the kernel from a vector's load to its store; what serves ragged rows is left out."""
+    """The chain, and the kernel's body."""
     lines = source.split("\n")
-    chain = lines.index("def bias_relu_chain(x, bias):")
-    first = next(i for i, line in enumerate(lines) if line.strip().startswith("gX = "))
-    last = next(i for i, line in enumerate(lines) if line.strip() == "cute.autovec_copy(rY, gY)")
-    kept, ragged = [*lines[chain : chain + 1], *lines[chain + 2 : lines.index("", chain)], ""], False
-    for line in lines[first : last + 1]:
-        ragged = line == "        else:" or (ragged and line.startswith("            "))
-        if line and not ragged:
-            kept.append(line.removeprefix("        "))
-    return "\n".join(kept)
+    chain, kernel = lines.index("def bias_relu_chain(x, bias):"), lines.index("def bias_relu_kernel(")
+    first = lines.index("):", kernel) + 1
+    body = textwrap.dedent("\n".join(lines[first : lines.index("", first)]))
+    return "\n".join([lines[chain], *lines[chain + 2 : lines.index("", chain)], "", body])
 
 
 def device() -> str:

@@ -86,7 +86,10 @@ def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int
     """The blocks of that launch."""
     plan = launched(op).plan
     assert not isinstance(plan, Staged)
-    return how.blocks(*plan.rows_and_columns(functools.partial(elements, shape=shape)))
+    rows, columns = plan.rows_and_columns(functools.partial(elements, shape=shape))
+    if isinstance(how, WalkLaunch) and how.by_place:  # for each place, not for each row
+        rows = elements(tuple(a for i in plan.apart for a in plan.groups[i].axes), shape)
+    return how.blocks(rows, columns)
 
 
 def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from codegen.spec.spec import Array, Axis, Spec, types_of
 from codegen.stages.splitting import restricted
 
 Kernel = Callable[[Spec], Op]  # a spec to the op that one kernel computes; raises `SpecError` or `Mistake`
+MOST_REDUCTIONS, MOST_NODES = 64, 600  # of an op that is cut: each part that is tried is planned
 Item = Node | Array  # a reduction, or an output of the spec
 
 
@@ -38,7 +39,11 @@ class Stages:
 
 
 def cut(spec: Spec, kernel: Kernel) -> Stages | None:
-    """The stages of an op. None if no part of the op has a `kernel`. Raises `SpecError` if some part has none."""
+    """The stages of an op. None if no part of the op has a `kernel`, or if the op is too large to search for parts. Raises
+    `SpecError` if some part has none."""
+    nodes = list(topological(s.value for s in spec.read.statements))
+    if len(nodes) > MOST_NODES or sum(n.op in REDUCTIONS for n in nodes) > MOST_REDUCTIONS:
+        return None
     made = _Cut(spec, kernel)
     ops = made.stages()
     return None if ops is None else Stages(ops, made.held())

@@ -105,7 +105,7 @@ def changed_spec(folder, spec):
 
 
 def edited_kernel(folder, spec):
-    edited(folder, "rY = ", "rX = ")
+    edited(folder, "rX, = ", "rZ, = ")
 
 
 def broken_module(folder, spec):

@@ -239,23 +239,18 @@ def batched_dense_gelu_backward_places(
     how: cutlass.Constexpr[Walk],
 ):
     # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
     E, M, N = mDy.shape[0], mDy.shape[1], mDy.shape[2]
-    pieces = (N + how.each_place - 1) // how.each_place
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
-    unit = bidx * (threads // per_row) + tidx // per_row
-    place, piece = unit // pieces, unit % pieces
+    place, piece = rowwise.place_of(how, N)
     there = place < E
     iE = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    first, _ = rowwise.columns_of(how, piece)
     approx = device.narrow(mDacc)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rZ = access.registers(mZ, (vec, vectors, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    every = rowwise.walked(how, there, N, first)
+    all_rows = rowwise.walked(how, there, N, first)
 
     for base in cutlass.range(0, M, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -278,7 +273,7 @@ def batched_dense_gelu_backward_places(
                 at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0))
 
     for v in cutlass.range_constexpr(vectors):
-        at = every.vector(v)
+        at = all_rows.vector(v)
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         dbias = batched_dense_gelu_backward_columns(column_sum)
         at.store(dbias.to(mDbias.element_type), mDbias, (iE, 0))

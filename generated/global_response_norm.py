@@ -117,21 +117,16 @@ def global_response_norm_stage1_places(
     how: cutlass.Constexpr[Walk],
 ):
     # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
     B, S, C = mX.shape[0], mX.shape[1], mX.shape[2]
-    pieces = (C + how.each_place - 1) // how.each_place
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
-    unit = bidx * (threads // per_row) + tidx // per_row
-    place, piece = unit // pieces, unit % pieces
+    place, piece = rowwise.place_of(how, C)
     there = place < B
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    first, _ = rowwise.columns_of(how, piece)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    every = rowwise.walked(how, there, C, first)
+    all_rows = rowwise.walked(how, there, C, first)
 
     for base in cutlass.range(0, S, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -150,7 +145,7 @@ def global_response_norm_stage1_places(
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
-        at = every.vector(v)
+        at = all_rows.vector(v)
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         sum_of_b_c = global_response_norm_stage1_columns(column_sum)
         at.store(sum_of_b_c.to(mSumOfBC.element_type), mSumOfBC, (iB, 0))

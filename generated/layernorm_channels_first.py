@@ -118,21 +118,16 @@ def layernorm_channels_first_stage1_places(
     how: cutlass.Constexpr[Walk],
 ):
     # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
     B, C, S = mX.shape[0], mX.shape[1], mX.shape[2]
-    pieces = (S + how.each_place - 1) // how.each_place
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
-    unit = bidx * (threads // per_row) + tidx // per_row
-    place, piece = unit // pieces, unit % pieces
+    place, piece = rowwise.place_of(how, S)
     there = place < B
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    first, _ = rowwise.columns_of(how, piece)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
-    every = rowwise.walked(how, there, S, first)
+    all_rows = rowwise.walked(how, there, S, first)
 
     for base in cutlass.range(0, C, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -151,7 +146,7 @@ def layernorm_channels_first_stage1_places(
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
-        at = every.vector(v)
+        at = all_rows.vector(v)
         column_mean = device.divide_by_row(
             reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
         )
@@ -285,23 +280,18 @@ def layernorm_channels_first_stage2_places(
     how: cutlass.Constexpr[Walk],
 ):
     # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
     B, C, S = mX.shape[0], mX.shape[1], mX.shape[2]
-    pieces = (S + how.each_place - 1) // how.each_place
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
-    unit = bidx * (threads // per_row) + tidx // per_row
-    place, piece = unit // pieces, unit % pieces
+    place, piece = rowwise.place_of(how, S)
     there = place < B
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    first, _ = rowwise.columns_of(how, piece)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
-    every = rowwise.walked(how, there, S, first)
-    every.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
+    all_rows = rowwise.walked(how, there, S, first)
+    all_rows.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
 
     for base in cutlass.range(0, C, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -322,7 +312,7 @@ def layernorm_channels_first_stage2_places(
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
-        at = every.vector(v)
+        at = all_rows.vector(v)
         column_mean = device.divide_by_row(
             reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
         )
@@ -526,17 +516,12 @@ def layernorm_channels_first_frozen_stage1_places(
     how: cutlass.Constexpr[Walk],
 ):
     # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
     B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
-    pieces = (S + how.each_place - 1) // how.each_place
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
-    unit = bidx * (threads // per_row) + tidx // per_row
-    place, piece = unit // pieces, unit % pieces
+    place, piece = rowwise.place_of(how, S)
     there = place < B
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    first, _ = rowwise.columns_of(how, piece)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
@@ -544,8 +529,8 @@ def layernorm_channels_first_frozen_stage1_places(
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    every = rowwise.walked(how, there, S, first)
-    every.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
+    all_rows = rowwise.walked(how, there, S, first)
+    all_rows.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
 
     for base in cutlass.range(0, C, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -571,7 +556,7 @@ def layernorm_channels_first_frozen_stage1_places(
                 )
 
     for v in cutlass.range_constexpr(vectors):
-        at = every.vector(v)
+        at = all_rows.vector(v)
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
         sum_of_b_s, sum_of_b_s2 = layernorm_channels_first_frozen_stage1_columns(column_sum, column_sum2)
@@ -792,17 +777,12 @@ def layernorm_channels_first_backward_stage1_places(
     how: cutlass.Constexpr[Walk],
 ):
     # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
     B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
-    pieces = (S + how.each_place - 1) // how.each_place
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
-    unit = bidx * (threads // per_row) + tidx // per_row
-    place, piece = unit // pieces, unit % pieces
+    place, piece = rowwise.place_of(how, S)
     there = place < B
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    first, _ = rowwise.columns_of(how, piece)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
@@ -810,8 +790,8 @@ def layernorm_channels_first_backward_stage1_places(
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    every = rowwise.walked(how, there, S, first)
-    every.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
+    all_rows = rowwise.walked(how, there, S, first)
+    all_rows.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
 
     for base in cutlass.range(0, C, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -837,7 +817,7 @@ def layernorm_channels_first_backward_stage1_places(
                 )
 
     for v in cutlass.range_constexpr(vectors):
-        at = every.vector(v)
+        at = all_rows.vector(v)
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
         sum_of_b_s, sum_of_b_s2 = layernorm_channels_first_backward_stage1_columns(column_sum, column_sum2)

@@ -102,21 +102,16 @@ def mean_pool_places(
     how: cutlass.Constexpr[Walk],
 ):
     # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
     rows, S, D = mX.shape[0], mX.shape[1], mX.shape[2]
-    pieces = (D + how.each_place - 1) // how.each_place
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
-    unit = bidx * (threads // per_row) + tidx // per_row
-    place, piece = unit // pieces, unit % pieces
+    place, piece = rowwise.place_of(how, D)
     there = place < rows
     iRows = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    first, _ = rowwise.columns_of(how, piece)
 
     rX = access.registers(mX, (vec, vectors, at_once))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
-    every = rowwise.walked(how, there, D, first)
+    all_rows = rowwise.walked(how, there, D, first)
 
     for base in cutlass.range(0, S, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -135,7 +130,7 @@ def mean_pool_places(
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
-        at = every.vector(v)
+        at = all_rows.vector(v)
         column_mean = device.divide_by_row(
             reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(S)), False,
         )

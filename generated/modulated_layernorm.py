@@ -531,17 +531,12 @@ def modulated_layernorm_backward_places(
     how: cutlass.Constexpr[Walk],
 ):
     # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
     B, S, N = mDy.shape[0], mDy.shape[1], mDy.shape[2]
-    pieces = (N + how.each_place - 1) // how.each_place
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
-    unit = bidx * (threads // per_row) + tidx // per_row
-    place, piece = unit // pieces, unit % pieces
+    place, piece = rowwise.place_of(how, N)
     there = place < B
     iB = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    first, _ = rowwise.columns_of(how, piece)
     approx = device.narrow(mDx)
 
     held = at_once
@@ -552,8 +547,8 @@ def modulated_layernorm_backward_places(
     rRowMean = access.registers(mRowMean, (1, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    every = rowwise.walked(how, there, N, first)
-    every.load_shared(mScale, (iB, 0), rScale)
+    all_rows = rowwise.walked(how, there, N, first)
+    all_rows.load_shared(mScale, (iB, 0), rScale)
 
     for base in cutlass.range(0, S, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -596,7 +591,7 @@ def modulated_layernorm_backward_places(
                 at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
 
     for v in cutlass.range_constexpr(vectors):
-        at = every.vector(v)
+        at = all_rows.vector(v)
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
         dscale, dshift = modulated_layernorm_backward_columns(column_sum, column_sum2)

@@ -259,17 +259,12 @@ def rotary_backward_places(
     how: cutlass.Constexpr[Walk],
 ):
     # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[4]
-    pieces = (D + how.each_place - 1) // how.each_place
-    pieces = cutlass.select_(pieces > 0, pieces, 1)
-    unit = bidx * (threads // per_row) + tidx // per_row
-    place, piece = unit // pieces, unit % pieces
+    place, piece = rowwise.place_of(how, D)
     there = place < S
     iS = place
-    first = cutlass.Int32((piece * per_row + tidx % per_row) * vec)
+    first, _ = rowwise.columns_of(how, piece)
 
     rDy0 = access.registers(mDy, (vec, vectors, at_once))
     rDy1 = access.registers(mDy, (vec, vectors, at_once))
@@ -279,9 +274,9 @@ def rotary_backward_places(
     rSin = access.registers(mSin, (vec, vectors))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    every = rowwise.walked(how, there, D, first)
-    every.load_shared(mCos, (iS, 0), rCos)
-    every.load_shared(mSin, (iS, 0), rSin)
+    all_rows = rowwise.walked(how, there, D, first)
+    all_rows.load_shared(mCos, (iS, 0), rCos)
+    all_rows.load_shared(mSin, (iS, 0), rSin)
 
     for base in cutlass.range(0, B * H, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -312,7 +307,7 @@ def rotary_backward_places(
                 at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
 
     for v in cutlass.range_constexpr(vectors):
-        at = every.vector(v)
+        at = all_rows.vector(v)
         column_sum = reduce.result("sum", fColumnSum[None, v].load())
         column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
         dcos, dsin = rotary_backward_columns(column_sum, column_sum2)

@@ -39,9 +39,23 @@ def walking_grid(how: Walk, blocks: Int32, stream: Any) -> dict[str, Any]:
 
 def places_grid(how: Walk, places: Int32, columns: Int32, stream: Any) -> dict[str, Any]:
     """How a kernel is launched whose threads reduce all rows of a place. Even of no places there is one block."""
-    units = places * ((columns + how.each_place - 1) // how.each_place)
+    units = places * _pieces_of_place(how, columns)
     blocks = units // (how.threads // how.per_row) + 1
     return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream, "preferred_smem_carveout": -1}
+
+
+def place_of(how: Walk, columns: Int32) -> tuple[Int32, Int32]:
+    """The place all of whose rows this thread reduces with its neighbours, and the number of their piece of its columns."""
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    count = _pieces_of_place(how, columns)
+    count = cutlass.select_(count > 0, count, 1)
+    unit = bidx * (how.threads // how.per_row) + tidx // how.per_row
+    return unit // count, unit % count
+
+
+def _pieces_of_place(how: Walk, columns: Int32) -> Int32:
+    return (columns + how.each_place - 1) // how.each_place
 
 
 def sizes(how: Walk) -> tuple[int, int, int, int, int, int]:

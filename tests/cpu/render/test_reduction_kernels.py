@@ -218,6 +218,16 @@ def test_few_rows_of_many_places_take_one_kernel(places, rows, one, tmp_path):
     assert len(interpreted.last_reports()) == (1 if rows == 8 else 2)
 
 
+def test_values_may_have_the_names_of_a_kernels_variables(tmp_path):
+    chain = "t = mean(x, axis=N); every = sum(abs(x - t), axis=K); there = max(x, axis=K); all_rows = min(x, axis=K)"
+    text = spec_text("x: float32[B, K, N]", "y: float32[B, N]", f"{chain}; y = every * 2 + there * all_rows")
+    x = np.random.default_rng(0).standard_normal((3, 4, 100)).astype("float32")
+    wanted = 2 * np.abs(x - x.mean(2, keepdims=True)).sum(1) + x.max(1) * x.min(1)
+    got = make_op(tmp_path, text)(x, implementation="interpret")
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    assert len(interpreted.last_reports()) == 1
+
+
 def test_a_row_counts_once(tmp_path):
     op = made(tmp_path, "total_of_row_statistics")
     got = op(np.zeros((70, 10), "float32"), np.zeros(70, "int32"), implementation="interpret")

@@ -119,8 +119,8 @@ def trial(usual: Any, ways: Sequence[str], dry: bool, folder: Path, frozen: bool
 
 
 def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
-    """What is known before anything is timed: the kernel's kind, bytes and launch (those of all stages, where it is several),
-    what the compiler made of it, and whether XLA takes the call."""
+    """The facts of a row that need no timing: the kernel's kind, its bytes and launch, its registers and stack, and whether XLA
+    takes the call. An op of several kernels has the launches of all its stages."""
     import jax
 
     from codegen.explain.report import fused_bytes
@@ -195,7 +195,7 @@ def compiled(op: Any, shape: dict[str, int], row: dict[str, Any], dry: bool) -> 
 
 @contextlib.contextmanager
 def the_gpu(folder: Path) -> Iterator[None]:
-    """The GPU is one process's; that of a process which dies is free."""
+    """A lock: one process at a time uses the GPU. A process that dies releases it."""
     with open(folder / "gpu.lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -246,7 +246,7 @@ def prepared(way: Way, kept: list[Any]) -> dict[str, Callable[[int], Any]]:
 
 
 def numbers(times: dict[str, tuple[float, ...]], instructions: dict[str, float]) -> dict[str, Any]:
-    """What a row says of its times. The limit is the longest of a copy's time and those that the instructions take."""
+    """The times of a row, as JSON has them. The limit is a copy's time, or the time of the instructions if that is longer."""
     us = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
     least = {"bytes": us["copy"], **instructions}
     limit = max(least, key=lambda name: least[name])

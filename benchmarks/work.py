@@ -43,7 +43,7 @@ def _launch(stream: cuda.CUstream, x: cute.Tensor, y: cute.Tensor, z: cute.Tenso
 
 
 def counted(function: Callable) -> Work:
-    """The instructions of a kernel whose threads each compute a function of two vectors."""
+    """The instructions of a kernel. Each of its threads computes a function of two vectors."""
     arrays = [make_fake_compact_tensor(Float32, (32, VECTOR), stride_order=(1, 0), assumed_align=16) for _ in "xyz"]
     _traced.append(function)
     with compiling_for(ARCH):
@@ -62,8 +62,8 @@ def cost(text: str, approx: bool, base: Work) -> tuple[float, float, float]:
     return tuple(round(max(n, 0.0) * 4) / 4 for n in (found.issue, found.special, found.half))
 
 
-HEAD = '''"""The instructions that an operation takes for each element of float32: all, those on the unit for special functions, and those of
-integers, comparisons and selections (`targets.Work`). Written by `benchmarks/work.py`, counted in machine code for sm_90a.
+HEAD = '''"""The instructions of an operation, for each element of float32: all of them, those of the unit for special functions, and those
+for integers, comparisons and selections (`targets.Work`). `benchmarks/work.py` wrote this file: it counts machine code for sm_90a.
 """
 
 # By operation: the precise form, and the approximate one where there is one

@@ -51,8 +51,8 @@ class Derived:
 
     @functools.cached_property
     def frozen(self) -> Derived | None:
-        """The backward without the gradients that all rows share, such as those of weights that are not trained. It does not
-        reduce over rows. None if it would be the same kernels, or would compute nothing."""
+        """The backward for calls that need no gradient of what all rows share: weights that are not trained, for example. It
+        reduces nothing over rows. None if it would be the same kernels, or would compute nothing."""
         if not self.shared or self.copies_rows:
             return None
         base = self.op.spec.op.removesuffix("_backward")

@@ -26,6 +26,7 @@ from codegen.cli.options import (
     OldKind,
     Package,
     Shape,
+    Shapes,
     Specs,
     Types,
     UsageError,
@@ -226,10 +227,7 @@ def verify_ops(
 def bench(
     names: Names = None,
     kind: Kind = "",
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option("--shape", help='A shape to use instead of the specs\' own, as in "N=8191"; may be repeated.'),
-    ] = None,
+    shapes: Shapes = None,
     types: Types = "",
     out: Annotated[Path, typer.Option("--out", help="The folder to write the results to.")] = Path("benchmarks"),
     name: Annotated[str, typer.Option("--name", help="The results' name: NAME.json, NAME.md, NAME.png.")] = "",

@@ -39,6 +39,10 @@ Archs = Annotated[
 ]
 Types = Annotated[str, typer.Option("--types", help="Only these dtypes, as in T=bfloat16,S=float32.")]
 Shape = Annotated[str, typer.Option("--shape", help='The size of each axis, as in "...=8192,N=4096".')]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", help='A shape to use instead of the specs\' own, as in "N=8191"; may be repeated.'),
+]
 Kind = Annotated[str, typer.Option("--kind", help="Only ops of this kind, as in elementwise.")]
 OldKind = Annotated[str, typer.Option("--suite", hidden=True)]
 Jobs = Annotated[

@@ -17,6 +17,7 @@ from codegen.cli.options import (
     Kind,
     Names,
     Package,
+    Shapes,
     Specs,
     Types,
     UsageError,
@@ -32,10 +33,7 @@ from codegen.errors import named
 def tune(
     names: Names = None,
     kind: Kind = "",
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option("--shape", help='A shape to use instead of the specs\' own, as in "N=8191"; may be repeated.'),
-    ] = None,
+    shapes: Shapes = None,
     types: Types = "",
     minutes: Annotated[float, typer.Option("--minutes", min=0, help="Begin nothing after so many.")] = 10.0,
     again: Annotated[

@@ -32,6 +32,18 @@ def registers(
     return found
 
 
+def registers_of(values: device.Vector | tuple[device.Vector, ...], tensor: cute.Tensor, vec: int) -> cute.Tensor:
+    """Registers with what is to be stored in a tensor: (vec,), or (parts, vec) of one vector for each part."""
+    if not isinstance(values, tuple):
+        found = registers(tensor, (vec,))
+        found.store(values)
+        return found
+    found = registers(tensor, (len(values), vec))
+    for part, value in enumerate(values):
+        found[part, None].store(value)
+    return found
+
+
 @cute.jit
 def load_one(src: cute.Tensor, place: cute.Coord, there: cutlass.Boolean, dst: cute.Tensor):
     """A row's single value; zero where the row does not exist."""
@@ -69,10 +81,9 @@ def load_row(
             if c < columns:
                 place = start + cutlass.Int64(c) * parts
                 cute.autovec_copy(device.vector(src, place, count), pieces[v], l1c_evict_priority=cached)
+        # Else the compiler keeps narrow elements apart, because of the branches, and puts them into words again
         if cutlass.const_expr(src.element_type.width < 32):
-            forget(
-                dst
-            )  # else the compiler keeps elements apart, because of the branches, and puts them into words again
+            forget(dst)
     else:
         whole = device.whole_vectors(src, count) if aligned or device.shiftable(pieces[0]) else Int64(0)
         place = start + cutlass.Int64(first) * parts

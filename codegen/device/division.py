@@ -29,17 +29,18 @@ def divide_by_normal(a: Operand, b: Operand, approx: bool) -> Vector:
     first, second = as_vectors(a, b)
     if first.dtype is not Float32:
         return first / second
-    if not isinstance(b, cute.TensorSSA):
-        high, low = _halves_of_constant(b)
-    else:
-        high = rcp(b)
-    if approx:
-        return a * (1.0 / b if not isinstance(b, cute.TensorSSA) else high)
     if isinstance(b, cute.TensorSSA):
+        high = rcp(b)
+        if approx:
+            return a * high
         high = high * (1.0 - 2.0**-22)  # below the reciprocal, from which the hardware's is 1 ulp off at most
         low = fma(-b, high, 1.0) * high
-    elif not low:
-        return a * high
+    else:
+        if approx:
+            return a * (1.0 / b)
+        high, low = _halves_of_constant(b)
+        if not low:
+            return a * high
     return fma(first, high, first * low)
 
 
@@ -76,11 +77,10 @@ def _parts(b: Float32, approx: bool) -> tuple[Float32, Float32, Float32]:
     """A power of two by which to multiply dividend and divisor, so that the reciprocal is a normal number, and the two parts of
     that; approximately it is the first."""
     one = cute.full((1,), b, Float32)
-    size = cute.math.abs(one)
-    scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
+    scale = _scale_of(one)
     one = one * scale
     if approx:
-        high = cute.math.rcp(one, approx=True, ftz=True)
+        high = rcp(one)
         return scale[0], high[0], high[0]
     high = 1.0 / one
     rest = fma(-one, high, 1.0)
@@ -90,6 +90,12 @@ def _parts(b: Float32, approx: bool) -> tuple[Float32, Float32, Float32]:
     # Never 0, which times an infinity is NaN. Infinite for a divisor of 0, and 0 for an infinite one, as the first part is
     low = where(rest > 0.0, rest * high, high * 2.0**-60)
     return scale[0], high[0], low[0]
+
+
+def _scale_of(b: Vector) -> Vector:
+    """A power of two that keeps the reciprocal of its product with `b`, and remainders of quotients, normal numbers."""
+    size = cute.math.abs(b)
+    return where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
 
 
 def _by_parts(a: Vector, parts: list[Vector], approx: bool) -> Vector:
@@ -124,13 +130,10 @@ def round_quotient(a: Vector, b: Vector, dtype: type[Numeric]) -> Vector:
     if a.dtype is not Float32 or dtype.width > 16:
         return cast(cute.math.roundeven(divide(a, b, False)), dtype)
     one = cute.full((1,), b[0], Float32)
-    size = cute.math.abs(one)
-    # a power of two that keeps the reciprocal and the remainder normal numbers
-    scale = where(size < 2.0**-64, 2.0**64, where(size > 2.0**64, 2.0**-64, 1.0))
+    scale = _scale_of(one)
     a, by, inverse = a * cute.full_like(a, scale[0]), one * scale, 1.0 / (one * scale)
     near = a * cute.full_like(a, inverse[0])
     rest = cute.math.fma(-near, cute.full_like(a, by[0]), a)
     exact = cute.math.fma(rest, cute.full_like(a, inverse[0]), near)
-    return round_to(
-        where(cute.math.abs(near) < 2.0**20, exact, near), dtype
-    )  # for infinite quotients the correction is NaN
+    # For infinite quotients the correction is NaN
+    return round_to(where(cute.math.abs(near) < 2.0**20, exact, near), dtype)

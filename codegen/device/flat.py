@@ -202,12 +202,7 @@ class Flat:
     def store(self, values: Vector | tuple[Vector, ...], dst: cute.Tensor) -> None:
         """The vector to an array with every element; one value for each part of an array whose parts lie next to each other."""
         parts = len(values) if isinstance(values, tuple) else 0
-        registers = access.registers(dst, (parts, self.how.vec) if parts else (self.how.vec,))
-        if isinstance(values, tuple):
-            for part, value in enumerate(values):
-                registers[part, None].store(value)
-        else:
-            registers.store(values)
+        registers = access.registers_of(values, dst, self.how.vec)
         if self.how.ragged:
             device.copy_whole_or_part(registers, self._own(dst, parts), _times(parts, self.valid))
         else:

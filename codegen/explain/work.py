@@ -1,5 +1,5 @@
-"""The instructions that an operation takes for each element of float32: all, those on the unit for special functions, and those of
-integers, comparisons and selections (`targets.Work`). Written by `benchmarks/work.py`, counted in machine code for sm_90a.
+"""The instructions of an operation, for each element of float32: all of them, those of the unit for special functions, and those
+for integers, comparisons and selections (`targets.Work`). `benchmarks/work.py` wrote this file: it counts machine code for sm_90a.
 """
 
 # By operation: the precise form, and the approximate one where there is one

@@ -25,10 +25,8 @@ BINDING = {"or": 2, "not": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, 
     ("lt", "le", "gt", "ge", "eq", "ne"), 1
 )
 SEPARATE = {"add": "device.add", "sub": "device.subtract", "mul": "device.multiply"}  # rounded separately
-PAIR = (
-    "sin",
-    "cos",
-)  # of one argument, computed together in a kernel; so are sigmoids of an argument and of its negative
+# Of one argument, computed together in a kernel; so are sigmoids of an argument and of its negative
+PAIR = ("sin", "cos")
 BOTH = {"sin": "device.sine_and_cosine({}, {})", "sigmoid": "device.both_sigmoids({}, {})"}
 # Operations written as Python operators in jnp: some that a kernel calls as functions, and `~`, with a sign's precedence
 PLAIN = {**BINDING, "div": BINDING["mul"], "not": BINDING["neg"]}
@@ -233,13 +231,14 @@ class _Emitter:
                     self.typed_constant(a, node.kind) if a.is_const else t for a, t in zip(node.args, args, strict=True)
                 ]
         else:
+            at_index = node.op == "eq" and node.args[0].op == "index"
+            binding = ATOM if at_index else binding
             args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
             text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)
             if node.op == "div" and self.is_shared(node):
                 text = f"device.divide_by_{'row' if self.by_one(node) else 'shared'}({{0}}, {{1}}, {{approx}})"
-            elif node.op == "eq" and node.args[0].op == "index":
-                text, binding = "device.equal_index({0}, {1})", ATOM
-                args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
+            elif at_index:
+                text = "device.equal_index({0}, {1})"
             if text == "{0}":
                 return self.text[id(node.args[0])], self.binding[id(node.args[0])]
             alone = all(a.is_const for a in node.args) and not (op.infix and node.kind != "bool")

@@ -375,9 +375,8 @@ class Reduction:
         per_row = schedule.get("threads_per_row", per_row)
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
-        whole = (
-            -(-(columns // vec) // (per_row * cluster)) or 1
-        )  # a thread's vectors, without the additional one of a ragged row
+        # A thread's vectors, without the additional one of a ragged row
+        whole = -(-(columns // vec) // (per_row * cluster)) or 1
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if whole * width * per_row > max(ROW_BYTES_IN_BLOCK, width * per_row):
             return self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
@@ -447,8 +446,8 @@ class Reduction:
         if self.by_place and columns is not None and rows is not None and inner is not None:
             narrow = self.whole_vector(vec, inner, dtypes)
             needs = self.walking_needs(narrow, narrow * self.column_bytes(dtypes), dtypes, 1)
-            lies, has_rows = inner % narrow != 0, bool(self.rows)
-            found = walking.by_place(narrow, lies, needs, has_rows, columns, rows, apart, own, arch)
+            split, whole = inner % narrow != 0, bool(self.rows)
+            found = walking.by_place(narrow, split, needs, whole, columns, rows, apart, own, arch)
             if found is not None:
                 return replace(found, first=IDLE if self.rows else None)
         each = (1 if ragged else vec) if self.shares else None

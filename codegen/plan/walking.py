@@ -56,7 +56,7 @@ FEW_ROWS, MOST_ROWS = (
     8,
     64,
 )  # that meet at a place, where threads reduce all of them; few: however many places there are
-THREAD_BYTES = 64  # bytes of rows that such a thread reads at a time
+PLACE_BYTES = 64  # bytes of rows that such a thread reads at a time
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def by_place(
         return None
     if per_row > WARP or rows > MOST_ROWS or not enough or places * pieces * per_row > INT_MAX:
         return None
-    at_once = max(1, min(MOST_ROWS_HELD, THREAD_BYTES // (vectors * needs.width)))
+    at_once = max(1, min(MOST_ROWS_HELD, PLACE_BYTES // (vectors * needs.width)))
     exact = not ragged and count == per_row * vectors
     return WalkLaunch(vec, ragged, threads, per_row, vectors, 1, at_once, exact, whole=True, parts=0, by_place=True)
 

@@ -91,20 +91,13 @@ class Vector:
     def store(self, values: Values | tuple[Values, ...], dst: cute.Tensor, place: cute.Coord) -> None:
         """Values to a row from `place` on; one for each part of an array whose parts lie next to each other."""
         parts = len(values) if isinstance(values, tuple) else 1
-        if isinstance(values, tuple):
-            registers = access.registers(dst, (parts, self.vec))
-            for part, value in enumerate(values):
-                registers[part, None].store(value)
-            registers = cute.make_tensor(registers.iterator, cute.make_layout((parts * self.vec,)))
-        else:
-            registers = access.registers(dst, (self.vec,))
-            registers.store(values)
-        vectors.store(registers, dst, _offset(dst, place), _times(parts, self.valid), self.ragged)
+        registers = access.registers_of(values, dst, self.vec)
+        flat = cute.make_tensor(registers.iterator, cute.make_layout((parts * self.vec,)))
+        vectors.store(flat, dst, _offset(dst, place), _times(parts, self.valid), self.ragged)
 
     def scatter(self, values: Values, dst: cute.Tensor, place: Callable[[Int32], cute.Coord]) -> None:
         """Values to the places of the vector's columns."""
-        registers = access.registers(dst, (self.vec,))
-        registers.store(values)
+        registers = access.registers_of(values, dst, self.vec)
         for i in range(self.vec):
             _store_one(registers, i, dst, place(self.column + i), i < self.valid)
 

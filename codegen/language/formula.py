@@ -28,9 +28,6 @@ CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 # What jnp has and the language has not, and what serves instead
 INSTEAD = {
     "std": "write sqrt(var(x, axis=N))",
-    # as in jnp: the first element of those that tie, or the first NaN
-    "argmax": "write min(where((x == max(x, axis=N)) | isnan(x), index(N), size(N)), axis=N)",
-    "argmin": "write min(where((x == min(x, axis=N)) | isnan(x), index(N), size(N)), axis=N)",
     "sort": "no function sorts: pass the sorted array as an input",
     "cumsum": "no function scans an axis: pass the running sums as an input",
     "cumprod": "no function scans an axis: pass the running products as an input",
@@ -319,7 +316,11 @@ class Reader:
     def one_axis(self, tree: ast.Call, name: str) -> str:
         axes = self.axes(self.arguments(tree, SPECIAL[name])["axis"])
         if len(axes) != 1 or axes[0] == ROWS:
-            raise self.fail(tree, f"{name!r} takes one named axis", f"as in {name}(N)")
+            call = f"{name}(N)"
+            if isinstance(self.site, ast.Call) and isinstance(self.site.func, ast.Name):
+                name = self.site.func.id
+                call = f"{name}(x, axis=N)"
+            raise self.fail(tree, f"{name!r} takes one named axis", f"as in {call}")
         return axes[0]
 
     def call_take(self, tree: ast.Call) -> Node:

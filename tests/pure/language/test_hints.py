@@ -20,7 +20,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "aliases_of_products": {12: None, 13: None},
     "aliases_shifted": {22: None, 23: None},
     "array_forms": {4: "  a: float32[]", 5: "  b: float32[N]", 8: "  e: float32[N]", 9: "  f: float32[..., N]"},
-    "axes_of_index": {8: "  a = index(N)", 12: "  y = x + index(N)"},
+    "axes_of_index": {8: "  a = index(N)", 12: "  e = argmax(x, axis=N)", 13: "  y = x + index(N)"},
     "axis_order": {4: "  x: float32[..., N]"},
     "bench": {11: "  - {...: 8192, N: 4096}", 12: "  - {...: 8192, N: 4096}", 13: "  - {...: 8192, N: 4096}"},
     "bench_forms": {9: "bench:\n  - {...: 8192, N: 4096}"},
@@ -31,7 +31,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     },
     "calls": {
         8: "  a = tanh(x)", 9: "  b = x * (2)", 10: "  c = exp(x)", 12: "  f = exp(x)", 13: "  g = atan2(x, x)", 14: "  h = gelu(x)",
-        15: "  k = clip(x, lo=0, hi=1)", 16: f"  m = {INSTEAD['argmax'].removeprefix('write ')}",
+        15: "  k = clip(x, lo=0, hi=1)", 16: f"  m = {INSTEAD['std'].removeprefix('write ')}",
     },
     "casts": {9: "  b = cast(x, int8)", 10: "  c = cast(x, int8)", 11: "  d = x != 0", 12: "  e = cast(x, float32)"},
     "colon_in_text": {2: 'summary: "Two steps: scale, then shift."'},

@@ -151,11 +151,10 @@ def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> li
     tolerance = {name: float(x) for name, x in spec.tolerance if name != "why"}
     results = []
     for array in spec.outputs:
-        own, shape = array.axes, case.axes.shape(array.axes)
         whole = []
         for pick in ("value", "error", "overflow", "doubt"):
             parts = {
-                part: np.broadcast_to(views.lose(getattr(bound, pick), own, plan.order, len(case.axes.rows)), shape)
+                part: np.asarray(views.arranged_as(getattr(bound, pick), array.axes, plan.order, case.axes))
                 for (name, part), bound in bounds.items()
                 if name == array.name
             }

@@ -65,7 +65,7 @@ class Elementwise:
         """The axes of the jnp form's operands, which are those of the outputs."""
         output = self.stores[0].array
         assert output is not None
-        return output.axes
+        return output.axes if self.collapsed else tuple(axis for group in self.groups for axis in group.axes)
 
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
@@ -129,16 +129,10 @@ class _Elementwise(Planner):
         """The first reason why no kernel can compute the op."""
         first = self.spec.outputs[0]
         for output in self.spec.outputs[1:]:
-            if output.axes != first.axes:
+            if {*output.axes} != {*first.axes}:
                 message = f"{output.name!r} is {output} but {first.name!r} is {first}"
                 hint = "the outputs of an element-wise op share their axes: make it an op of its own"
                 return [self.mistake(message, hint, output)]
-        for array in self.spec.arrays:
-            if tuple(a for a in self.spec.axes if a in array.axes) != array.axes:
-                message = f"{array.name!r} is {array}, but other arrays have these axes in another order"
-                return [
-                    self.mistake(message, "an element-wise kernel does not transpose: give all the same order", array)
-                ]
         if unknown := self.refuse_sizes("no output has"):
             return [unknown]
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)

@@ -211,6 +211,31 @@ class Spec:
         """Every axis, in the spec's order: `...` first, then the outputs' axes, then the inputs'."""
         return axis_order(tuple(a.axes for a in (*self.outputs, *self.inputs)))
 
+    def is_ordered(self, array: Array) -> bool:
+        """Whether an array has its axes in the spec's order."""
+        return tuple(axis for axis in self.axes if axis in array.axes) == array.axes
+
+    @functools.cached_property
+    def disagreeing(self) -> tuple[Array, ...]:
+        """The fewest arrays with axes that no order fits: the second has two axes of the first the other way round, or each
+        has an axis before one that the next has before others, back to the first. Empty if one order fits all arrays."""
+        before = {a.name: set(itertools.combinations(a.axes, 2)) for a in self.arrays}
+        shortest: tuple[Array, ...] = ()
+        for start in self.arrays:
+            for first, second in itertools.combinations(start.axes, 2):
+                # from `second` back to `first`, each step an array that has one axis before another
+                ways: list[tuple[str, tuple[Array, ...]]] = [(second, (start,))]
+                met = {second}
+                for axis, way in ways:
+                    for array in self.arrays:
+                        for other in [b for a, b in before[array.name] if a == axis and b not in met]:
+                            met.add(other)
+                            ways.append((other, (*way, array)))
+                found = next((way for axis, way in ways if axis == first), ())
+                if found and (not shortest or len(found) < len(shortest)):
+                    shortest = found
+        return shortest
+
 
 def axis_order(rows: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     """An order of axes that agrees with the order in each array, if there is one; otherwise it disagrees with some array. Where

@@ -335,9 +335,23 @@ def named_axes(array: Array, value: jax.Array, axes: Axes, part: int | None) -> 
 
 
 def _spread(value: jax.Array, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> jax.Array:
-    """The value with dimensions of size 1 for missing axes, so that it has the full rank. A scalar stays a scalar."""
+    """The value with its axes in order, and dimensions of size 1 for missing axes, so that it has the full rank. A scalar
+    stays a scalar."""
+    value = _arranged(value, own, order, rows)
     missing = _missing(own, order, rows)
     return jnp.expand_dims(value, missing) if own and missing else value
+
+
+def _arranged(value: Any, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> Any:
+    """The value, whose axes are `own`, with its axes in another order; `...` has `rows` dimensions."""
+    wanted = tuple(axis for axis in order if axis in own)
+    if own == wanted or not value.ndim:
+        return value
+    places: dict[str, list[int]] = {}
+    for axis in own:
+        start = sum(map(len, places.values()))
+        places[axis] = [*range(start, start + (rows if axis == ROWS else 1))]
+    return value.transpose([place for axis in wanted for place in places[axis]])
 
 
 def with_every_axis(order: tuple[str, ...], dims: tuple[str, ...], axes: Axes) -> tuple[int, ...]:
@@ -354,9 +368,16 @@ def stored(
         assert access.array is not None
         own = access.array.axes
         # Broadcast first: the gradient of a broadcast value is a sum, which is computed in the compute type
-        value = jnp.broadcast_to(lose(value, own, order, len(axes.rows)), axes.shape(own))
+        value = arranged_as(value, own, order, axes)
         parts.setdefault(access.array, {})[access.part] = store(value, types.dtype(access.array))
     return {array: join_parts(array, own, axes) for array, own in parts.items()}
+
+
+def arranged_as(value: Any, own: tuple[str, ...], order: tuple[str, ...], axes: Axes) -> Any:
+    """A value that is shaped by position, in the shape of an output whose axes are `own`."""
+    ordered = tuple(axis for axis in order if axis in own)
+    full = jnp.broadcast_to(lose(value, own, order, len(axes.rows)), axes.shape(ordered))
+    return _arranged(full, ordered, own, len(axes.rows))
 
 
 def lose(value: Any, own: tuple[str, ...], order: tuple[str, ...], rows: int) -> Any:

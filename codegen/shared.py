@@ -15,6 +15,7 @@ class Launch:
     vec: int  # elements of a thread
     ragged: bool  # whether the arrays' end, or where coordinates count a row's, lies inside a vector
     threads: int  # of a block
+    across: int = 0  # threads of a block along the innermost axis, if some arrays have another order of axes; else 0
 
     @property
     def constants(self) -> dict[str, Launch]:
@@ -23,7 +24,7 @@ class Launch:
 
     def blocks(self, rows: int, columns: int) -> int:
         """One more than full ones: for the rest, or where the arrays are empty."""
-        return rows * columns // (self.vec * self.threads) + 1
+        return rows * columns // (self.vec * self.threads * (self.vec if self.across else 1)) + 1
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ Contractions:
 
 Several kernels:
   batch_norm_train, column_quantize_fp8, global_response_norm,
-  layernorm_channels_first, weight_standardize
+  layernorm_channels_first, rotary_qk, weight_standardize
 """
 
 import sys
@@ -249,6 +249,7 @@ if TYPE_CHECKING:
     from .rmsnorm_silu import rmsnorm_silu as rmsnorm_silu
     from .rotary import rotary as rotary
     from .rotary_pairs import rotary_pairs as rotary_pairs
+    from .rotary_qk import rotary_qk as rotary_qk
     from .row_all import row_all as row_all
     from .row_amax import row_amax as row_amax
     from .row_any import row_any as row_any
@@ -295,6 +296,7 @@ if TYPE_CHECKING:
     from .top1_gate import top1_gate as top1_gate
     from .total_variation import total_variation as total_variation
     from .total_variation_grad import total_variation_grad as total_variation_grad
+    from .transpose_quantize_fp8 import transpose_quantize_fp8 as transpose_quantize_fp8
     from .triple_split import triple_split as triple_split
     from .vector_add import vector_add as vector_add
     from .weight_standardize import weight_standardize as weight_standardize
@@ -485,6 +487,7 @@ __all__ = [
     "rmsnorm_silu",
     "rotary",
     "rotary_pairs",
+    "rotary_qk",
     "row_all",
     "row_amax",
     "row_any",
@@ -531,6 +534,7 @@ __all__ = [
     "top1_gate",
     "total_variation",
     "total_variation_grad",
+    "transpose_quantize_fp8",
     "triple_split",
     "vector_add",
     "weight_standardize",

@@ -10,6 +10,7 @@ from typing import Any
 
 from codegen.graph.nodes import DTYPES, dtype_of
 from codegen.language.sizes import Shape, elements
+from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import Extents, Tuned
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.reductions import Reduction
@@ -79,7 +80,9 @@ def _extents(op: Op, shape: Shape) -> Extents:
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
     apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
-    return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart)
+    turned = op.plan.turned if isinstance(op.plan, Elementwise) else None
+    along = None if turned is None else elements(op.plan.groups[turned].axes, shape)
+    return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart, along)
 
 
 def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch, shape: Shape) -> int:

@@ -100,6 +100,13 @@ class ElementwiseWords:
             last = self.plan.groups[-1].axes[-1]
             where = f"part {access.part}" if access.part is not None else f"its own place along {last}"
             return name, f"whole vectors, from {where}", "element by element"
+        if access.mode == "turned":
+            last = self.plan.groups[access.tokens[-1]].axes[-1]  # type: ignore[index]
+            return (
+                name,
+                f"whole vectors along {last}: a thread's tile of several rows is transposed in registers",
+                "one by one",
+            )
         if access.mode == "scalar":
             return name, "one value for the whole vector", "one value per element"
         return name, "element by element: its neighbours are not neighbours in memory", "the same"

@@ -16,7 +16,7 @@ RESERVED = frozenset("""
 """.split())  # fmt: skip
 # A kernel's own variables, with which a parameter or an output would clash.
 KERNEL_NAMES = frozenset("""
-    at flat tidx bidx bdim size start valid i row row_i rows cols rest rest_i ragged threads blocks how
+    at flat tidx bidx bdim size start valid i row row_i rows cols rest rest_i ragged threads blocks how turned
 """.split())  # fmt: skip
 # Variables of the kernels that reduce: values of a chain with such a name are renamed.
 REDUCING_NAMES = frozenset("""
@@ -26,7 +26,7 @@ REDUCING_NAMES = frozenset("""
     found there element_count once place some begin seen beside
 """.split())  # fmt: skip
 # Modules that only some generated files import.
-IMPORTED_NAMES = frozenset("flat functools gemm".split())
+IMPORTED_NAMES = frozenset("flat functools gemm turned".split())
 # The endings, after the op's name, of the other functions in its module.
 SUFFIXES = re.compile(
     r"chain|row|kernel|launch|xla|reference|(backward|frozen|forward|rows|keep|stage\d+)_\w+|(columns|finish|stage)\d*"

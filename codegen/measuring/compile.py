@@ -137,7 +137,7 @@ def launch_of(op: Op, variant: Variant, arch: str | None = None) -> Launch | Row
     columns = variant.columns
     if columns is None:
         inner = None if variant.ragged else 16
-        extents = Extents(inner, inner)
+        extents = Extents(inner, inner, turned=inner)
     else:
         columns += variant.ragged
         extents = Extents(columns, columns, columns)

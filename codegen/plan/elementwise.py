@@ -5,16 +5,20 @@ access says how an array is reached from an element's position:
 
   flat       it has every group in order: the vector is at the same position in it (times its interleaved parts)
   tile       its last axis is the innermost group: the vector is consecutive in it, at its own coordinates
+  turned     its last axis is another group, the turned one: the vector is consecutive along that
   scalar     it lacks the innermost group: the whole vector uses one value
   gather     it has the innermost group, but not consecutively: element by element
   index      no array: the coordinate itself
 
 If the innermost size is not a multiple of the vector width (a ragged call), accesses stay wide: a vector that is in one row is put
 together from the aligned vectors that contain it. A vector that crosses into the next row is accessed element by element.
+
+Where arrays with every group end with the turned one, a thread has several rows along it: a tile (`device/turned.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
@@ -26,6 +30,11 @@ from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.shared import Launch
 from codegen.spec.spec import Array, Spec
 
+TILE_THREADS, TILE, ACROSS = (
+    256,
+    8,
+    16,
+)  # where arrays are turned: threads of a block, at most so many rows, threads along the last axis
 THREADS = 512  # threads of a block: 128 to 1024 differ by 1% in bandwidth, and 512 leaves a thread 128 registers
 
 
@@ -45,10 +54,13 @@ class Elementwise:
     apart: tuple[()] = ()
     kernels: int = 1
     extremes: tuple[()] = ()
+    turned: int | None = None  # the group along which arrays in another order lie
 
     @property
     def coordinates(self) -> tuple[int, ...]:
         """The groups with a coordinate that some access needs."""
+        if self.turned is not None:
+            return tuple(range(len(self.groups)))
         used: set[int] = set()
         for access in (*self.loads, *self.stores):
             if access.mode != "flat":
@@ -87,7 +99,7 @@ class Elementwise:
         interleaved pairs and quadruples, other counts of parts need several."""
         found = {}
         for access in (*self.loads, *self.stores):
-            if access.array is not None and access.mode in ("flat", "tile"):
+            if access.array is not None and access.mode in ("flat", "tile", "turned"):
                 groups = {t for t in access.tokens if isinstance(t, int)}
                 if len(groups) == len(self.groups):
                     parts = access.array.parts or 1
@@ -105,9 +117,24 @@ class Elementwise:
         del arch  # it is the same on every architecture
         width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
         vec = vector_width(width, schedule)
+        if self.turned is not None:
+            return _tile_launch(min(vec, TILE), extents, schedule.get("threads", TILE_THREADS))
         unit = extents.total if self.collapsed or not self.coordinates else extents.inner
         ragged = vec > 1 and (unit is None or unit % vec != 0)
         return Launch(vec, ragged, schedule.get("threads", THREADS))
+
+
+def _tile_launch(vec: int, extents: Extents, threads: int) -> Launch:
+    """The launch of a kernel with tiles: narrower vectors where those fill both axes, and the threads of a block along
+    the axes as long as these are."""
+    inner, turned = extents.inner, extents.turned
+    if inner is None or turned is None:
+        return Launch(vec, vec > 1, threads, min(ACROSS, threads // 2))
+    fitting = math.gcd(inner, turned, vec)
+    vec, ragged = (vec, True) if fitting == 1 < vec else (fitting, False)
+    along, down = (1 << (-(-max(n, 1) // vec) - 1).bit_length() for n in (inner, turned))
+    across = min(ACROSS, threads // 2, along)
+    return Launch(vec, ragged, threads, min(along, max(across, threads // down, 1), threads))
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:
@@ -164,8 +191,11 @@ class _Elementwise(Planner):
         views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
         names = Names(self.spec, self.statements)
 
+        turned = self.turned(tokens, len(groups)) if borders is None else None
+
         def mode(own: tuple[int | str, ...]) -> str:
-            return _mode(own, len(groups))
+            found = _mode(own, len(groups))
+            return "turned" if found == "gather" and turned is not None and own[-1] == turned else found
 
         loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
         stores = tuple(
@@ -173,7 +203,15 @@ class _Elementwise(Planner):
                    mode(tokens[s.name]), tokens[s.name])
             for s in self.statements if any(s.name == o.name for o in self.spec.outputs)
         )  # fmt: skip
-        return Elementwise(groups, collapsed, views, loads, stores)
+        return Elementwise(groups, collapsed, views, loads, stores, turned=turned)
+
+    def turned(self, tokens: Mapping[str, tuple[int | str, ...]], groups: int) -> int | None:
+        """The last group of an array with every group that does not end with the innermost one; outputs decide first."""
+        for array in (*self.spec.outputs, *self.spec.inputs):
+            own = tokens[array.name]
+            if _covers(own, groups) and own and isinstance(own[-1], int) and own[-1] != groups - 1:
+                return own[-1]
+        return None
 
 
 def _covers(tokens: tuple[int | str, ...], groups: int) -> bool:

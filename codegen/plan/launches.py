@@ -17,6 +17,7 @@ class Extents:
     columns: int | None = None  # columns of a row, where rows are reduced
     rows: int | None = None  # rows that are reduced to one
     apart: int | None = 1  # the number of places with rows of their own to reduce
+    turned: int | None = None  # elements along which arrays in another order lie, or a divisor of their number
 
 
 IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that a call does not launch

@@ -196,7 +196,9 @@ class _Reductions(Planner):
         if arrays := self.spec.disagreeing:
             words = [f"{a.name!r}, {a}" for a in arrays]
             message = f"no order of the axes fits {', '.join(words[:-1])} and {words[-1]}"
-            return self.mistake(message, "a kernel that reduces does not transpose: give all the same order", arrays[-1])
+            return self.mistake(
+                message, "a kernel that reduces does not transpose: give all the same order", arrays[-1]
+            )
         if len(self.axes) > MAX_AXES:
             return self.mistake(f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}", "", self.spec.outputs[0])
         return None

@@ -254,7 +254,7 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     column, order = columns[0], (*batch, *rows, columns[0])
     if epilogue.disagreeing:
         words = " and ".join(f"{x.name!r} ({x})" for x in epilogue.disagreeing)
-        raise Mistake(f"a tile has one order of axes, and {words} have several")
+        raise Mistake(f"a tile of a GEMM kernel has one order of axes, and {words} have several")
     spec, statements, folds, exactness = _folded(epilogue, statements, order, rows, column)
     plan = tile_plan(spec, statements, {rows[0], column})
     folded = {f.value for f in folds}

@@ -19,6 +19,7 @@ from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
 from codegen.render.literals import dict_literal, line_literal
 from codegen.render.rows import RowContext
+from codegen.render.turned import TurnedContext
 from codegen.render.wrapping import wrapped
 from codegen.spec.embedding import to_data
 from codegen.tuning.entries import data_of
@@ -42,7 +43,7 @@ def environment() -> jinja2.Environment:
 
 def context_of(op: Op) -> Context:
     if isinstance(op.plan, Elementwise):
-        return ElementwiseContext(op)
+        return ElementwiseContext(op) if op.plan.turned is None else TurnedContext(op)
     if isinstance(op.plan, Gemm):
         return GemmContext(op)
     if isinstance(op.plan, Staged):

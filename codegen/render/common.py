@@ -49,6 +49,7 @@ DEVICE = (
     "partials",
     "reduce",
     "rowwise",
+    "turned",
 )  # the names that generated kernels use from `codegen.device`
 
 LAUNCHES = ("Contraction", "Launch", "RowLaunch", "Walk")  # and from `codegen.shared`

@@ -191,13 +191,17 @@ class ElementwiseContext(Context):
                 kind, load = "int", f"{name}.load()"
             else:
                 kind = self.spec.kind(access.array)
-                parts = access.mode == "flat" and access.array.parts
-                load = f"{name}[{access.part}, None].load()" if parts else f"{name}.load()"
+                load = self.loaded_part(access)
             texts[access.name] = self.as_computed(load, kind)
         for p in self.spec.params:
             dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
             texts[p.name] = full(self.width, self.parameter_text(p), dtype)
         return list(texts.values())
+
+    def loaded_part(self, access: Access) -> str:
+        """The text of the vector of an access, in its array's type."""
+        parts = access.mode == "flat" and access.array is not None and access.array.parts
+        return f"{self.fragment(access)}[{access.part}, None].load()" if parts else f"{self.fragment(access)}.load()"
 
     def stores(self) -> list[str]:
         """The lines that write the vector's results, in the order of the outputs."""

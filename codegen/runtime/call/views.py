@@ -130,14 +130,14 @@ def divisibility(plan: Plan, array: Array, how: AnyLaunch) -> tuple[int, ...]:
     """The divisor of each mode that the compiler may assume: only that whole vectors fit the innermost group. A kernel that
     reduces computes the places of its vectors itself."""
     tokens = plan.view(array.name).tokens
-    inner = len(plan.groups) - 1 if isinstance(plan, Elementwise) else None
-    return tuple(how.vec if token == inner and not how.ragged else 1 for token in tokens) or (1,)
+    whole = {len(plan.groups) - 1, plan.turned} if isinstance(plan, Elementwise) else set()
+    return tuple(how.vec if token in whole and not how.ragged else 1 for token in tokens) or (1,)
 
 
 def alignment(plan: Plan, array: Array, dtype: str) -> int:
     """The alignment in bytes that the compiler may assume for an array: XLA's 256 where vectors are accessed. Where elements are
     read, it is the element's size, because otherwise neighbouring loads would become one that reads past the array's end."""
-    read = any(a.array == array and a.mode in ("flat", "tile") for a in plan.loads)
+    read = any(a.array == array and a.mode in ("flat", "tile", "turned") for a in plan.loads)
     written = any(a.array == array for a in plan.stores)
     return 256 if read or written else DTYPES[dtype].size
 
@@ -197,6 +197,8 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
     if not extents:
         return Extents(1, 1)
     inner, total = divisor(extents[-1]), divisor(_product(extents))
+    if isinstance(plan, Elementwise):
+        return Extents(inner, total, turned=None if plan.turned is None else divisor(extents[plan.turned]))
     if not isinstance(plan, Reduction):
         return Extents(inner, total)
     rows = tuple(n for i, n in enumerate(extents[: plan.kept]) if i not in plan.apart)

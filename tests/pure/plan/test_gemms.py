@@ -74,6 +74,7 @@ REASONS = {
     "of two types": ("x: T[..., K]; w: float32[K, N]", "y = x @ w"),
     "a product of vectors": ("x: T[..., K]; w: T[K]", "y = x @ w", "y: T[...]"),
     "axes in an order": ("x: T[M, B, K]; w: T[B, K, N]", "y = x @ w", "y: T[M, B, N]"),
+    "and 'r' (T[N, M]) have several": ("x: T[M, K]; w: T[K, N]; r: T[N, M]", "y = x @ w + r", "y: T[M, N]"),
     "no output is a tile": ("x: T[A, B, K]; w: T[K, N]", "y = x @ w", "y: T[B, A, N]"),
     "has (S), but rows count it": (
         "x: T[B, S, K]; w: T[K, N]; b: T[B]",

@@ -1,0 +1,224 @@
+"""Device functions of element-wise kernels of which some arrays have their axes in another order than the others.
+
+Such a kernel has an axis along which those arrays lie, the *turned* axis, besides the innermost one. A thread has a tile: `how.vec`
+rows of `how.vec` elements. It reads and writes an array along whichever of the two axes its elements lie next to each other, in
+whole vectors, and the tile is transposed by naming registers. The threads of a warp lie 8 along the innermost axis and 4 along the
+turned one, so that their vectors fill whole sectors of memory on both sides. No shared memory is needed, and no thread waits.
+
+Where a size is not a multiple of the vector width (`how.ragged`), a row beyond the end is read as the last one, and not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64
+
+from codegen.device import access
+from codegen.device import functions as device
+from codegen.device.flat import Axis, Place, Read, _mentions, _where
+from codegen.shared import WARP, Launch
+
+LANES = 4  # of a warp along the turned axis, where both axes are long
+
+
+def _sizes(how: Launch) -> tuple[int, int]:
+    """The elements of a block's tile along the turned axis, and along the innermost one."""
+    return how.threads // how.across * how.vec, how.across * how.vec
+
+
+def _tiles(extent: Int32, size: int) -> Int32:
+    """How many tiles an axis has; one where it is empty."""
+    found = (Int32(extent) + (size - 1)) // size
+    return cutlass.select_(found < 1, Int32(1), found)
+
+
+def grid(how: Launch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
+    """How a kernel is launched for outputs of these extents, of which `axis` is the turned one: one block for each tile."""
+    blocks = Int64(1)
+    for i, extent in enumerate(extents):
+        size = _size_along(how, i, axis, len(extents))
+        blocks = blocks * (_tiles(extent, size) if size else Int32(extent))
+    return {"grid": (blocks + 1, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
+
+
+def _size_along(how: Launch, i: int, axis: int, count: int) -> int:
+    """The elements of a block's tile along the axis `i`; 0 for axes along which it has one."""
+    down, along = _sizes(how)
+    return along if i == count - 1 else down if i == axis else 0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A thread's tile: `how.vec` rows along the turned axis, of `how.vec` elements of the innermost one."""
+
+    how: Launch
+    extents: tuple[Int32, ...]
+    axis: int  # the number of the turned axis
+    first: tuple[Int32, ...]  # the position of its first element
+    inside: Boolean  # whether that is an element of the outputs
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return tuple(Axis(i) for i in range(len(self.extents)))
+
+    @property
+    def inner(self) -> int:
+        return len(self.extents) - 1
+
+    def at(self, i: int, j: int) -> tuple[Int32, ...]:
+        """The position of an element: in row `i`, the `j`-th. One beyond the end is the last."""
+        moved = list(self.first)
+        for number, step in ((self.axis, i), (self.inner, j)):
+            moved[number] = moved[number] + step
+            if self.how.ragged and step:
+                last = self.extents[number] - 1
+                moved[number] = cutlass.select_(moved[number] > last, last, moved[number])
+        return tuple(moved)
+
+    def registers(self, tensor: cute.Tensor) -> cute.Tensor:
+        """Registers for an array that is written along the turned axis: (row, element)."""
+        return access.registers(tensor, (self.how.vec, self.how.vec))
+
+    # From memory
+
+    def load(self, *operands: Read | Axis) -> list[list[cute.Tensor]]:
+        """For each row, the registers with its elements of each operand: an array at a place, or an axis, for the elements'
+        positions along it (int32)."""
+        found = [self._rows(o) for o in operands]
+        return [[rows[i] for rows in found] for i in range(self.how.vec)]
+
+    def _rows(self, operand: Read | Axis) -> list[cute.Tensor]:
+        """A fragment for each row; the same one where all rows read the same."""
+        vec = self.how.vec
+        if isinstance(operand, Axis):
+            places = [self.at(i, 0)[operand.number] for i in range(vec if operand.number == self.axis else 1)]
+            made = [cute.make_rmem_tensor((vec,), Int32) for _ in places]
+            for x, place in zip(made, places, strict=True):
+                if operand.number == self.inner:
+                    device.count_up(x, place)
+                else:
+                    x.fill(place)
+            return made * (vec // len(made))
+        if operand.tensor is None:
+            return [access.registers(None, (vec,), operand.default, operand.dtype)] * vec
+        tensor, place = operand.tensor, operand.place
+        assert place is not None
+        if _lies_along(place, self.axis) and _mentions(place, self.inner):
+            tile = self.registers(tensor)
+            for j in range(vec):
+                self._load(tensor, place, self.at(0, j), self.axis, tile[None, j])
+            return [tile[i, None] for i in range(vec)]
+        made = []
+        for i in range(vec if _mentions(place, self.axis) else 1):
+            x = access.registers(tensor, (vec,))
+            if _lies_along(place, self.inner):
+                self._load(tensor, place, self.at(i, 0), self.inner, x)
+            elif not _mentions(place, self.inner):
+                x.fill(tensor[_where(tensor, place, self.at(i, 0))])
+            else:
+                for j in range(vec):
+                    x[j] = tensor[_where(tensor, place, self.at(i, j))]
+            made.append(x)
+        return made * (vec // len(made))
+
+    def _load(self, tensor: cute.Tensor, place: Place, at: tuple[Int32, ...], axis: int, dst: cute.Tensor) -> None:
+        """A vector along an axis from `at` on."""
+        if self.how.ragged:
+            _load_ragged(self, tensor, place, at, axis, dst)
+        else:
+            cute.autovec_copy(self._vector(tensor, place, at, axis), dst)
+
+    def _vector(self, tensor: cute.Tensor, place: Place, at: tuple[Int32, ...], axis: int) -> cute.Tensor:
+        """The vector in memory, where whole vectors fill the axis."""
+        where = (*_where(tensor, place, at)[:-1], None)
+        row = tensor if len(where) == 1 else tensor[where]
+        return cute.local_tile(row, (self.how.vec,), (at[axis] // self.how.vec,))
+
+    # To memory
+
+    def store(self, i: int, values: device.Vector, dst: cute.Tensor, place: Place) -> None:
+        """The elements of row `i` to an array."""
+        src = access.registers_of(values, dst, self.how.vec)
+        if not self.how.ragged and _lies_along(place, self.inner):
+            cute.autovec_copy(src, self._vector(dst, place, self.at(i, 0), self.inner))
+        else:
+            for j in range(self.how.vec):
+                self._store(src, (j,), i, j, dst, place)
+
+    def store_turned(self, src: cute.Tensor, dst: cute.Tensor, place: Place) -> None:
+        """The whole tile to an array, along the turned axis."""
+        for j in range(self.how.vec):
+            if self.how.ragged:
+                for i in range(self.how.vec):
+                    self._store(src, (i, j), i, j, dst, place)
+            else:
+                cute.autovec_copy(src[None, j], self._vector(dst, place, self.at(0, j), self.axis))
+
+    def _store(self, src: cute.Tensor, own: tuple, i: int, j: int, dst: cute.Tensor, place: Place) -> None:
+        """An element, if there is one."""
+        where = _where(dst, place, self.at(i, j))
+        if not self.how.ragged:
+            dst[where] = src[own]
+        else:
+            there = self.first[self.axis] + i < self.extents[self.axis]
+            _store_where(src, own, dst, where, there & (self.first[self.inner] + j < self.extents[self.inner]))
+
+
+def tile(how: Launch, extents: Sequence[Int32], axis: int) -> Tile:
+    """This thread's tile of outputs with these extents, of which `axis` is the turned one."""
+    tidx, _, _ = cute.arch.thread_idx()
+    rest = Int64(cute.arch.block_idx()[0])
+    down = how.threads // how.across
+    turned = min(down, max(LANES, WARP // how.across))  # lanes of a warp along the turned axis, and along the innermost
+    along = WARP // turned
+    lane, warp, warps = tidx % WARP, tidx // WARP, how.across // along
+    place = {len(extents) - 1: (warp % warps) * along + lane % along, axis: (warp // warps) * turned + lane // along}
+    first: list[Int32] = [Int32(0)] * len(extents)
+    inside = Boolean(True)
+    for i in (len(extents) - 1, axis, *(k for k in reversed(range(len(extents) - 1)) if k != axis)):
+        size = _size_along(how, i, axis, len(extents))
+        if size:
+            count = _tiles(extents[i], size)
+            start = cute.assume(Int32(rest % count) * size + place[i] * how.vec, divby=how.vec)
+        else:
+            count = Int32(extents[i])
+            start = Int32(rest % count)
+        rest = rest // count
+        first[i] = start
+        inside = inside & (start < extents[i])
+    return Tile(how, tuple(extents), axis, tuple(first), inside & (rest == 0))
+
+
+def _lies_along(place: Place, number: int) -> bool:
+    """Whether elements that are neighbours along an axis lie next to each other at a place."""
+    return place[-1] == Axis(number) and not _mentions(place[:-1], number)
+
+
+@cute.jit
+def _load_ragged(
+    own: cutlass.Constexpr[Tile],
+    tensor: cute.Tensor,
+    place: cutlass.Constexpr[Place],
+    at: tuple[Int32, ...],
+    axis: cutlass.Constexpr[int],
+    dst: cute.Tensor,
+):
+    """A vector along an axis; one by one where it passes the axis's end, and the last element again beyond it."""
+    vec, last = own.how.vec, own.extents[axis] - 1
+    if at[axis] + vec <= own.extents[axis]:
+        device.load_anywhere(tensor, cute.crd2idx(_where(tensor, place, at), tensor.layout), dst)
+    else:
+        for k in cutlass.range_constexpr(vec):
+            moved = cutlass.select_(at[axis] + k > last, last, at[axis] + k)
+            dst[k] = tensor[_where(tensor, place, (*at[:axis], moved, *at[axis + 1 :]))]
+
+
+@cute.jit
+def _store_where(src: cute.Tensor, own: cutlass.Constexpr[tuple], dst: cute.Tensor, where: tuple, there: Boolean):
+    if there:
+        dst[where] = src[own]

@@ -1,0 +1,58 @@
+"""Element-wise ops whose arrays have their axes in different orders: values, gradients, and JAX's transformations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import generated
+from codegen.checking import testing
+from codegen.plan.launches import Extents
+from tests.making import make_op, spec_text
+from tests.meshes import normal
+
+QUANTIZE = generated.transpose_quantize_fp8
+
+
+def launch(rows, columns, op=QUANTIZE):
+    return op.plan.launch({"x": "bfloat16"}, Extents(columns, rows * columns, turned=rows), {})
+
+
+# Whole vectors; narrower ones; tiles that end within vectors; one row; one column; many blocks
+@pytest.mark.parametrize("shape", [(2, 24, 16), (4, 6), (3, 9, 17), (1, 40), (40, 1), (150, 200), (0, 3)])
+def test_a_transposed_output_is_the_other_one_transposed(shape):
+    x = normal(*shape).astype(jnp.bfloat16)
+    q, transposed = QUANTIZE(x, 0.5, implementation="interpret")
+    expected = np.asarray((x.astype(jnp.float32) / 0.5).astype(jnp.float8_e4m3fn), np.float32)
+    np.testing.assert_array_equal(np.asarray(q, np.float32), expected)
+    np.testing.assert_array_equal(np.asarray(transposed, np.float32), np.swapaxes(expected, -1, -2))
+
+
+def test_vectors_are_as_wide_as_both_axes_allow():
+    assert [(how.vec, how.ragged) for how in (launch(64, 64), launch(64, 12), launch(6, 64), launch(7, 64))] == [
+        (8, False), (4, False), (2, False), (8, True),
+    ]  # fmt: skip
+
+
+def test_threads_of_a_block_lie_along_the_axes_as_long_as_these_are():
+    assert [launch(*shape).across for shape in ((4096, 4096), (4096, 16), (16, 4096), (8, 8))] == [16, 2, 128, 1]
+
+
+def test_axes_of_heads_move_and_an_input_is_transposed(tmp_path):
+    text = spec_text(
+        "x: T[B, S, H, D]; w: float32[D, H]; b: float32[S]", "y: T[B, H, S, D]; z: T[B, D, S, H]",
+        "v = x * w + b; y = v; z = tanh(v) * index(S)",
+        "v = x * w.T + b[:, None, None]; y = jnp.moveaxis(v, 2, 1); "
+        "z = jnp.moveaxis(jnp.tanh(v) * jnp.arange(x.shape[1])[:, None, None], 3, 1)",
+        types="{T: [float32, bfloat16]}",
+    )  # fmt: skip
+    op = make_op(tmp_path, text)
+    for implementation in ("interpret", "xla"):
+        testing.check_op(op, implementation, examples=2)
+    testing.check_gradient(op, "interpret", examples=2)
+
+
+def test_a_mapped_axis_joins_the_rows():
+    x = normal(2, 5, 6).astype(jnp.bfloat16)
+    got = jax.vmap(lambda x: QUANTIZE(x, 0.5, implementation="interpret").q_transposed)(x)
+    np.testing.assert_array_equal(got, jnp.swapaxes(QUANTIZE.reference(x, 0.5).q, 1, 2))

@@ -59,7 +59,7 @@ FAST_ABSOLUTE = {
 # The error of a quotient, in halves of an ulp (`device/division.py`)
 QUOTIENT = 1 + 2.0**-17
 EXACT = frozenset(
-    "where cast neg abs maximum minimum floor ceil round sign _pinned _others".split()
+    "where cast neg abs maximum minimum floor ceil round sign stop_gradient _pinned _others".split()
 )  # operations without rounding
 ROUNDED = frozenset(
     "add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split()
@@ -73,7 +73,7 @@ def _density(x: np.ndarray) -> np.ndarray:
 
 _lax = SimpleNamespace(
     rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf, erfc=special.erfc, rem=lambda a, b: np.fmod(a, b),
-    logistic=special.expit,
+    logistic=special.expit, stop_gradient=lambda x: x, population_count=np.bitwise_count,
 )  # fmt: skip
 _nn = SimpleNamespace(gelu=lambda x, approximate: 0.5 * x * special.erfc(-(0.5**0.5) * x))
 _slopes = SimpleNamespace(
@@ -407,7 +407,7 @@ class Analysis:
         if node.op == "cast":
             dtype = self.casts.get(str(node.attr), str(node.attr))
             return lambda x: stored(x, dtype).astype(np.float64 if node.kind == "float" else np.int64)
-        if node.kind == "int" and node.op in ("maximum", "minimum", "abs", "rem", "sign", "add", "sub", "mul", "neg"):
+        if node.kind == "int" and node.op in OPS and all(a.kind == "int" for a in node.args):
             return lambda *xs: np.asarray(_FUNCTIONS[node.op](*(np.asarray(x, np.int64) for x in xs)))
         return _FUNCTIONS[node.op]
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 GELU_LEAST = (-0.7517915246935644, -0.16997120747990369)  # the minimum of gelu: its argument and its value
+BITS = frozenset("and or xor mod popcount".split())  # of integers: not monotonic
 DGELU_TURNS = ((2**0.5, 1.128904145185155), (-(2**0.5), -0.1289041451851548))
 
 
@@ -43,6 +44,14 @@ def reach(
         for signs in itertools.product((-1, 1), repeat=2):
             corner = function(*(x + s * e for x, e, s in zip(values, errors, signs, strict=True)))
             error = np.where(np.isnan(corner), error, np.maximum(error, distance(corner, value)))
+    elif op in BITS and any(
+        map(np.any, errors)
+    ):  # exact where an argument is off by 1 at most: then all corners are here
+        for signs in itertools.product((-1, 0, 1), repeat=len(values)):
+            corner = function(*(x + s * e for x, e, s in zip(values, errors, signs, strict=True)))
+            error = np.maximum(error, distance(corner, value))
+        for e in errors:
+            error = np.where(e > 1, np.inf, error)
     if op == "atan2":
         a, b = zip(values, errors, strict=True)
         turned = (abs(a[0]) <= a[1]) & (b[0] < b[1]) & (a[1] > 0)  # from -pi to pi

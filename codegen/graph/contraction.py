@@ -27,9 +27,9 @@ SUMS = frozenset({"add", "sub"})
 # Functions that multiply or divide their argument before any addition; others may begin with a sum
 FACTORS_FIRST = frozenset({"div", "reciprocal", "sqrt", "rsqrt", "exp", "exp2"})
 DEFINITE = frozenset(
-    "input param const index size float add sub mul neg abs maximum minimum floor ceil round sign where".split()
+    "input param const index size float add sub mul neg abs maximum minimum floor ceil round sign where stop_gradient".split()
 ) | {PINNED}
-THROUGH = frozenset({"neg", "where", PINNED})  # compilers form multiply-adds through these
+THROUGH = frozenset({"neg", "where", "stop_gradient", PINNED})  # compilers form multiply-adds through these
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ def is_definite(value: Node) -> bool:
     """Whether a pinned value has the same bits in every kernel and in jnp: none of its operations may be approximate or depend on
     the order of a sum."""
     return all(
-        n.op in DEFINITE or (n.op in OPS and OPS[n.op].rule in ("compare", "logic")) for n in topological([value])
+        n.op in DEFINITE or (n.op in OPS and OPS[n.op].rule in ("compare", "logic", "bits", "whole"))
+        for n in topological([value])
     )
 
 

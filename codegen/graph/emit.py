@@ -21,15 +21,15 @@ WIDTH = 96  # the most characters of an expression
 
 # The precedence of Python's operators; a name, a literal or a call has the highest.
 ATOM = 10
-BINDING = {"or": 2, "not": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, "pow": 9} | dict.fromkeys(
-    ("lt", "le", "gt", "ge", "eq", "ne"), 1
-)
+BINDING = {"or": 2, "xor": 3, "not": 3, "invert": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, "pow": 9}
+BINDING |= dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), 1)
 SEPARATE = {"add": "device.add", "sub": "device.subtract", "mul": "device.multiply"}  # rounded separately
 # Of one argument, computed together in a kernel; so are sigmoids of an argument and of its negative
 PAIR = ("sin", "cos")
 BOTH = {"sin": "device.sine_and_cosine({}, {})", "sigmoid": "device.both_sigmoids({}, {})"}
 # Operations written as Python operators in jnp: some that a kernel calls as functions, and `~`, with a sign's precedence
-PLAIN = {**BINDING, "div": BINDING["mul"], "not": BINDING["neg"]}
+PLAIN = BINDING | dict.fromkeys(("shl", "shr"), 5) | dict.fromkeys(("div", "floordiv", "mod"), BINDING["mul"])
+PLAIN |= dict.fromkeys(("not", "invert"), BINDING["neg"])
 
 
 @dataclass(frozen=True)

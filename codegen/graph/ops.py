@@ -15,6 +15,7 @@ its cotangent; "0" means that the derivative is zero everywhere it exists. Ties 
   arith    numbers, brought to one kind; the result has it       float    numbers brought to float; a float
   compare  numbers of one kind, or bools for == and !=; a bool   predicate  a float; a bool
   logic    bools; a bool                                         select   a bool, then two values of one kind
+  bits     integers, or bools; the same                          whole    integers; an integer
   round    a number; its kind (integers unchanged)
 """
 
@@ -68,9 +69,17 @@ OPS: dict[str, Operation] = {
         _operator("ge", ">=", "compare", ("0", "0")),
         _operator("eq", "==", "compare", ("0", "0")),
         _operator("ne", "!=", "compare", ("0", "0")),
-        _operator("and", "&", "logic", ("0", "0")),
-        _operator("or", "|", "logic", ("0", "0")),
+        _operator("and", "&", "bits", ("0", "0")),
+        _operator("or", "|", "bits", ("0", "0")),
+        _operator("xor", "^", "bits", ("0", "0")),
         Operation("not", 1, "logic", "{0} ^ True", "~{0}", ("0",), infix=True),
+        # integers: as XLA, also where b is 0 or no amount of a shift
+        Operation("invert", 1, "whole", "{0} ^ -1", "~{0}", ("0",), infix=True),
+        Operation("floordiv", 2, "whole", "device.floor_divide({0}, {1})", "{0} // {1}", ("0", "0")),
+        Operation("mod", 2, "whole", "device.modulo({0}, {1})", "{0} % {1}", ("0", "0")),
+        Operation("shl", 2, "whole", "device.shift_left({0}, {1})", "{0} << {1}", ("0", "0")),
+        Operation("shr", 2, "whole", "device.shift_right({0}, {1})", "{0} >> {1}", ("0", "0")),
+        Operation("popcount", 1, "whole", "device.popcount({0})", "jax.lax.population_count({0})", ("0",)),
         Operation("where", 3, "select", "device.where({0}, {1}, {2})", "jnp.where({0}, {1}, {2})",
            ("0", "where(a, g, 0)", "where(a, 0, g)")),
         Operation("isnan", 1, "predicate", "device.isnan({0})", "jnp.isnan({0})", ("0",)),
@@ -120,6 +129,8 @@ OPS: dict[str, Operation] = {
         _unary("gelu", "g * dgelu(a)", jnp="jax.nn.gelu({0}, approximate=False)", cute="device.gelu({0}, {approx}, {exact})"),
         _unary("dgelu", "g * (2 - a * a) * exp(-0.5 * (a * a)) * 0.3989422804014327", jnp="runtime.dgelu({0})",
                cute="device.dgelu({0}, {approx}, {exact})"),
+        # a constant for derivatives
+        Operation("stop_gradient", 1, "arith", "{0}", "jax.lax.stop_gradient({0})", ("0",)),
         # `a`, computed by the same uncontracted operations wherever it is computed (`contraction.py`)
         Operation(PINNED, 1, "arith", "{0}", "{0}", ("g",)),
         # `a`, a product of the elements beside `b`, over the axes that `c` lacks: in jnp it is differentiated as that
@@ -133,11 +144,14 @@ COSTLY = frozenset(
 )
 
 # Python operators of the language, by the name of their ast class.
-BINARY = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div", "BitAnd": "and", "BitOr": "or"}
+BINARY = {
+    "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div", "FloorDiv": "floordiv", "Mod": "mod", "LShift": "shl",
+    "RShift": "shr", "BitAnd": "and", "BitOr": "or", "BitXor": "xor",
+}  # fmt: skip
 COMPARE = {"Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge", "Eq": "eq", "NotEq": "ne"}
 
 # Operations that formulas write only as operators, not as calls.
-OPERATORS = {"add", "sub", "mul", "div", "neg", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"}
+OPERATORS = {*BINARY.values(), *COMPARE.values(), "neg", "pow", "not", "invert"}
 
 # Reductions: the kinds of their arguments, the identity for masked lanes, the jnp function, and the derivative, in terms of
 # the argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements

@@ -114,6 +114,7 @@ RULES: dict[str, Callable[..., Range]] = {
     "erfc": lambda _: (0.0, 2.0),
     "sin": lambda _: (-1.0, 1.0),
     "cos": lambda _: (-1.0, 1.0),
+    "stop_gradient": lambda a: a,
     "sum": _sum,
     "mean": lambda a: a,
     "max": lambda a: a,

@@ -32,6 +32,10 @@ INSTEAD = {
     "cumsum": "no function scans an axis: pass the running sums as an input",
     "cumprod": "no function scans an axis: pass the running products as an input",
 }
+# What serves instead of an operation on integers
+NUMBER = "write where(condition, 1, 0) for the bool"
+WHOLE = "convert it first, as in cast(floor(x), int32)"
+FOR_FLOATS = {"floordiv": "write floor(a / b)", "mod": "write a - floor(a / b) * b, or rem(a, b), which has a's sign"}
 SPECIAL = {"cast": ("e", "dtype"), "index": ("axis",), "size": ("axis",), "take": ("table", "i", "axis")}
 
 
@@ -75,7 +79,7 @@ class Reader:
     def read(self, tree: ast.expr) -> Node:
         method = getattr(self, "read_" + type(tree).__name__, None)
         if method is None:
-            hint = "formulas have numbers, names, + - * / **, comparisons, & | ~, x[0], a @ b and calls"
+            hint = "formulas have numbers, names, + - * / // % **, comparisons, & | ^ ~ << >>, x[0], a @ b and calls"
             raise self.fail(tree, f"{construct(tree)} is not part of the language", hint)
         made: Node = method(tree)
         return made
@@ -155,19 +159,10 @@ class Reader:
             return value
         if isinstance(tree.op, ast.USub):
             return self.apply(tree, "neg", [value])
-        return self.apply(tree, "not", [value])
+        return self.apply(tree, "invert" if value.kind == "int" else "not", [value])
 
     def read_BinOp(self, tree: ast.BinOp) -> Node:
         kind = type(tree.op).__name__
-        if kind not in (*BINARY, "Pow", "MatMult"):
-            sign = {"FloorDiv": "//", "Mod": "%", "LShift": "<<", "RShift": ">>", "BitXor": "^"}[kind]
-            hint = {
-                "FloorDiv": "write floor(a / b), which is exact for integers up to 2**24",
-                "Mod": "write rem(a, b), which has a's sign, or rem(rem(a, b) + b, b), which has b's",
-                "BitXor": "write a != b for bools",
-            }
-            message = f"the operator {sign} is not part of the language"
-            raise self.fail(tree, message, hint.get(kind, "it has + - * / ** @ & |"))
         left, right = self.read_all([tree.left, tree.right])
         if kind == "Pow":
             return self.power(tree, left, right)
@@ -467,7 +462,13 @@ class Reader:
         """An operation of the table. The kinds of its arguments are checked, and numbers are brought to one kind."""
         op, kinds = OPS[name], [a.kind for a in args]
         sign = repr(op.jnp.replace("{0}", "").replace("{1}", "").strip() if name in OPERATORS else name)
-        if op.rule == "logic" or (name in ("eq", "ne") and kinds == ["bool", "bool"]):
+        if op.rule == "whole" or (op.rule == "bits" and "int" in kinds):
+            if set(kinds) != {"int"}:
+                other = next(k for k in kinds if k != "int")
+                hint = NUMBER if other == "bool" else FOR_FLOATS.get(name, WHOLE)
+                raise self.fail(tree, f"{sign} takes integers, not {with_article(other)}", hint)
+            return self.fold(tree, name, args)
+        if op.rule in ("logic", "bits") or (name in ("eq", "ne") and kinds == ["bool", "bool"]):
             if set(kinds) != {"bool"}:
                 other = next(k for k in kinds if k != "bool")
                 raise self.fail(
@@ -486,11 +487,7 @@ class Reader:
                 return self.fold(tree, name, args)
             args, kinds = rest, kinds[1:]
         if "bool" in kinds:
-            hint = (
-                "write where(condition, 1, 0) for the bool"
-                if op.rule != "select"
-                else "both values are numbers, or both bools"
-            )
+            hint = NUMBER if op.rule != "select" else "both values are numbers, or both bools"
             raise self.fail(tree, f"{sign} takes numbers, not a bool", hint)
         if op.rule in ("float", "predicate"):
             args = [self.to_float(a) for a in args]
@@ -512,8 +509,7 @@ class Reader:
             except (ArithmeticError, ValueError):
                 pass  # such as 1 / 0, which the kernel computes
         self.fitting(tree, args)
-        boolean = op.rule in ("compare", "predicate", "logic") or (op.rule == "select" and args[1].kind == "bool")
-        kind = "bool" if boolean else args[-1].kind
+        kind = "bool" if op.rule in ("compare", "predicate", "logic") else args[-1].kind
         return self.graph.node(name, tuple(args), kind=kind, dims=[d for a in args for d in a.dims])
 
     def fitting(self, tree: ast.AST, args: list[Node]) -> None:
@@ -557,4 +553,12 @@ EVALUATED: dict[str, Callable[..., Any]] = {
     "div": operator.truediv,
     "neg": operator.neg,
     "sqrt": math.sqrt,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "shl": lambda a, b: a << b if b < 64 else 0,
+    "shr": operator.rshift,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "invert": operator.invert,
 }

@@ -15,6 +15,7 @@ SIGNS = {
     "div": "{0} / {1}",
     "pow": "{0} ** {1}",
     "not": "~{0}",
+    "invert": "~{0}",
 }  # operations that jnp writes in another way than a chain
 
 

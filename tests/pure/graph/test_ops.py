@@ -16,10 +16,11 @@ from codegen.language.scope import make_scope
 from codegen.language.statements import Placed
 from codegen.spec.specfile import load_spec
 
-RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round"}
+RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round", "bits", "whole"}
 DOMAINS = {"any", "positive", "nonnegative", "nonzero", "unit", "small"}
 DEVICE = [
-    Path(ops.__file__).parents[1] / f"device/{name}.py" for name in ("functions", "division", "elementary", "circular")
+    Path(ops.__file__).parents[1] / f"device/{name}.py"
+    for name in ("functions", "division", "elementary", "circular", "integers")
 ]
 
 # Without those that derivatives alone are written with
@@ -50,7 +51,7 @@ def call(op: Operation, *arguments: str) -> str:
 @rows
 def test_a_row_is_named_as_its_key(op):
     assert OPS[op.name] is op
-    assert re.fullmatch(r"[a-z][a-z0-9]*", op.name)
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", op.name)
     assert op.arity in (1, 2, 3)
     assert op.rule in RULES
     assert op.domain in DOMAINS
@@ -106,6 +107,8 @@ def test_there_is_a_derivative_for_every_argument(op):
         kinds = ["float32"] * 3
         if op.rule in ("logic", "select"):
             kinds[0] = "bool"
+        if op.rule in ("bits", "whole"):
+            kinds = ["int32"] * 3
         result = value(
             formula,
             **{n: f"{k}[..., N]" for n, k in zip("abc", kinds, strict=True)},
@@ -113,7 +116,7 @@ def test_there_is_a_derivative_for_every_argument(op):
             g="float32[..., N]",
         )
         assert result.kind == "float" or formula == "0"
-        if op.rule in ("compare", "predicate", "logic") or kinds[place] == "bool":
+        if op.rule in ("compare", "predicate", "logic") or kinds[place] != "float32":
             assert formula == "0"
 
 
@@ -144,7 +147,9 @@ def test_what_a_row_takes_and_gives(op):
         "logic": ("refused", "refused", "bool", "refused"),
         "select": ("refused", "refused", "bool", "refused"),
         "round": ("float", "int", "refused", "float"),
-    }[op.rule]
+        "bits": ("refused", "int", "bool", "refused"),
+        "whole": ("refused", "int", "refused", "refused"),
+    }["bits" if op.name in ("not", "invert") else op.rule]  # both are written ~
     assert (floats, ints, bools, mixed) == expected
     if op.rule == "select":
         assert [kind("bool", *ks) for ks in (("float", "float"), ("int", "int"), ("int", "float"), ("bool", "int"))] == [
@@ -157,7 +162,7 @@ def test_a_result_varies_along_the_axes_of_all_arguments(op):
     if op.name == "pow":
         return
     names = "abc"[: op.arity]
-    dtype = "bool" if op.rule == "logic" else "float32"
+    dtype = {"logic": "bool", "bits": "int8", "whole": "int8"}.get(op.rule, "float32")
     arrays = {"a": f"{'bool' if op.rule == 'select' else dtype}[...]", "b": f"{dtype}[N]", "c": f"{dtype}[]"}
     node = value(call(op, *names), **{n: arrays[n] for n in names})
     assert node.dims == (("...", "N") if op.arity > 1 else ("...",))
@@ -167,7 +172,7 @@ def test_a_result_varies_along_the_axes_of_all_arguments(op):
 
 
 def test_operators_are_rows():
-    assert set(BINARY.values()) | set(COMPARE.values()) | {"neg", "not", "pow"} == OPERATORS
+    assert set(BINARY.values()) | set(COMPARE.values()) | {"neg", "not", "invert", "pow"} == OPERATORS
     assert set(OPS) >= OPERATORS
     assert all(issubclass(getattr(ast, name), ast.operator) for name in BINARY)
     assert all(issubclass(getattr(ast, name), ast.cmpop) for name in COMPARE)

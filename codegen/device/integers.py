@@ -1,0 +1,73 @@
+"""Integer operations, and powers of two as scales, on per-thread vectors (`cute.TensorSSA`).
+
+Integers wrap. What PTX leaves undefined is defined as XLA defines it: division by zero, the smallest integer divided by -1, and
+shifts by a negative amount or by a type's width or more.
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass._mlir.dialects import arith, math
+
+from codegen.device.functions import Operand, Vector, as_vectors, where
+
+
+def floor_divide(a: Operand, b: Operand) -> Vector:
+    """a // b, rounded down. Where b is 0, it is -1 for a = 0 and -2 for other a, as in jnp."""
+    if _is_power_of_two(b):
+        return shift_right(a, b.bit_length() - 1)
+    a, b = as_vectors(a, b)
+    quotient, remainder, divisor = _divide(a, b)
+    down = (remainder != 0) & ((remainder ^ divisor) < 0)
+    quotient = where(down, quotient - 1, quotient)
+    quotient = where(b == -1, -a, quotient)
+    return where(b == 0, where(a == 0, cute.full_like(a, -1), -2), quotient)
+
+
+def modulo(a: Operand, b: Operand) -> Vector:
+    """a % b with the sign of b: a - (a // b) * b. Where b is 0, it is 0."""
+    if _is_power_of_two(b):
+        return a & (b - 1)
+    a, b = as_vectors(a, b)
+    _, remainder, divisor = _divide(a, b)
+    other = (remainder != 0) & ((remainder ^ divisor) < 0)
+    return where(b == 0, 0, where(other, remainder + divisor, remainder))
+
+
+def _is_power_of_two(b: Operand) -> bool:
+    return isinstance(b, int) and b > 0 and b & (b - 1) == 0
+
+
+def _divide(a: Vector, b: Vector) -> tuple[Vector, Vector, Vector]:
+    """a / b rounded toward zero, the remainder, and the divisor: b, or 1 for 0 and -1, for which the hardware's division has no
+    defined result."""
+    divisor = where((b == 0) | (b == -1), 1, b)
+    quotient = _vector(arith.divsi(a.ir_value(), divisor.ir_value()), a)
+    return quotient, a - quotient * divisor, divisor
+
+
+def shift_left(a: Operand, b: Operand) -> Vector:
+    """a << b: 0 where b is negative or at least the type's width."""
+    a, b = as_vectors(a, b)
+    inside = _is_amount(b)
+    shifted = _vector(arith.shli(a.ir_value(), where(inside, b, 0).ir_value()), a)
+    return where(inside, shifted, 0)
+
+
+def shift_right(a: Operand, b: Operand) -> Vector:
+    """a >> b, rounded down: 0 or -1, as a's sign, where b is negative or at least the type's width."""
+    a, b = as_vectors(a, b)
+    return _vector(arith.shrsi(a.ir_value(), where(_is_amount(b), b, b.dtype.width - 1).ir_value()), a)
+
+
+def _is_amount(b: Vector) -> Vector:
+    return (b >= 0) & (b < b.dtype.width)
+
+
+def popcount(x: Vector) -> Vector:
+    """The number of bits set in two's complement."""
+    return _vector(math.ctpop(x.ir_value()), x)
+
+
+def _vector(made, like: Vector) -> Vector:
+    return cute.TensorSSA(made, like.shape, like.dtype)

@@ -246,6 +246,8 @@ class Reverse:
             rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
             picked: dict[str, Node | tuple[str, ...]] = {"i": index, "g": g}
             return [(table, self.evaluated(_parsed(rule), picked))]
+        if node.op == "pick":
+            raise Mistake("no kernel for the gradient of a table that is read at a computed index")
         rules = OPS[node.op].grad if node.op in OPS else ("",) * len(node.args)
         if node.op in REDUCTIONS:
             rules = (REDUCTIONS[node.op][3],)

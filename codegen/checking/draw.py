@@ -78,6 +78,7 @@ def cases(
         if (pick(st.integers(0, 9)) == 0) if empty is None else empty:
             # not an axis that a value is picked from: a table's, or one that a max reduces
             needed = {a.index_of[1] for a in op.plan.loads if a.index_of}
+            needed |= {axis for a in op.plan.loads if a.mode == "table" for axis in a.array.axes}
             needed |= {d[6:-1] for d in dict(spec.domain).values() if isinstance(d, str) and d.startswith("index(")}
             needed |= {axis for node in op.plan.extremes for axis in node.attr}
             free = [a for a in (*names, *([ROWS] if rows else [])) if a not in spec.extents and a not in needed]

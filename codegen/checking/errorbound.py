@@ -213,6 +213,8 @@ class Analysis:
             return Bound(np.zeros(()), np.zeros(()), np.zeros((), bool))
         if node.op in REDUCTIONS:
             return self.reduction(node, args[0])
+        if node.op == "pick":
+            return self.picked(node, args, leaves)
         overflow = np.zeros((), bool)
         for arg in args:
             overflow = overflow | arg.overflow
@@ -223,6 +225,21 @@ class Analysis:
         else:
             value, error = self.function_of(node, args)
         return self.rounded(node, value, error, overflow)
+
+    def picked(self, node: Node, args: list[Bound], leaves: Mapping[tuple, np.ndarray | Bound]) -> Bound:
+        """A table's elements, of any error where the index is uncertain."""
+        table = leaves["table", node.args[0].attr]
+        assert isinstance(table, np.ndarray)
+        along = dict(
+            zip(
+                (node.attr, *(a.attr for a in node.args[2:])), (a.value.astype(np.int64) for a in args[1:]), strict=True
+            )
+        )
+        where = [np.clip(along[axis], 0, n - 1) for axis, n in zip(node.args[0].dims, table.shape, strict=True)]
+        value = np.asarray(table[tuple(np.broadcast_arrays(*where))])
+        uncertain = functools.reduce(np.logical_or, (a.error > 0 for a in args[1:]))
+        error = np.where(uncertain, np.inf, self.tiny if node.kind == "float" else 0)
+        return Bound(value, np.broadcast_to(error, value.shape), np.zeros(value.shape, bool))
 
     def default(self, value: np.ndarray) -> Bound:
         """An input's default: the reference uses the number itself, the op uses it rounded to the compute type."""

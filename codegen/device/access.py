@@ -451,3 +451,18 @@ def scatter_row(
 def _in_row(place: cute.Coord, modes: tuple[int | None, ...], column: Places) -> cute.Coord:
     """A row's coordinates joined with a column's."""
     return tuple(p if m is None else column[m] for p, m in zip(place, modes, strict=True))
+
+
+def pick(table: cute.Tensor, where: tuple[device.Vector | int, ...], dtype: type[Numeric]) -> device.Vector:
+    """A table's elements in the compute type `dtype`, at a place for each element of a vector: for each mode of the table a
+    vector of integers, clamped to the mode, or a number."""
+    first = next(w for w in where if isinstance(w, cute.TensorSSA))
+    count = cute.size(first.shape)
+    found = cute.make_rmem_tensor((count,), table.element_type)
+    for i in range(count):
+        place = [
+            device.clip_index(w[i], n) if isinstance(w, cute.TensorSSA) else w
+            for w, n in zip(where, table.shape, strict=True)
+        ]
+        found[i] = table[tuple(place)]
+    return found.load() != 0 if dtype is cutlass.Boolean else device.cast(found.load(), dtype)

@@ -84,7 +84,7 @@ def graph(op: Op) -> Graph:
                 args = tuple(names[id(a)] for a in node.args)
                 if node.op in REDUCTIONS:
                     args += (f"axis={axes_text(lost_axes(node))}",)
-                elif node.op in ("cast", "take", "contract"):
+                elif node.op in ("cast", "take", "pick", "contract"):
                     args += (str(node.attr),)
                 operations.append(Operation(name, node.op, args, node.kind + dims_text(node.dims), node))
         if statement.name in outputs:
@@ -107,7 +107,7 @@ def fused_bytes(binding: Binding, shape: Shape, statements: Sequence[Statement])
     whole = {s.value.attr.name for s in statements if isinstance(s.value.attr, Leaf)}
     for node in topological(s.value for s in statements):
         for place, value in enumerate(node.args):
-            if isinstance(value.attr, Leaf) and node.op == "take" and place == 0:
+            if isinstance(value.attr, Leaf) and node.op in ("take", "pick") and place == 0:
                 tables[value.attr.name] = tables.get(value.attr.name, 0) + elements(node.dims, shape)
             elif isinstance(value.attr, Leaf):
                 whole.add(value.attr.name)
@@ -155,8 +155,8 @@ def _traffic(op: Op, binding: Binding, shape: Shape) -> list[tuple[int, int]]:
         return elements(node.dims, shape) * stored.get(id(node), width)
 
     def reads(node: Node) -> int:
-        if node.op == "take":
-            table, index = node.args
+        if node.op in ("take", "pick"):
+            table, index = node.args[:2]
             assert isinstance(table.attr, Leaf)
             return size(index) + elements(node.dims, shape) * DTYPES[binding.dtype(op.spec.array(table.attr.name))].size
         return sum(size(argument) for argument in {id(a): a for a in map(_source, node.args)}.values())

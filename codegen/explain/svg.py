@@ -142,8 +142,8 @@ def _label(operation: Operation) -> tuple[str, list[str]]:
             words.append("·" if name.startswith("%") else name)
     if operation.op == "cast":
         return f"cast({words[0]}, {operation.node.attr})", names
-    if operation.op == "take":
-        return f"take({', '.join(words)}, {operation.node.attr})", names
+    if operation.op in ("take", "pick"):
+        return f"take({', '.join(words[:2])}, {operation.node.attr})", names
     if operation.op in REDUCTIONS:
         return f"{operation.op}({words[0]}, axis={axes_text(lost_axes(operation.node))})", names
     text = SIGNS.get(operation.op, f"{operation.op}({', '.join(['{}'] * len(words))})").format(*words)

@@ -89,6 +89,8 @@ class ElementwiseWords:
         name, array = value_name(self.plan, access), access.array
         if array is None:
             return name, *coordinate_words(access)
+        if access.mode == "table":
+            return name, "one by one, where the chain says: small tables lie in the L1 cache", "the same"
         if access.index_of:
             index, axis = access.index_of
             inner = {"tile": "whole vectors", "scalar": "one value for the whole vector"}.get(access.mode, "one by one")

@@ -147,7 +147,7 @@ def takers_of(node: Node, users: dict[int, list[Node]]) -> Iterator[Node]:
 
 def is_computed(node: Node) -> bool:
     """Whether a value is the result of float arithmetic, and not an input, a constant or a conversion."""
-    return node.kind == "float" and bool(node.args) and node.op not in ("float", "take", "contract")
+    return node.kind == "float" and bool(node.args) and node.op not in ("float", "take", "pick", "contract")
 
 
 def is_definite(value: Node) -> bool:

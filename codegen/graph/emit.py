@@ -59,6 +59,9 @@ class Dialect:
         default_factory=dict
     )  # cute: the number of columns that a reduction within a row reduces
     rounding: Rounding = field(default_factory=Rounding)
+    tables: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # by name, the modes of a table that computed indices read: an axis, or the number of a part
 
 
 def leaf_key(node: Node) -> tuple[Any, ...]:
@@ -132,7 +135,7 @@ class _Emitter:
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         """The nodes whose texts are part of a node's text."""
-        return self.rounded(node) or node.args
+        return node.args[1:] if node.op == "pick" else self.rounded(node) or node.args
 
     def rounded(self, node: Node) -> tuple[Node, ...]:
         """The arguments of a rounding to an integer in a kernel: the rounded value, or dividend and divisor of a quotient whose
@@ -210,6 +213,8 @@ class _Emitter:
             return self.cast(node), ATOM
         if node.op in REDUCTIONS:
             return self.reduction(node), ATOM
+        if node.op == "pick":
+            return self.pick(node), ATOM
         op = OPS[node.op]
         if op.cute == op.jnp == "{0}":
             return self.text[id(node.args[0])], self.binding[id(node.args[0])]
@@ -250,6 +255,19 @@ class _Emitter:
         if dialect.name == "jnp" and id(node) in dialect.rounding.products | dialect.rounding.functions:
             return f"runtime.settled({text})", ATOM
         return (f"device.settled({text})", ATOM) if id(node) in dialect.rounding.functions else (text, binding)
+
+    def pick(self, node: Node) -> str:
+        """Elements of a table at computed places: an index along one axis, and the position along each other axis."""
+        table, *places = node.args
+        texts = [self.result(place) for place in places]
+        along = dict(zip((node.attr, *(place.attr for place in places[1:])), texts, strict=True))
+        name = self.dialect.leaves["table", table.attr]
+        where = [along.get(mode, mode) for mode in self.dialect.tables[name]]
+        words = f"{name}, ({', '.join(where)}{',' if len(where) == 1 else ''})"
+        if self.dialect.name == "jnp":
+            return f"runtime.pick({words})"
+        dtype = self.dialect.types["bool"] if node.kind == "bool" else self.typed(node.kind)
+        return f"access.pick({words}, {dtype})"
 
     def reduction(self, node: Node) -> str:
         """A reduction in jnp, where the reduced axes stay with size 1, and sums and products of integers keep their type, which

@@ -322,24 +322,26 @@ class Reader:
         given = self.arguments(tree, SPECIAL["take"])
         axes = self.axes(given["axis"])
         table, place = self.read_all([given["table"], given["i"]])
-        if table.op != "input" or place.op != "input" or place.kind != "int":
-            raise self.fail(
-                tree, "'take' gathers from an input by an integer input", "as in take(cos, positions, axis=P)"
-            )
-        for argument, node in (("table", table), ("i", place)):
-            assert isinstance(node.attr, Leaf)
-            if self.scope.inputs[node.attr.name].default is not None:
-                message = f"'take' needs arrays that are always there, and {node.attr.name!r} has a default"
-                raise self.fail(given[argument], message, "delete the default")
-        assert isinstance(place.attr, Leaf)
-        if place.attr.part is not None:
-            message = f"'take' gathers by a whole array, not by a part of {place.attr.name!r}"
-            raise self.fail(given["i"], message, "give it an array of its own")
+        if table.op != "input" or place.kind != "int":
+            hint = "as in take(cos, positions, axis=P); cast(e, int32) makes an integer"
+            raise self.fail(tree, "'take' gathers from an input by integers", hint)
+        assert isinstance(table.attr, Leaf)
+        if self.scope.inputs[table.attr.name].default is not None:
+            message = f"'take' needs arrays that are always there, and {table.attr.name!r} has a default"
+            raise self.fail(given["table"], message, "delete the default")
         if len(axes) != 1 or axes[0] == ROWS or axes[0] not in table.dims:
             has = f"it has {', '.join(table.dims)}" if table.dims else "it is a scalar"
             raise self.fail(given["axis"], "'take' gathers along one named axis of its table", has)
         dims = set(table.dims) - set(axes) | set(place.dims)
-        return self.graph.node("take", (table, place), axes[0], kind=table.kind, dims=dims)
+        if isinstance(place.attr, Leaf) and place.attr.part is None:
+            if self.scope.inputs[place.attr.name].default is None:
+                return self.graph.node("take", (table, place), axes[0], kind=table.kind, dims=dims)
+        if ROWS in table.dims:
+            message = f"'take' by a computed index needs a table without '...', and {table.attr.name!r} has it"
+            raise self.fail(given["table"], message, "name its axes")
+        others = [axis for axis in table.dims if axis != axes[0]]
+        places = [self.graph.node("index", attr=axis, kind="int", dims=(axis,)) for axis in others]
+        return self.graph.node("pick", (table, place, *places), axes[0], kind=table.kind, dims=dims)
 
     def reduction(self, tree: ast.Call, name: str) -> Node:
         if name in ("max", "min") and len(tree.args) == 2 and not tree.keywords and not self.is_axis(tree.args[1]):

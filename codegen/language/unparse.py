@@ -85,7 +85,7 @@ class _Writer:
             return f"{node.op}({node.attr})", ATOM
         if node.op == "float" or node.op.startswith("_"):
             return args[0]
-        if node.op == "take":
+        if node.op in ("take", "pick"):
             return f"take({args[0][0]}, {args[1][0]}, axis={node.attr})", ATOM
         if node.op == "cast":
             return f"cast({args[0][0]}, {node.attr})", ATOM

@@ -50,7 +50,7 @@ class Access:
     name: str  # the value's name in the chain
     array: Array | None
     part: int | None
-    mode: str  # flat, tile, row, scalar, gather, index or size
+    mode: str  # flat, tile, turned, row, scalar, gather, index, size, or table: whole, for computed indices
     tokens: tuple[int | str, ...] = ()
     group: int | None = None  # index: the group with the coordinate
     index_of: tuple[str, str] | None = None  # take: (index input, table axis)
@@ -105,6 +105,8 @@ def access_key(plan: Plan, access: Access) -> tuple[Any, ...]:
         assert access.group is not None
         return access.mode, plan.groups[access.group].axes[0]
     leaf = Leaf(access.array.name, access.part)
+    if access.mode == "table":
+        return "table", leaf
     if access.index_of:
         index, axis = access.index_of
         return "take", leaf, Leaf(index), axis

@@ -26,7 +26,7 @@ from codegen.errors import Diagnostic, SpecError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
 from codegen.plan.launches import Extents
-from codegen.plan.planner import MAX_AXES, Names, Planner
+from codegen.plan.planner import MAX_AXES, TAKES, Names, Planner
 from codegen.shared import Launch
 from codegen.spec.spec import Array, Spec
 
@@ -63,7 +63,7 @@ class Elementwise:
             return tuple(range(len(self.groups)))
         used: set[int] = set()
         for access in (*self.loads, *self.stores):
-            if access.mode != "flat":
+            if access.mode not in ("flat", "table"):
                 used |= {t for t in access.tokens if isinstance(t, int)}
             if access.group is not None:
                 used.add(access.group)
@@ -175,7 +175,7 @@ class _Elementwise(Planner):
         return []
 
     def elementwise(self, borders: Container[str] | None = None) -> Elementwise:
-        apart = {n.attr for n in self.nodes if n.op in ("index", "size", "take")}
+        apart = {n.attr for n in self.nodes if n.op in ("index", "size", *TAKES)}
         groups = self.groups(apart, borders or ())
         tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
         # `take` computes its table's own coordinates, `index` a group's: neither can be split away

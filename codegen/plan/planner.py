@@ -17,6 +17,7 @@ from codegen.spec.spec import Array, Spec
 from codegen.targets import family
 
 MAX_AXES = 7
+TAKES = ("take", "pick")  # by an integer input, and by a computed index
 
 
 def overrides(spec: Spec, arch: str | None) -> dict[str, int]:
@@ -38,8 +39,8 @@ class Planner:
     def used_axes(self) -> tuple[str, ...]:
         """The axes of the chain's values, without those that only tables have."""
         used = {axis for node in self.nodes for axis in node.dims}
-        taken = {n.attr for n in self.nodes if n.op == "take"}
-        tables = {a for n in self.nodes if n.op == "take" for a in n.args[0].dims} & taken
+        takes = [n for n in self.nodes if n.op in TAKES]
+        tables = {a for n in takes for a in n.args[0].dims} & {n.attr for n in takes}
         others = {a for n in self.nodes if n.op not in ("take", "input") for a in n.dims}
         others |= {a for n in self.nodes if n.op in REDUCTIONS for a in lost_axes(n)}
         return tuple(a for a in self.spec.axes if a in used and (a not in tables or a in others))
@@ -75,8 +76,9 @@ class Planner:
     def leaves(self) -> Iterable[Node]:
         """The values that the chain reads, in the order of the inputs, indices last."""
         order = {a.name: i for i, a in enumerate(self.spec.inputs)}
-        taken = {id(a) for n in self.nodes if n.op == "take" for a in n.args}
-        taken -= {id(a) for n in self.nodes if n.op != "take" for a in n.args} | {id(s.value) for s in self.statements}
+        taken = {id(a) for n in self.nodes if n.op in TAKES for a in n.args}
+        read = [*(n.args for n in self.nodes if n.op not in TAKES), *(n.args[1:] for n in self.nodes if n.op == "pick")]
+        taken -= {id(a) for args in read for a in args} | {id(s.value) for s in self.statements}
         found = [n for n in self.nodes if n.op == "input" and id(n) not in taken]
         found += [n for n in self.nodes if n.op == "take"]
 
@@ -85,7 +87,12 @@ class Planner:
             assert isinstance(leaf, Leaf)
             return order[leaf.name], leaf.part or 0, node.op == "take"
 
-        return [*sorted(found, key=place), *(n for n in self.nodes if n.op in ("index", "size"))]
+        tables = {id(n.args[0]): n for n in self.nodes if n.op == "pick"}
+        return [
+            *sorted(found, key=place),
+            *(n for n in self.nodes if n.op in ("index", "size")),
+            *tables.values(),
+        ]
 
     def load(
         self, node: Node, tokens: dict[str, Any], groups: tuple[Group, ...], names: Names, mode_of: ModeOf
@@ -103,6 +110,8 @@ class Planner:
         own = tokens[leaf.name]
         if node.op == "input":
             return Access(name, array, leaf.part, mode_of(own), own)
+        if node.op == "pick":
+            return Access(names.free(f"{name}_table", "table", name), array, leaf.part, "table", own)
         index = node.args[1].attr
         assert isinstance(index, Leaf)
         axis = str(node.attr)

@@ -43,6 +43,7 @@ class _Reductions(Planner):
     def refusals(self) -> list[Diagnostic]:
         """The first reason why no kernel can compute the op."""
         checks = (
+            self.refuse_picks,
             self.refuse_stages,
             self.refuse_names,
             lambda: self.refuse_sizes("no value of the chain has"),
@@ -190,6 +191,13 @@ class _Reductions(Planner):
         if unfit:
             node, message, hint = unfit
             return self.mistake_in_chain(node, message, hint)
+        return None
+
+    def refuse_picks(self) -> Diagnostic | None:
+        for node in self.nodes:
+            if node.op == "pick":
+                message = "no kernel that reduces takes at a computed index"
+                return self.mistake_in_chain(node, message, "make two ops: one that takes, one that reduces")
         return None
 
     def refuse_orders(self) -> Diagnostic | None:

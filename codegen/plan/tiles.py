@@ -252,6 +252,8 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     if a.axes != (*batch, *rows, first.axis) or b.axes[: len(batch)] != batch or len(b.dims) != len(batch) + 2:
         raise Mistake("axes in an order that a GEMM kernel does not read")
     column, order = columns[0], (*batch, *rows, columns[0])
+    if any(n.op == "pick" for n in topological(s.value for s in statements)):
+        raise Mistake("a GEMM kernel takes at an input's indices, not at computed ones")
     if epilogue.disagreeing:
         words = " and ".join(f"{x.name!r} ({x})" for x in epilogue.disagreeing)
         raise Mistake(f"a tile of a GEMM kernel has one order of axes, and {words} have several")

@@ -120,9 +120,20 @@ class Context:
         return emit.Dialect(
             "cute", self.leaves(), self.compute(), f"cutlass.{self.integer}", types, approx,
             self.spec.math == "precise", self.spec.math == "fast", self.like(), approx_of=self.approximations()[0],
+            tables=self.tables(),
             written=self.cheaper() | dict.fromkeys(self.terms(), "device.exp_term({0}, {approx})"),
             rounding=self.rounding, innermost=self.spec.axes[-1] if self.spec.axes else "",
         )  # fmt: skip
+
+    def tables(self) -> dict[str, tuple[str, ...]]:
+        """The modes of each table that is read at computed indices, as the kernel sees it: an axis, or a part's number."""
+        return {
+            a.name: tuple(
+                str(a.part) if t == "parts" else self.groups[t].axes[0] if isinstance(t, int) else t for t in a.tokens
+            )
+            for a in self.plan.loads
+            if a.mode == "table"
+        }
 
     # Approximations under `math: auto`
 
@@ -242,7 +253,8 @@ class Context:
         floating = "compute" if self.wide else "jnp.float32"
         integer = "jnp.int64" if self.integer == "Int64" else "jnp.int32"
         dialect = emit.Dialect(
-            "jnp", self.leaves(), floating, integer, types, like=self.like(), order=self.plan.order, rounding=self.rounding
+            "jnp", self.leaves(), floating, integer, types, like=self.like(), order=self.plan.order, rounding=self.rounding,
+            tables={a.name: a.array.axes for a in self.plan.loads if a.mode == "table" and a.array is not None},
         )  # fmt: skip
         lines = emit.emit(self.statements, self.target_names(), dialect)
         extra = [n for n in ("compute", "row_axes", *dict(self.spec.types)) if self.mentions(lines, n)]

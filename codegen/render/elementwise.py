@@ -80,7 +80,7 @@ class ElementwiseContext(Context):
         """The axes whose positions the kernel needs, by the names of their coordinates."""
         used: set[int | str | None] = {a.group for a in self.plan.loads if a.mode == "index"}
         for access in (*self.plan.loads, *self.plan.stores):
-            if access.mode not in ("flat", "size", "index"):
+            if access.mode not in ("flat", "size", "index", "table"):
                 used |= set(access.tokens)
                 used |= set(self.plan.view(access.index_of[0]).tokens) if access.index_of else set()
         if not used & set(range(len(self.groups))):
@@ -134,11 +134,11 @@ class ElementwiseContext(Context):
 
     def loads(self) -> list[str]:
         """The loads of a vector, in the order of the registers' names."""
-        found = {self.fragment(a): self.operand(a) for a in self.plan.loads if a.mode != "size"}
+        found = {self.fragment(a): self.operand(a) for a in self.plan.loads if a.mode not in ("size", "table")}
         return list(found.values())
 
     def loaded(self) -> str:
-        names = list(dict.fromkeys(self.fragment(a) for a in self.plan.loads if a.mode != "size"))
+        names = list(dict.fromkeys(self.fragment(a) for a in self.plan.loads if a.mode not in ("size", "table")))
         return ", ".join(names) + ("," if len(names) == 1 else "")
 
     def operand(self, access: Access) -> str:
@@ -185,6 +185,10 @@ class ElementwiseContext(Context):
             if access.mode == "size":
                 assert access.group is not None
                 texts[access.name] = full(self.width, self.size_text(access.group), f"cutlass.{self.integer}")
+                continue
+            if access.mode == "table":
+                assert access.array is not None
+                texts[access.name] = self.tensors[access.array.name]
                 continue
             name = self.fragment(access)
             if access.array is None:

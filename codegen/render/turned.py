@@ -41,7 +41,7 @@ class TurnedContext(ElementwiseContext):
         """The axes whose positions the kernel needs."""
         used: set[int | str | None] = {a.group for a in self.plan.loads if a.mode == "index"}
         for access in (*self.plan.loads, *self.plan.stores):
-            used |= set(access.tokens)
+            used |= set(access.tokens) if access.mode != "table" else set()
             used |= set(self.plan.view(access.index_of[0]).tokens) if access.index_of else set()
         return ", ".join(g.coordinate if i in used else "_" for i, g in enumerate(self.groups))
 

@@ -6,5 +6,6 @@ from codegen.runtime.compiled.interpreted import interpret_mode as interpret_mod
 from codegen.runtime.ops.declare import op as op
 from codegen.runtime.ops.op import Op as Op
 from codegen.runtime.xla.slopes import dgelu as dgelu
+from codegen.runtime.xla.slopes import pick as pick
 from codegen.runtime.xla.slopes import product_of_others as product_of_others
 from codegen.runtime.xla.slopes import settled as settled

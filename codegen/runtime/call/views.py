@@ -105,12 +105,16 @@ def check_tables(spec: Spec, plan: Plan, arrays: Mapping[str, Any], axes: Axes) 
     if all(0 in user_shape(output, axes) for output in spec.outputs):
         return
     for access in plan.loads:
-        if access.index_of and access.array is not None and access.array.name in arrays:
-            (index, axis), table = access.index_of, access.array
+        table = access.array
+        if table is None or table.name not in arrays:
+            continue
+        along = [access.index_of[1]] if access.index_of else table.axes if access.mode == "table" else ()
+        for axis in along:
             extent = axes.extents[axis]
             if isinstance(extent, int) and extent == 0:
                 shape = tuple(arrays[table.name].shape)
-                message = f"{axis} is 0, and {index!r} has no value to take from an empty axis"
+                index = repr(access.index_of[0]) if access.index_of else "an index"
+                message = f"{axis} is 0, and {index} has no value to take from an empty axis"
                 raise ValueError(f"{spec.op}: {table.name!r} has shape {shape} for {table}: {message}")
 
 
@@ -276,7 +280,7 @@ def jnp_value(
         value = value.astype(compute)
     elif value.dtype != jnp.bool_:
         value = value.astype(integer)
-    return _spread(value, own, plan.order, len(axes.rows))
+    return value if access.mode == "table" else _spread(value, own, plan.order, len(axes.rows))
 
 
 def _gather(

@@ -48,6 +48,8 @@ def whole_axes(op: CalledOp) -> set[str]:
     """The axes that a device needs whole."""
     takes = {n for n in topological(s.value for s in op.statements) if n.op == "take"}
     found = {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
+    picks = {n for n in topological(s.value for s in op.statements) if n.op == "pick"}
+    found |= {axis for n in picks for axis in n.args[0].dims}
     for array in op.spec.arrays:
         for dim in array.dims:
             if dim.parts is not None and dim.parts_first:

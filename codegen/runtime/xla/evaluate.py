@@ -65,7 +65,7 @@ def leaf_values(
     leaves = {
         access_key(plan, a): views.jnp_value(plan, a, arrays, axes, compute, spec.integer)
         for a in plan.loads
-        if access_key(plan, a) in needed
+        if a.mode == "table" or access_key(plan, a) in needed
     }
     dtypes = {"float": compute, "int": spec.integer, "bool": "bool"}
     return leaves | {("param", p.name): jnp.asarray(params[p.name], dtypes[p.kind]) for p in spec.params}
@@ -89,7 +89,11 @@ def evaluate(
             return jnp.asarray(node.attr, typed[node.kind])
         if leaf_key(node) in leaves:
             return leaves[leaf_key(node)]
+        if node.op == "input":  # a table: only `pick` reads it
+            return None
         args = [values[id(a)] for a in node.args]
+        if node.op == "pick":
+            return slopes.pick_along(leaves["table", node.args[0].attr], node, args[1:])
         if node.op == "float":
             return args[0].astype(compute)
         if node.op == "cast":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+
+from codegen.graph.nodes import Node
 
 
 @jax.custom_jvp
@@ -35,3 +39,17 @@ def dgelu(x: jax.Array) -> jax.Array:
     dtype; NaN at the infinities, as jax.vjp of jax.nn.gelu."""
     x = jnp.asarray(x)
     return 0.5 * jax.lax.erfc(x * -(0.5**0.5)) + x * (jnp.exp(-0.5 * (x * x)) * 0.3989422804014327)
+
+
+def pick(table: jax.Array, where: tuple[jax.Array, ...]) -> jax.Array:
+    """The table's elements at integer places, one array for each of its axes; these broadcast. A place out of range is clamped."""
+    if 0 in table.shape:  # only where the outputs are empty too
+        return jnp.zeros(jnp.broadcast_shapes(*(jnp.shape(i) for i in where)), table.dtype)
+    places = [jnp.clip(i, 0, jnp.asarray(n - 1, jnp.asarray(i).dtype)) for i, n in zip(where, table.shape, strict=True)]
+    return table.at[tuple(jnp.broadcast_arrays(*places))].get(mode="promise_in_bounds")
+
+
+def pick_along(table: jax.Array, node: Node, where: Sequence[jax.Array]) -> jax.Array:
+    """`pick` for a node: its index, and the positions along the table's other axes, in the order of its arguments."""
+    along = dict(zip((node.attr, *(a.attr for a in node.args[2:])), where, strict=True))
+    return pick(table, tuple(along[axis] for axis in node.args[0].dims))

@@ -159,6 +159,10 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
         ("a: bfloat16[..., K]; b: bfloat16[K, B, G]; kept: bool[...]", "y: float32[..., (B G=8)]; total: float32[...]",
          "p = a @ b; y = p * where(kept, 2.0, 0.0); total = where(kept, sum(p, axis=(B, G)), 0.0)"),
     ],
+    "takes_and_reduces": [
+        ("code: int32[..., N]; book: float32[P]", "x: float32[..., N]", "x = take(book, code + 1, axis=P)"),
+        ("x: float32[..., N]", "y: float32[...]", "y = sum(x, axis=N)"),
+    ],
     "product_take_after_rows": [
         ("a: bfloat16[..., K]; b: bfloat16[K, N]", "s: float32[N]", "s = sum(a @ b, axis=...)"),
         ("s: float32[N]; table: float32[P, N]; i: int32[]", "y: float32[N]", "y = s * take(table, i, axis=P)"),

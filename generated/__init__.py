@@ -18,7 +18,7 @@ Element-wise:
   scaled_swiglu, selu, sigmoid, silu, silu_mul, silu_mul_fp8, softcap,
   softplus, softsign, squared_relu, squareplus, swiglu, swiglu_clamped,
   swiglu_fp8_pairs, swiglu_pairs, tanh, threshold_relu, total_variation_grad,
-  triple_split, vector_add, where_select
+  triple_split, vector_add, where_select, write_kv_cache
 
 Reductions along rows:
   add_layernorm, add_rmsnorm, add_rmsnorm_fp8, add_rmsnorm_group_fp8,
@@ -305,6 +305,7 @@ if TYPE_CHECKING:
     from .weighted_column_sum import weighted_column_sum as weighted_column_sum
     from .weighted_row_sum import weighted_row_sum as weighted_row_sum
     from .where_select import where_select as where_select
+    from .write_kv_cache import write_kv_cache as write_kv_cache
     from .z_loss import z_loss as z_loss
 
 __all__ = [
@@ -544,6 +545,7 @@ __all__ = [
     "weighted_column_sum",
     "weighted_row_sum",
     "where_select",
+    "write_kv_cache",
     "z_loss",
 ]
 

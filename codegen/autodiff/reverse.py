@@ -109,6 +109,8 @@ class Reverse:
         operations = sum(1 for _ in topological(s.value for s in self.statements))
         if operations > MOST_OPERATIONS:
             raise Mistake(f"the backward of {operations} operations; one of more than {MOST_OPERATIONS} is left to jnp")
+        if any(s.at for s in self.statements):
+            raise Mistake("no kernel for the gradient of 'put'")
         self.graph = self.scope.graph
         self.calls = self.graph.calls
         self.made = {a.name for a in spec.outputs}

@@ -78,6 +78,7 @@ def cases(
         if (pick(st.integers(0, 9)) == 0) if empty is None else empty:
             # not an axis that a value is picked from: a table's, or one that a max reduces
             needed = {a.index_of[1] for a in op.plan.loads if a.index_of}
+            needed |= {s.at.axis for s in op.statements if s.at}
             needed |= {axis for a in op.plan.loads if a.mode == "table" for axis in a.array.axes}
             needed |= {d[6:-1] for d in dict(spec.domain).values() if isinstance(d, str) and d.startswith("index(")}
             needed |= {axis for node in op.plan.extremes for axis in node.attr}
@@ -171,6 +172,7 @@ def arrays(op, case: Case) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(case.seed)
     domains, along = dict(op.spec.domain), reduced_dimension(op.plan, generator)
     contracted = {p.axis for p in op.plan.products} if op.plan.kind == "gemm" else set()
+    distinct = {s.at.index: s.at.axis for s in op.statements if s.at}
     made = {}
     for array in op.spec.inputs:
         if array.name in case.absent:
@@ -178,11 +180,21 @@ def arrays(op, case: Case) -> dict[str, np.ndarray]:
         dtype, shape = case.types.dtype(array), user_shape(array, case.axes)
         own = [i - len(array.dims) for i, d in enumerate(array.dims) if contracted & set(d.names)]
         domain = domains.get(array.name)
-        if own:
+        if array.name in distinct:
+            made[array.name] = _distinct(generator, dtype, shape, case.axes.extents[distinct[array.name]])
+        elif own:
             made[array.name] = values(generator, dtype, shape, case, domain, own[0], MODERATE)
         else:
             made[array.name] = values(generator, dtype, shape, case, domain, along)
     return made
+
+
+def _distinct(generator: np.random.Generator, dtype: str, shape: tuple[int, ...], extent: int) -> np.ndarray:
+    """Places along an axis, all different, and others out of range."""
+    count, info = math.prod(shape), np.iinfo(jnp.dtype(dtype))
+    places = generator.permutation(np.arange(max(info.min, -2), min(info.max, extent + 2)))[:count]
+    beyond = np.full(count - len(places), -1 if info.min else min(extent, info.max))
+    return np.concatenate([places, beyond]).reshape(shape).astype(info.dtype)
 
 
 def reduced_dimension(plan: Plan, generator: np.random.Generator) -> int | None:

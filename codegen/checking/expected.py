@@ -22,6 +22,7 @@ from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.compiled.platform import on_gpu
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
+from codegen.runtime.xla import scatter
 from codegen.runtime.xla.products import product
 
 
@@ -153,13 +154,21 @@ def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> li
     for array in spec.outputs:
         whole = []
         for pick in ("value", "error", "overflow", "doubt"):
+            put = next((a for a in plan.stores if a.array == array and a.into), None)
+            own = array.axes if put is None else put.written
             parts = {
-                part: np.asarray(views.arranged_as(getattr(bound, pick), array.axes, plan.order, case.axes))
+                part: np.asarray(views.arranged_as(getattr(bound, pick), own, plan.order, case.axes))
                 for (name, part), bound in bounds.items()
                 if name == array.name
             }
             with jax.default_device(jax.devices("cpu")[0]):
-                whole.append(np.asarray(views.join_parts(array, parts, case.axes)))
+                if put is None:
+                    found = views.join_parts(array, parts, case.axes)
+                else:  # elsewhere it is the input, without an error
+                    base = arrays[put.into] if pick == "value" else np.zeros(arrays[put.into].shape)
+                    there = {**arrays, put.into: base.astype(parts[None].dtype)}
+                    found = scatter.put(plan, {array: jnp.asarray(parts[None])}, there, case.axes)[array]
+                whole.append(np.asarray(found))
         value, error, overflow, doubt = whole
         if tolerance:
             finite = np.where(np.isfinite(value), np.abs(value), 0)

@@ -218,6 +218,11 @@ class Flat:
             for i in range(self.how.vec):
                 dst[_where(dst, place, self._at(i))] = src[i]
 
+    def put(self, values: Vector, dst: cute.Tensor, place: Place) -> None:
+        """The vector to the elements of an array where an index says; elements whose index is out of range are not written."""
+        src = access.registers_of(values, dst, self.how.vec)
+        _put(self, src, dst, place)
+
     def store_ragged(self, *written: tuple[cute.Tensor, cute.Tensor, Place]) -> None:
         """Vectors to other arrays, as (registers, array, place), by all lanes together: an aligned vector may begin with the end
         of the lane before. Where rows hold whole vectors `store_at` has done it."""
@@ -370,3 +375,49 @@ def _store_ragged(own: cutlass.Constexpr[Flat], written: cutlass.Constexpr[tuple
         for i in cutlass.range_constexpr(own.how.vec):
             _store_elements(rests, written, i, at)
             at = _next(at, own, outermost)
+
+
+def _put(own: Flat, src: cute.Tensor, dst: cute.Tensor, place: Place) -> None:
+    if not own.how.ragged and own._is_wide(place):
+        where, there = _where_put(dst, place, own.first)
+        row = dst[(*where[:-1], None)] if len(where) > 1 else dst
+        _put_vector(src, cute.local_tile(row, (own.how.vec,), (own.first[-1] // own.how.vec,)), there)
+        return
+    at = own.first
+    for i in range(own.how.vec):
+        _put_element(own, src, i, dst, place, at)
+        at = _next(at, own, 0) if own.first else at
+
+
+def _where_put(tensor: cute.Tensor, place: Place, at: tuple[Int32, ...]) -> tuple[tuple, cutlass.Boolean]:
+    """A place in a tensor as coordinates, for the element at these positions, and whether it is inside."""
+    there, found = cutlass.Boolean(True), []
+    for mode, entry in enumerate(place):
+        if isinstance(entry, Pick):
+            index = Int64(entry.index[_where(entry.index, entry.place, at)])
+            there = there & (index >= 0) & (index < tensor.shape[mode])
+            found.append(Int32(index))
+        else:
+            found.append(at[entry.number] if isinstance(entry, Axis) else entry)
+    return tuple(found), there
+
+
+@cute.jit
+def _put_vector(src: cute.Tensor, dst: cute.Tensor, there: cutlass.Boolean):
+    if there:
+        cute.autovec_copy(src, dst)
+
+
+@cute.jit
+def _put_element(
+    own: cutlass.Constexpr[Flat],
+    src: cute.Tensor,
+    i: cutlass.Constexpr[int],
+    dst: cute.Tensor,
+    place: cutlass.Constexpr[Place],
+    at: tuple[Int32, ...],
+):
+    if i < own.valid:
+        where, there = _where_put(dst, place, at)
+        if there:
+            dst[where] = src[i]

@@ -24,6 +24,7 @@ from codegen.explain.launching import Binding, bindings, launch_facts, launch_of
 from codegen.explain.words import words
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
+from codegen.language.chain import written_axes
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
 from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
@@ -111,8 +112,15 @@ def fused_bytes(binding: Binding, shape: Shape, statements: Sequence[Statement])
                 tables[value.attr.name] = tables.get(value.attr.name, 0) + elements(node.dims, shape)
             elif isinstance(value.attr, Leaf):
                 whole.add(value.attr.name)
-    total = 0
+    total, puts = 0, {s.name: s.at for s in statements if s.at}
+    whole |= {at.index for at in puts.values()}
     for array in binding.spec.arrays:
+        if array.name in {at.table for at in puts.values()}:
+            continue  # the elements that stay are not touched
+        if (at := puts.get(array.name)) is not None:
+            own = written_axes(binding.spec, array, at)
+            total += elements(own, shape) * DTYPES[binding.dtype(array)].size
+            continue
         size = array_bytes(array, shape, binding.dtype(array))
         taken = tables.get(array.name, 0) * DTYPES[binding.dtype(array)].size
         total += size if array.name in whole or not taken else min(size, taken)
@@ -162,6 +170,10 @@ def _traffic(op: Op, binding: Binding, shape: Shape) -> list[tuple[int, int]]:
         return sum(size(argument) for argument in {id(a): a for a in map(_source, node.args)}.values())
 
     kernels = [(reads(o.node), size(o.node)) for o in graph(op).operations]
+    for s in op.statements:
+        if s.at:  # a kernel of its own, which copies the value
+            index = op.spec.array(s.at.index)
+            kernels.append((size(s.value) + array_bytes(index, shape, binding.dtype(index)), size(s.value)))
     return kernels + [(size(value), elements(axes, shape) * width) for value, axes, width in copies]
 
 

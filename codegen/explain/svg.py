@@ -127,6 +127,8 @@ def _edges(op: Op) -> list[Edge]:
         connect(names, box)
     for output in op.spec.outputs:
         results = [value for target, value in found.outputs if target.partition("[")[0] == output.name]
+        puts = [s.at for s in op.statements if s.at and s.name == output.name]
+        results += [name for at in puts for name in (at.table, at.index)]
         connect(results, Box("output", (output.name, str(output))))
     return edges
 

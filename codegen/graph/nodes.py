@@ -130,12 +130,23 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Put:
+    """Where an output is written that is another array elsewhere: at the places of an `index` along an axis."""
+
+    table: str  # the input whose elements the output has elsewhere
+    index: str
+    axis: str
+
+
+@dataclass(frozen=True)
 class Statement:
-    """A checked line of the chain: the name (and the part of an output) that it assigns, and its value."""
+    """A checked line of the chain: the name (and the part of an output) that it assigns, and its value; for an output that is
+    written at places of an index, where."""
 
     name: str
     part: int | None
     value: Node
+    at: Put | None = None
 
     @property
     def target(self) -> str:
@@ -222,6 +233,11 @@ def topological(
         if key not in done:
             done.add(key)
             yield node
+
+
+def put_inputs(statements: Iterable[Statement]) -> set[str]:
+    """The inputs that `put` names: tables and indices, which are no values of the chain."""
+    return {name for s in statements if s.at for name in (s.at.table, s.at.index)}
 
 
 def reaching(statements: Iterable[Statement], names: Iterable[str]) -> dict[int, set[str]]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from codegen.errors import Diagnostic, Mistake, shown
 from codegen.graph.names import RESERVED
-from codegen.graph.nodes import Chain, Node, Statement, topological
+from codegen.graph.nodes import Chain, Leaf, Node, Put, Statement, topological
 from codegen.language.formula import functions, part_names, reader, with_article
 from codegen.language.scope import Scope, make_scope
 from codegen.language.statements import MAX_STATEMENTS, Line, Placed, read_lines
@@ -36,11 +36,14 @@ def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
             target, part, tree = split_statement(line.tree)
             check_target(spec, target, part, assigned)
             assigned[target.id, part] = line
-            value = reader(scope)(tree)
-            output = outputs.get(target.id)
+            output, at = outputs.get(target.id), None
+            if output is not None and isinstance(tree, ast.Call) and getattr(tree.func, "id", "") == "put":
+                at, value = reader(scope).put(tree, output)
+            else:
+                value = reader(scope)(tree)
             if output is not None:
-                value = stored(spec, scope, output, value, tree)
-            statements.append(Statement(target.id, part, value))
+                value = stored(spec, scope, output, value, tree, at)
+            statements.append(Statement(target.id, part, value, at))
             if part is None:
                 scope.values[target.id] = value
         except Placed as error:
@@ -50,7 +53,7 @@ def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
     if len(lines) <= MAX_STATEMENTS:
         diagnostics += unassigned(spec, assigned, broken)
     if not diagnostics:
-        diagnostics += unused(spec, scope, assigned)
+        diagnostics += [*unused(spec, scope, assigned), *read_tables(statements, assigned)]
     return chain, diagnostics
 
 
@@ -92,10 +95,10 @@ def check_target(spec: Spec, target: ast.Name, part: int | None, assigned: Conta
         raise Placed(target, Mistake(f"{name!r} is {output}; its parts are assigned one by one", part_names(output)))
 
 
-def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr) -> Node:
+def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr, at: Put | None = None) -> Node:
     """The value that an output stores: constants get the output's kind, and the axes are checked."""
     kind = spec.kind(output)
-    extra = [axis for axis in value.dims if axis not in output.axes]
+    extra = [axis for axis in value.dims if axis not in written_axes(spec, output, at)]
     if extra:
         hint = f"reduce over {', '.join(extra)}, or declare {output.name!r} with {'it' if len(extra) == 1 else 'them'}"
         message = f"{output.name!r} is {output} but this varies along {', '.join(extra)}"
@@ -108,6 +111,28 @@ def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr)
     elif value.is_const and kind == "int":
         reader(scope).fitting(tree, [value])
     return value
+
+
+def written_axes(spec: Spec, output: Array, at: Put | None) -> tuple[str, ...]:
+    """The axes of what is written to an output: of its elements, or of those at the places of an index."""
+    if at is None:
+        return output.axes
+    own = {*output.axes, *spec.array(at.index).axes} - {at.axis}
+    return tuple(axis for axis in spec.axes if axis in own)
+
+
+def read_tables(
+    statements: Iterable[Statement], assigned: Mapping[tuple[str, int | None], Line]
+) -> Iterator[Diagnostic]:
+    """An error for each `put` into an input that the chain also reads, or writes into twice: its buffer becomes the output's."""
+    statements = list(statements)
+    leaves = [n.attr.name for n in topological(s.value for s in statements) if isinstance(n.attr, Leaf)]
+    leaves += [s.at.table for s in statements if s.at] + [s.at.index for s in statements if s.at]
+    for statement in statements:
+        if statement.at and leaves.count(statement.at.table) > 1:
+            line, hint = assigned[statement.name, statement.part], "compute the value in an op before"
+            message = f"'put' writes into {statement.at.table!r}, which something else uses"
+            yield line.diagnostic(Placed(line.tree.value, Mistake(message, hint)))  # type: ignore[union-attr]
 
 
 def unassigned(spec: Spec, assigned: Container[tuple[str, int | None]], broken: set[str]) -> Iterator[Diagnostic]:

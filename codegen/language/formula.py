@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from codegen.errors import Mistake, known, shown
-from codegen.graph.nodes import DTYPES, ROWS, Call, Leaf, Node, dtypes_of, topological
+from codegen.graph.nodes import DTYPES, ROWS, Call, Leaf, Node, Put, dtypes_of, topological
 from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS
 from codegen.language.prelude import Composite, prelude
 from codegen.language.scope import Scope
@@ -36,7 +36,13 @@ INSTEAD = {
 NUMBER = "write where(condition, 1, 0) for the bool"
 WHOLE = "convert it first, as in cast(floor(x), int32)"
 FOR_FLOATS = {"floordiv": "write floor(a / b)", "mod": "write a - floor(a / b) * b, or rem(a, b), which has a's sign"}
-SPECIAL = {"cast": ("e", "dtype"), "index": ("axis",), "size": ("axis",), "take": ("table", "i", "axis")}
+SPECIAL = {
+    "cast": ("e", "dtype"),
+    "index": ("axis",),
+    "size": ("axis",),
+    "take": ("table", "i", "axis"),
+    "put": ("table", "value", "i", "axis"),
+}
 
 
 @functools.cache
@@ -342,6 +348,35 @@ class Reader:
         others = [axis for axis in table.dims if axis != axes[0]]
         places = [self.graph.node("index", attr=axis, kind="int", dims=(axis,)) for axis in others]
         return self.graph.node("pick", (table, place, *places), axes[0], kind=table.kind, dims=dims)
+
+    def call_put(self, tree: ast.Call) -> Node:
+        raise self.fail(
+            tree, "'put' gives an output, and nothing else uses it", "as in y = put(cache, value, i, axis=P)"
+        )
+
+    def put(self, tree: ast.Call, output: Array) -> tuple[Put, Node]:
+        """Where `output = put(...)` writes, and the value that it writes there."""
+        given = self.arguments(tree, SPECIAL["put"])
+        axes = self.axes(given["axis"])
+        table, place, value = self.read_all([given["table"], given["i"], given["value"]])
+        for argument, node in (("table", table), ("i", place)):
+            leaf = node.attr if node.op == "input" else None
+            array = self.scope.inputs[leaf.name] if isinstance(leaf, Leaf) else None
+            whole = array is not None and array.parts is None and array.default is None
+            if not whole or (argument == "i" and place.kind != "int"):
+                hint = "as in put(cache, value, slots, axis=P)"
+                raise self.fail(given[argument], "'put' writes into an input at an integer input's places", hint)
+        assert isinstance(table.attr, Leaf) and isinstance(place.attr, Leaf)
+        array = self.scope.inputs[table.attr.name]
+        if (array.dtype, array.dims) != (output.dtype, output.dims):
+            message = f"{output.name!r} is {output}, but 'put' writes into {array.name!r}, {array}"
+            raise self.fail(tree, message, f"declare {output.name!r} as {array}")
+        if len(axes) != 1 or axes[0] == ROWS or axes[0] not in array.axes or axes[0] in place.dims:
+            hint = f"{array.name!r} has {', '.join(array.axes)}, and the index {', '.join(place.dims) or 'no axes'}"
+            raise self.fail(
+                given["axis"], "'put' writes along one named axis of its table, which its index lacks", hint
+            )
+        return Put(array.name, place.attr.name, axes[0]), value
 
     def reduction(self, tree: ast.Call, name: str) -> Node:
         if name in ("max", "min") and len(tree.args) == 2 and not tree.keywords and not self.is_axis(tree.args[1]):

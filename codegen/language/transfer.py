@@ -93,7 +93,7 @@ class Values:
                 ):
                     name = met[id(node)] = self.names.get(id(node)) or next(names)
                     found.append(Statement(name, None, node))
-            if met[id(statement.value)] != statement.target:
+            if met[id(statement.value)] != statement.target or statement.at:
                 found.append(statement)
         return tuple(found)
 
@@ -146,11 +146,11 @@ class _Transfer:
             try:
                 value = self.node(statement.value)
                 if statement.name in outputs:
-                    value = stored(self.spec, self.scope, outputs[statement.name], value, _NOWHERE)
+                    value = stored(self.spec, self.scope, outputs[statement.name], value, _NOWHERE, statement.at)
             except Placed as error:
                 place, line = Span(self.title, 1, 1, 1), f"{statement.target} = ..."
                 raise SpecError([Diagnostic(place, error.mistake.message, error.mistake.hint, line)]) from None
-            found.append(Statement(statement.name, statement.part, value))
+            found.append(Statement(statement.name, statement.part, value, statement.at))
         return Chain(tuple(found), self.graph)
 
     def node(self, value: Node) -> Node:

@@ -54,6 +54,8 @@ class _Writer:
                 if id(node) not in self.written:
                     self.write(node)
             text = self.written[id(statement.value)][0]
+            if at := statement.at:
+                text = f"put({at.table}, {text}, {at.index}, axis={at.axis})"
             if text != statement.target:
                 self.lines.append(f"{statement.target} = {text}")
         return "\n".join(self.lines) + "\n"

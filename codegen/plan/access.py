@@ -53,7 +53,9 @@ class Access:
     mode: str  # flat, tile, turned, row, scalar, gather, index, size, or table: whole, for computed indices
     tokens: tuple[int | str, ...] = ()
     group: int | None = None  # index: the group with the coordinate
-    index_of: tuple[str, str] | None = None  # take: (index input, table axis)
+    index_of: tuple[str, str] | None = None  # take, or put: (index input, table axis)
+    into: str = ""  # put: the input whose elements the output has elsewhere
+    written: tuple[str, ...] = ()  # put: the axes of what is written
 
     @property
     def interleaved(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from codegen.errors import Diagnostic, Mistake, SpecError
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Leaf, Node, Statement, topological
+from codegen.graph.nodes import Leaf, Node, Statement, put_inputs, topological
 from codegen.language.chain import in_chain, line_with
 from codegen.language.statements import Placed
 from codegen.language.transfer import Values, derived_spec
@@ -157,7 +157,7 @@ class _Splitter:
             if s.part is None and s.name not in made | accs and id(s.value) not in leaves
         }
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
-        used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+        used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | put_inputs(assigned)
         used |= {str(n.attr) for n in nodes if n.op == "param"}
         params = tuple(p for p in spec.params if p.name in used)
         inputs = (*(p.acc for p in self.found.values()), *(a for a in spec.inputs if a.name in used))

@@ -156,7 +156,7 @@ class _Elementwise(Planner):
         """The first reason why no kernel can compute the op."""
         first = self.spec.outputs[0]
         for output in self.spec.outputs[1:]:
-            if {*output.axes} != {*first.axes}:
+            if {*self.written_to[output.name]} != {*self.written_to[first.name]}:
                 message = f"{output.name!r} is {output} but {first.name!r} is {first}"
                 hint = "the outputs of an element-wise op share their axes: make it an op of its own"
                 return [self.mistake(message, hint, output)]
@@ -164,7 +164,7 @@ class _Elementwise(Planner):
             return [unknown]
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
         for output in self.spec.outputs:
-            for axis in output.axes:
+            for axis in self.written_to[output.name]:
                 if axis not in known:
                     message = f"the axis {axis} of {output.name!r} is on no input that is always there"
                     hint = "its size would be unknown: give an input without a default that axis"
@@ -176,6 +176,7 @@ class _Elementwise(Planner):
 
     def elementwise(self, borders: Container[str] | None = None) -> Elementwise:
         apart = {n.attr for n in self.nodes if n.op in ("index", "size", *TAKES)}
+        apart |= {at.axis for at in self.puts.values()}
         groups = self.groups(apart, borders or ())
         tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
         # `take` computes its table's own coordinates, `index` a group's: neither can be split away
@@ -191,18 +192,15 @@ class _Elementwise(Planner):
         views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
         names = Names(self.spec, self.statements)
 
-        turned = self.turned(tokens, len(groups)) if borders is None else None
+        turned = self.turned(tokens, len(groups)) if borders is None and not self.puts else None
 
         def mode(own: tuple[int | str, ...]) -> str:
             found = _mode(own, len(groups))
             return "turned" if found == "gather" and turned is not None and own[-1] == turned else found
 
         loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
-        stores = tuple(
-            Access(s.name if s.part is None else names.part(s.name, s.part), self.spec.array(s.name), s.part,
-                   mode(tokens[s.name]), tokens[s.name])
-            for s in self.statements if any(s.name == o.name for o in self.spec.outputs)
-        )  # fmt: skip
+        outputs = {o.name for o in self.spec.outputs}
+        stores = tuple(self.store(s, tokens, groups, names, mode) for s in self.statements if s.name in outputs)
         return Elementwise(groups, collapsed, views, loads, stores, turned=turned)
 
     def turned(self, tokens: Mapping[str, tuple[int | str, ...]], groups: int) -> int | None:

@@ -54,6 +54,8 @@ def why_not_in_place(plan: Elementwise | Reduction | Gemm | Staged, output: str,
         return "it is several kernels, one after the other, which read the inputs again"
     if plan.columns:
         return "a kernel that reduces over rows may read a row again after it has written it"
+    if any(a.into == source for a in plan.stores if a.array and a.array.name == output):
+        return ""
     reads = [a for a in plan.loads if source in (a.array and a.array.name, a.index_of and a.index_of[0])]
     if any(a.index_of for a in reads):
         return f"{source!r} is read where an index says ('take'), or is that index"

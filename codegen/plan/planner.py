@@ -10,7 +10,7 @@ from typing import Any
 from codegen.errors import Diagnostic, Mistake
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
-from codegen.language.chain import line_with
+from codegen.language.chain import line_with, written_axes
 from codegen.language.statements import Placed
 from codegen.plan.access import Access, Group, ModeOf, Tokens
 from codegen.spec.spec import Array, Spec
@@ -34,7 +34,9 @@ class Planner:
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         self.spec, self.statements = spec, statements
         self.nodes = list(topological(s.value for s in statements))
-        self.axes = tuple(a for a in spec.axes if any(a in o.axes for o in spec.outputs))
+        self.puts = {s.name: s.at for s in statements if s.at}
+        self.written_to = {o.name: written_axes(spec, o, self.puts.get(o.name)) for o in spec.outputs}
+        self.axes = tuple(a for a in spec.axes if any(a in axes for axes in self.written_to.values()))
 
     def used_axes(self) -> tuple[str, ...]:
         """The axes of the chain's values, without those that only tables have."""
@@ -118,6 +120,20 @@ class Planner:
         own = self.table_tokens(own, axis, groups)
         mode = self.take_mode(tokens[index.name], own, axis, groups, mode_of)
         return Access(names.take(name, index.name, axis), array, leaf.part, mode, own, None, (index.name, axis))
+
+    def store(
+        self, statement: Statement, tokens: dict[str, Any], groups: tuple[Group, ...], names: Names, mode_of: ModeOf
+    ) -> Access:
+        """How the value of a statement is written to its output."""
+        array, at = self.spec.array(statement.name), statement.at
+        name = array.name if statement.part is None else names.part(array.name, statement.part)
+        own = tokens[array.name]
+        if at is None:
+            return Access(name, array, statement.part, mode_of(own), own)
+        own = self.table_tokens(own, at.axis, groups)
+        mode = self.take_mode(tokens[at.index], own, at.axis, groups, mode_of)
+        where = (at.index, at.axis)
+        return Access(name, array, None, mode, own, None, where, at.table, self.written_to[array.name])
 
     def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:
         """The tokens of a table that is read at an index. Its axis may have the name of other arrays' axis, but is not

@@ -194,6 +194,9 @@ class _Reductions(Planner):
         return None
 
     def refuse_picks(self) -> Diagnostic | None:
+        for name in self.puts:
+            message = f"no kernel that reduces puts {name!r} at an index's places"
+            return self.mistake(message, "make two ops: one that reduces, one that puts", self.spec.array(name))
         for node in self.nodes:
             if node.op == "pick":
                 message = "no kernel that reduces takes at a computed index"

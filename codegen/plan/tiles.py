@@ -254,6 +254,8 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     column, order = columns[0], (*batch, *rows, columns[0])
     if any(n.op == "pick" for n in topological(s.value for s in statements)):
         raise Mistake("a GEMM kernel takes at an input's indices, not at computed ones")
+    if any(s.at for s in statements):
+        raise Mistake("a GEMM kernel writes its tiles where they are, not at an index's places")
     if epilogue.disagreeing:
         words = " and ".join(f"{x.name!r} ({x})" for x in epilogue.disagreeing)
         raise Mistake(f"a tile of a GEMM kernel has one order of axes, and {words} have several")

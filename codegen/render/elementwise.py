@@ -31,7 +31,7 @@ class ElementwiseContext(Context):
             "vector": f"flat.vector(how, {self.extents()})",
             "axes": self.used_axes(),
             "settings": self.settings(chain),
-            "written": [self.registers(a) for a in self.plan.stores if a.mode != "flat"],
+            "written": [self.registers(a) for a in self.plan.stores if a.mode != "flat" and not a.into],
             "loads": self.loads(),
             "loaded": self.loaded(),
             "stores": self.stores(),
@@ -226,13 +226,15 @@ class ElementwiseContext(Context):
         name, tensor = self.fragment(access), self.tensors[access.array.name]
         if access.mode == "flat":
             return [f"at.store({value}, {tensor})"]
+        if access.into:
+            return [f"at.put({value}, {tensor}, {self.place_of(access)})"]
         return [f"{name}.store({value})", f"at.store_at({name}, {tensor}, {self.place_of(access)})"]
 
     def ragged_stores(self) -> list[str]:
         return [
             f"({self.fragment(a)}, {self.tensors[a.array.name]}, {self.place_of(a)})"
             for a in self.plan.stores
-            if a.mode != "flat" and a.array is not None
+            if a.mode != "flat" and a.array is not None and not a.into
         ]
 
     def registers(self, access: Access) -> str:

@@ -10,7 +10,7 @@ from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
 from codegen.plan import contractions as gemms
 from codegen.plan import elementwise, reducing
-from codegen.plan.access import Access, Group, View, tokens_of
+from codegen.plan.access import Group, View, tokens_of
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import Names, Planner
@@ -84,11 +84,7 @@ class _Whole(Planner):
             groups,
             tuple(View(a, tokens[a.name]) for a in self.spec.arrays),
             tuple(self.load(node, tokens, groups, names, lambda _: "gather") for node in self.leaves()),
-            tuple(
-                Access(s.name if s.part is None else names.part(s.name, s.part), self.spec.array(s.name), s.part,
-                       "gather", tokens[s.name])
-                for s in self.statements if s.name in outputs
-            ),
+            tuple(self.store(s, tokens, groups, names, lambda _: "gather") for s in self.statements if s.name in outputs),
             tuple(n for n in self.nodes if n.op in ("max", "min")),
             any(n.op == "eq" and not all(map(_same_everywhere, n.args)) for n in self.nodes),
         )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from codegen.graph.nodes import Call, Leaf, Statement, topological
+from codegen.graph.nodes import Call, Leaf, Statement, put_inputs, topological
 from codegen.language.transfer import Values, derived_spec
 from codegen.spec.spec import Array, Spec
 
@@ -27,6 +27,7 @@ def restricted(
     statements = list(statements)
     nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))
     read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+    read |= put_inputs(statements)
     params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
     taken = {a.name for a in (*spec.arrays, *more)} | {p.name for p in spec.params}

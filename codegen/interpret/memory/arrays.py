@@ -45,6 +45,11 @@ class Array:
     def address(self) -> int:
         return self.data.ctypes.data
 
+    def begin_as(self, values: np.ndarray) -> None:
+        """An output that has an input's buffer begins with its elements."""
+        self.data[: self.size] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self.initialised = np.ones(self.size, bool)
+
     def settle(self) -> None:
         """The end of a launch: all threads of the next launch may read what it wrote."""
         if self.owner is not None:

@@ -368,15 +368,16 @@ def with_every_axis(order: tuple[str, ...], dims: tuple[str, ...], axes: Axes) -
 def stored(
     stores: Sequence[Access], values: Sequence[Any], order: tuple[str, ...], axes: Axes, types: Types
 ) -> dict[Array, jax.Array]:
-    """Outputs from the jnp form's value for each of `stores`."""
+    """Outputs from the jnp form's value for each of `stores`; of `put`, what is to be written."""
     parts: dict[Array, dict[int | None, Any]] = {}
     for access, value in zip(stores, values, strict=True):
         assert access.array is not None
-        own = access.array.axes
+        own = access.written if access.into else access.array.axes
         # Broadcast first: the gradient of a broadcast value is a sum, which is computed in the compute type
         value = arranged_as(value, own, order, axes)
         parts.setdefault(access.array, {})[access.part] = store(value, types.dtype(access.array))
-    return {array: join_parts(array, own, axes) for array, own in parts.items()}
+    puts = {a.array for a in stores if a.into}
+    return {a: own[None] if a in puts else join_parts(a, own, axes) for a, own in parts.items()}
 
 
 def arranged_as(value: Any, own: tuple[str, ...], order: tuple[str, ...], axes: Axes) -> Any:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -80,23 +81,31 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def run(
-    call: CompiledCall, names: Sequence[str], inputs: Sequence[np.ndarray | None], outputs: Shapes
+    call: CompiledCall,
+    names: Sequence[str],
+    inputs: Sequence[np.ndarray | None],
+    outputs: Shapes,
+    pairs: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[np.ndarray, ...]:
-    """The outputs of a call, with the given shapes. `names` are the names of inputs and outputs, for messages and reports."""
+    """The outputs of a call, with the given shapes. `pairs` maps inputs to the outputs that begin with their elements. `names` are the names of inputs and outputs, for messages and reports."""
     try:
-        return _thread.submit(_run, call, tuple(names), tuple(inputs), outputs).result()
+        return _thread.submit(_run, call, tuple(names), tuple(inputs), outputs, dict(pairs)).result()
     except (InterpretError, ptx.PtxError) as error:
         raise error.with_traceback(None) from None  # under jit JAX would print the traceback, and the message is enough
 
 
 def _run(
-    call: CompiledCall, names: tuple[str, ...], inputs: tuple[np.ndarray | None, ...], out_shapes: Shapes
+    call: CompiledCall,
+    names: tuple[str, ...],
+    inputs: tuple[np.ndarray | None, ...],
+    out_shapes: Shapes,
+    pairs: Mapping[int, int],
 ) -> tuple[np.ndarray, ...]:
     """Run a call. A kernel that fails is run again with source lines, which take long to compile, so that the message has them."""
     try:
-        return _run_compiled(call, compile_call(call), names, inputs, out_shapes)
+        return _run_compiled(call, compile_call(call), names, inputs, out_shapes, pairs)
     except (InterpretError, ptx.PtxError):
-        return _run_compiled(call, compile_call(call, lines=True), names, inputs, out_shapes)
+        return _run_compiled(call, compile_call(call, lines=True), names, inputs, out_shapes, pairs)
 
 
 def _run_compiled(
@@ -105,6 +114,7 @@ def _run_compiled(
     names: tuple[str, ...],
     inputs: tuple[np.ndarray | None, ...],
     out_shapes: Shapes,
+    pairs: Mapping[int, int],
 ) -> tuple[np.ndarray, ...]:
     arrays = [memory.make_array(n, x, False) for n, x in zip(names, inputs, strict=False) if x is not None]
     shapes = [x.shape for x in inputs if x is not None]
@@ -112,6 +122,9 @@ def _run_compiled(
     for name, shape, (dtype, *_) in zip(names[len(inputs) :], out_shapes, call.outputs, strict=True):
         outputs.append(memory.make_array(name, np.zeros(shape, jnp.dtype(dtype)), True))
         shapes.append(shape)
+    present = [x for x in inputs if x is not None]
+    for place, output in pairs.items():
+        outputs[output].begin_as(present[place])
     everything = [*arrays, *outputs]
     buffers = [(a.address, s) for a, s in zip(everything, shapes, strict=True)]
     reports = []

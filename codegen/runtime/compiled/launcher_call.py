@@ -51,8 +51,11 @@ class LauncherCall:
         results = kernels.launch(self.compiled_for(arch), inputs, outputs, pairs)
         return tuple(r.reshape(shape) for r, shape in zip(results, self.shapes, strict=True))
 
-    def interpreted(self, arch: str, names: Sequence[str], count: int) -> tuple[jax.Array, ...]:
-        """The first `count` outputs of the kernel's PTX, interpreted on the CPU. Messages call the tensors by `names`."""
+    def interpreted(
+        self, arch: str, names: Sequence[str], count: int, pairs: Mapping[int, int]
+    ) -> tuple[jax.Array, ...]:
+        """The first `count` outputs of the kernel's PTX, interpreted on the CPU. Messages call the tensors by `names`. `pairs` maps
+        inputs to the outputs that begin with their elements, by position."""
         compiled = self.compiled_for(arch)
         present = [x for x in self.operands if x is not None]
 
@@ -62,7 +65,7 @@ class LauncherCall:
                 None if x is None else np.asarray(next(values)).reshape(t.shape)
                 for x, t in zip(self.operands, self.inputs, strict=True)
             ]
-            results = interpreted.run(compiled, names, inputs, [t.shape for t in self.outputs])
+            results = interpreted.run(compiled, names, inputs, [t.shape for t in self.outputs], pairs)
             return tuple(r.reshape(shape) for r, shape in zip(results[:count], self.shapes, strict=False))
 
         if not any(isinstance(x, jax.core.Tracer) for x in present):

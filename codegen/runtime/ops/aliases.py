@@ -26,4 +26,11 @@ def pairs(op: CalledOp, how: AnyLaunch, present: Sequence[str], donated: Sequenc
     """The same by place, among the inputs that are there and among the outputs, of the inputs that are `donated`."""
     given = [name for name, gone in zip(present, donated, strict=False) if gone]
     outputs = [a.name for a in op.spec.outputs]
-    return {present.index(i): outputs.index(o) for i, o in in_place(op, how).items() if i in given}
+    found = {present.index(i): outputs.index(o) for i, o in in_place(op, how).items() if i in given}
+    return found | put_pairs(op, present)
+
+
+def put_pairs(op: CalledOp, present: Sequence[str]) -> dict[int, int]:
+    """The inputs that outputs of `put` begin as, and these outputs, by place. XLA copies those that are still needed."""
+    outputs = [a.name for a in op.spec.outputs]
+    return {present.index(a.into): outputs.index(a.array.name) for a in op.plan.stores if a.into and a.array}

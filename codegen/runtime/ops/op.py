@@ -43,6 +43,7 @@ from codegen.runtime.compiled.platform import choose, current_arch
 from codegen.runtime.ops import aliases, batching
 from codegen.runtime.ops.gradient import Gradient
 from codegen.runtime.sharding import partition, shards
+from codegen.runtime.xla import scatter
 from codegen.runtime.xla.evaluate import wide
 from codegen.spec.spec import Array, Spec
 from codegen.tuning import choosing
@@ -385,7 +386,7 @@ class Op(Generic[P, R]):
         }
         results = self._xla(**{name: values[name] if name in values else extra[name] for name in self._xla_extra})
         results = results if isinstance(results, tuple) else (results,)
-        stored = views.stored(plan.stores, results, plan.order, axes, key.types)
+        stored = scatter.stored(plan, plan.stores, results, arrays, axes, key.types)
         return tuple(stored[array] for array in spec.outputs)
 
     def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands, **given: Any) -> tuple:
@@ -402,7 +403,7 @@ class Op(Generic[P, R]):
         arch = interpreted.architecture()
         call = self._kernel_call(key, operands, arch, **given)
         count = len(call.shapes) if parts else len(self.spec.outputs)
-        return call.interpreted(arch, self._tensor_names(), count)
+        return call.interpreted(arch, self._tensor_names(), count, aliases.put_pairs(self, key.present))
 
     def _tensor_names(self) -> list[str]:
         """The names of a kernel's tensors in messages: inputs, dynamic parameters, outputs, partial results."""

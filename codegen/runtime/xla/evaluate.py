@@ -17,7 +17,7 @@ from codegen.plan.op import Op
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import cast
-from codegen.runtime.xla import slopes
+from codegen.runtime.xla import scatter, slopes
 from codegen.spec.spec import Array, Spec
 
 _NAMES = {"jax": jax, "jnp": jnp, "runtime": slopes}
@@ -49,7 +49,7 @@ def evaluate_outputs(
     needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
     leaves = leaf_values(op, needed, arrays, params, axes, compute)
     made = evaluate(roots, leaves, known, compute, op.spec.integer, dict(types.variables))
-    return views.stored(stores, made, plan.order, axes, types)
+    return scatter.stored(plan, stores, made, arrays, axes, types)
 
 
 def leaf_values(

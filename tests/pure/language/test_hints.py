@@ -104,6 +104,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
         8: "  u: float32[P, N]", 9: "  j: int32[...]", 13: "  a = take(t, i, axis=P)", 14: "  b = take(t, i, axis=P)", 18: "  f = take(t, i, axis=P)",
         19: "  g = take(u, i, axis=P)", 20: "  h = take(t, j, axis=P)",
     },
+    "puts": {12: "  c: float32[P, N]", 15: "  a = put(cache, x, i, axis=P)", 16: "  b = put(cache, x, i, axis=P)"},
     "target_parts": {8: None, 11: "  h = x", 12: None},
     "tolerance": {10: "  rtol: 1e-3", 11: "  atol: 1e-3"},
     "tolerance_empty": {10: "  rtol: 1e-3"},
@@ -158,6 +159,10 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
         ("keep: bool[..., G]", "kept: bool[...]", "kept = all(keep, axis=G)"),
         ("a: bfloat16[..., K]; b: bfloat16[K, B, G]; kept: bool[...]", "y: float32[..., (B G=8)]; total: float32[...]",
          "p = a @ b; y = p * where(kept, 2.0, 0.0); total = where(kept, sum(p, axis=(B, G)), 0.0)"),
+    ],
+    "puts_products": [
+        ("a: bfloat16[S, K]; b: bfloat16[K, N]", "m: float32[S]", "m = max(a @ b, axis=N)"),
+        ("cache: float32[P]; m: float32[S]; i: int32[S]", "y: float32[P]", "y = put(cache, m, i, axis=P)"),
     ],
     "takes_and_reduces": [
         ("code: int32[..., N]; book: float32[P]", "x: float32[..., N]", "x = take(book, code + 1, axis=P)"),

@@ -1,0 +1,80 @@
+"""`put`: an output that is another array but for the elements at an index's places."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import generated
+from codegen.checking import testing
+from codegen.interpret.machine import InterpretError
+from tests.making import make_op, spec_text
+from tests.meshes import normal
+
+# The axis that is written along is first, in the middle, or last; a batch is shared, or not; q has axes of its own
+OPS = {
+    "batches": (
+        "cache: T[B, P, D]; x: T[B, S, D]; i: int32[B, S]", "y: T[B, P, D]", "y = put(cache, tanh(x), i, axis=P)",
+        "n = cache.shape[1]; b = jnp.arange(cache.shape[0])[:, None]; "
+        'y = cache.at[b, jnp.where(i < 0, n, i)].set(jnp.tanh(x).astype(cache.dtype), mode="drop")',
+    ),
+    "last_axis_and_more": (
+        "cache: T[N, P]; x: float32[N, S]; i: int32[S]; q: T[N, K]", "y: T[N, P]; r: T[N, K]; m: float32[N]",
+        "m = max(q, axis=K); y = put(cache, x * m, i, axis=P); r = q * 2",
+        "n = cache.shape[1]; m = jnp.max(q, axis=1); r = q * 2; "
+        'y = cache.at[:, jnp.where(i < 0, n, i)].set((x * m[:, None]).astype(cache.dtype), mode="drop")',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_values_and_gradients(name, tmp_path):
+    inputs, outputs, chain, reference = OPS[name]
+    op = make_op(tmp_path, spec_text(inputs, outputs, chain, reference, types="{T: [float32, bfloat16]}"))
+    for implementation in ("interpret", "xla"):
+        testing.check_op(op, implementation, examples=2)
+    testing.check_gradient(op, "interpret", examples=2)
+
+
+WRITE = generated.write_kv_cache
+KEYS, NEW = normal(6, 2, 4).astype(jnp.bfloat16), normal(3, 2, 4, seed=1).astype(jnp.bfloat16)
+
+
+def expected(slots):
+    made = np.array(KEYS)
+    for place, slot in enumerate(slots):
+        if 0 <= slot < 6:
+            made[slot] = np.asarray(NEW[place])
+    return made
+
+
+def test_slots_out_of_range_write_nothing_and_the_cache_is_not_changed():
+    before = np.array(KEYS)
+    for implementation in ("interpret", "xla"):
+        keys, values = WRITE(KEYS, KEYS, NEW, NEW, jnp.asarray([4, -1, 9]), implementation=implementation)
+        np.testing.assert_array_equal(keys, expected([4, -1, 9]))
+        np.testing.assert_array_equal(values, expected([4, -1, 9]))
+    np.testing.assert_array_equal(KEYS, before)
+
+
+def test_the_interpreter_finds_two_values_for_one_slot():
+    with pytest.raises(InterpretError):
+        WRITE(KEYS, KEYS, NEW, NEW, jnp.asarray([4, 4, 1]), implementation="interpret")
+
+
+def test_mapped_and_jitted():
+    slots = jnp.asarray([[1, 2, 3], [5, 0, -7]])
+    run = jax.jit(jax.vmap(lambda i: WRITE(KEYS, KEYS, NEW, NEW, i, implementation="interpret")[0]))
+    np.testing.assert_array_equal(run(slots), [expected(own) for own in slots])
+
+
+def test_after_a_product(tmp_path):
+    text = spec_text(
+        "a: bfloat16[S, K]; w: bfloat16[K, N]; cache: bfloat16[P, N]; i: int32[S]", "y: bfloat16[P, N]",
+        "z = a @ w; y = put(cache, relu(z), i, axis=P)", "y = cache",
+    )  # fmt: skip
+    op, a, w, i = make_op(tmp_path, text), jnp.eye(3).astype(jnp.bfloat16), NEW[:, 0], jnp.asarray([5, -1, 0])
+    expected = np.array(KEYS[:, 1])
+    expected[[5, 0]] = np.maximum(np.asarray(w)[[0, 2]], 0)
+    for implementation in ("interpret", "xla"):
+        np.testing.assert_array_equal(op(a, w, KEYS[:, 1], i, implementation=implementation), expected)

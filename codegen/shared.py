@@ -43,6 +43,7 @@ class RowLaunch:
     lean: bool = False  # whether nothing stays there but the row, not even what the compiler would keep
     resident: int = 0  # blocks that an SM has registers for, at least, unless 0
     at_once: int = 1  # neighbouring rows of a thread, which are read and written together
+    crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
 
     @property
     def constants(self) -> dict[str, RowLaunch]:
@@ -80,6 +81,7 @@ class Walk:
     each: int | None = None  # neighbouring columns whose results are one, of those that no result keeps: a vector, or 1
     first: RowLaunch | None = None  # where rows have statistics: of the kernel that writes them, unless this one does
     by_place: bool = False  # whether few rows meet at each of many places: neighbouring threads reduce all rows of one
+    crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
 
     @property
     def each_place(self) -> int:

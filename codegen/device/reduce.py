@@ -1,6 +1,6 @@
 """Device functions of kernels that reduce along rows, over threads, blocks and clusters.
 
-A row is shared by `per_row` neighbouring threads of a block (a power of two), and by all blocks of a cluster. Each thread holds
+A row is shared by `per_row` neighbouring threads of a block (a power of two, or a number of warps), and by all blocks of a cluster. Each thread holds
 `vectors` pieces of `vec` columns, `step` columns apart. Elements beyond a row's end are never accessed; their values are
 replaced by the reduction's identity. Every reduction has a fixed order: two runs agree to the bit. `access` loads and stores
 pieces, and `partials` reduces over rows.
@@ -273,7 +273,7 @@ def over_row(
             _meet_row(row, cute.size(buffers[0], mode=[1]), per_row)
         warps = cute.size(buffers[0], mode=[2])
         # For few values, a read by all lanes is faster than shuffles; rescaled values cost more than that
-        lanes = 1 if cutlass.const_expr(warps <= AT_ONCE and len(rescaled) == 0) else min(WARP, warps)
+        lanes = 1 if cutlass.const_expr(warps <= AT_ONCE and len(rescaled) == 0) else min(WARP, warps & -warps)
         values = [_of_warps(buffers[k], slot, row, lane % lanes, lanes) for k in range(len(ops))]
         values = all_over_lanes(values, ops, lanes, rescaled)
     return [result(op, v)[0] for op, v in zip(ops, values, strict=True)]

@@ -124,6 +124,11 @@ class Row:
     def step(self) -> int:
         return self.how.per_row * self.how.cluster * self.how.vec
 
+    @property
+    def apart(self) -> bool:
+        """Whether a vector may hold columns of two groups."""
+        return self.how.ragged or self.how.crossing or self.together
+
     def part(self, p: Int32) -> Row:
         """This thread's vectors in pass `p`."""
         reads = isinstance(self.how, RowLaunch) and not self.how.kept
@@ -181,8 +186,7 @@ class Row:
     ) -> None:
         """The same of an array that all rows share."""
         if src is not None:
-            apart = self.how.ragged or self.together
-            access.gather_row(src, place, modes, extents, self.column, self.step, self.columns, dst, apart)
+            access.gather_row(src, place, modes, extents, self.column, self.step, self.columns, dst, self.apart)
 
     def pick(
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, index: tuple, dst: cute.Tensor
@@ -197,8 +201,8 @@ class Row:
     ) -> None:
         """The same of arrays that all rows share."""
         if src is not None:
-            apart, where = self.how.ragged or self.together, (self.column, self.step, self.columns)
-            access.pick_row(src, place, modes, extents, *index, *where, dst, apart)
+            where = self.column, self.step, self.columns
+            access.pick_row(src, place, modes, extents, *index, *where, dst, self.apart)
 
     def load_index(self, mode: int, extents: tuple, dst: cute.Tensor) -> None:
         """The coordinate of each column along one of the column axes."""

@@ -61,8 +61,18 @@ def _backward_calls(op: BackwardOp, binding: Binding, shape: Shape) -> Calls:
         random = bench.cotangents_of(outputs, seed)
         return residuals, tuple(dy if jnp.issubdtype(dy.dtype, jnp.floating) else None for dy in random)
 
+    # Of gradients that are one value only one is returned: at the end of a compiled function another one is a copy, which
+    # no step of a model makes
+    again = {name for name, _ in op.derived.how.same}
+
     def run(implementation: str | None) -> Callable:
-        return lambda given: [dx for dx in op.pull(key(implementation), *given) if dx is not None]
+        names = op.origin.operand_names(key(implementation))
+
+        def pull(given: Any) -> list[Any]:
+            found = zip(names, op.pull(key(implementation), *given), strict=True)
+            return [dx for name, dx in found if dx is not None and name not in again]
+
+        return pull
 
     return Calls(make, run)
 

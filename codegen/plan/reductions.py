@@ -346,10 +346,25 @@ class Reduction:
             own = self.width(dtypes, schedule, late=False)
             vec = own if inner % own == 0 else vec
         ragged = vec > 1 and (inner is None or inner % vec != 0)
-        width = vec * self.column_bytes(dtypes)  # bytes of one vector of every input
-        if self.columns:
-            return self._walk(vec, ragged, width, dtypes, extents, schedule, arch)
         columns = extents.columns
+        crossing = ragged and not self.collapsed and columns is not None and columns % vec == 0
+        ragged = ragged and not crossing
+        if self.columns:
+            return self._walk(vec, ragged, crossing, dtypes, extents, schedule, arch)
+        return replace(self._along(vec, ragged, dtypes, extents, schedule, arch), crossing=crossing)
+
+    def _along(
+        self,
+        vec: int,
+        ragged: bool,
+        dtypes: Mapping[str, str],
+        extents: Extents,
+        schedule: Mapping[str, int],
+        arch: str | None,
+    ) -> RowLaunch:
+        """The launch of an op that reduces no columns."""
+        columns = extents.columns
+        width = vec * self.column_bytes(dtypes)  # bytes of one vector of every input
         if columns is None:
             return self._read_again(vec, ragged, width, schedule)
         if (at_once := self.together(columns, dtypes, schedule)) > 1:
@@ -372,6 +387,7 @@ class Reduction:
             if per_row * cluster * most >= (count if full else columns // vec):
                 break
             per_row *= 2
+        per_row = walking.fewest_idle(per_row, count, columns // vec, most, cluster)
         per_row = schedule.get("threads_per_row", per_row)
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
@@ -380,7 +396,8 @@ class Reduction:
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if whole * width * per_row > max(ROW_BYTES_IN_BLOCK, width * per_row):
             return self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
-        threads = max(per_row, schedule.get("threads", self.least_threads(columns, per_row, dtypes)))
+        beside = schedule.get("threads", self.least_threads(columns, per_row, dtypes)) // per_row
+        threads = max(1, beside) * per_row
         own, dear = whole * width, 4 * vec * vectors * len(self.carried)
         carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
         deep = cluster > 1 and self.alone and own > THREAD_BYTES
@@ -430,14 +447,14 @@ class Reduction:
         self,
         vec: int,
         ragged: bool,
-        width: int,
+        crossing: bool,
         dtypes: Mapping[str, str],
         extents: Extents,
         schedule: Mapping[str, int],
         arch: str | None,
     ) -> WalkLaunch:
         """The launch of an op that reduces columns, or everything."""
-        own = dict(schedule)
+        own, width = dict(schedule), vec * self.column_bytes(dtypes)
         written = vec * sum(4 for a in self.stores if a.mode == "flat")
         if self.collapsed:
             return walking.everything(vec, ragged, width, written, self.dear, extents.total, own, arch)
@@ -446,18 +463,19 @@ class Reduction:
         if self.by_place and columns is not None and rows is not None and inner is not None:
             narrow = self.whole_vector(vec, inner, dtypes)
             needs = self.walking_needs(narrow, narrow * self.column_bytes(dtypes), dtypes, 1)
-            split, whole = inner % narrow != 0, bool(self.rows)
+            split, whole = columns % narrow != 0, bool(self.rows)
             found = walking.by_place(narrow, split, needs, whole, columns, rows, apart, own, arch)
             if found is not None:
-                return replace(found, first=IDLE if self.rows else None)
-        each = (1 if ragged else vec) if self.shares else None
+                crossing = inner % narrow != 0 and not split
+                return replace(found, first=IDLE if self.rows else None, crossing=crossing)
+        each = (1 if ragged or crossing else vec) if self.shares else None
         first: RowLaunch | WalkLaunch | None = None
         if self.rows:
             if columns is not None:
                 needs = self.walking_needs(vec, width, dtypes, each or 1)
                 found = walking.whole(vec, ragged, needs, self.lanes(vec), columns, rows, apart, own, arch)
                 if found is not None:
-                    return replace(found, each=each, first=IDLE)
+                    return replace(found, each=each, first=IDLE, crossing=crossing)
             assert self.first is not None
             first = self.first.launch(dtypes, extents, {}, arch)
         assert not isinstance(first, WalkLaunch)
@@ -467,7 +485,7 @@ class Reduction:
         how = walking.tiles(
             vec, ragged, width, written, lanes, values, self.dear, waves, columns, rows, apart, own, arch
         )
-        return replace(how, each=each, first=first)
+        return replace(how, each=each, first=first, crossing=crossing)
 
     def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str], each: int) -> walking.Needs:
         """What a thread that walks down whole rows holds of each vector; `each` neighbouring columns have one result."""

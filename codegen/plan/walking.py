@@ -134,8 +134,12 @@ def whole(
         per_row = 1
         while per_row < MOST_THREADS and per_row * cluster * most < count:
             per_row *= 2
-        per_row = max(schedule.get("threads_per_row", per_row), 32 if cluster > 1 else lanes)
-        threads = max(per_row, schedule.get("threads", LEAST_THREADS))
+        per_row = schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
+        per_row = max(per_row, 32 if cluster > 1 else lanes)
+        beside = max(1, schedule.get("threads", LEAST_THREADS) // per_row)  # rows of a block, side by side
+        if apart > 1 and rows is not None:
+            beside = min(beside, max(rows, WARP // per_row, 1))
+        threads = beside * per_row
         vectors = -(-count // (per_row * cluster))
         resident = max(1, RESIDENT // threads)
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
@@ -166,6 +170,14 @@ def whole(
             return launch
         found.append(launch)
     return found[0] if found else None
+
+
+def fewest_idle(per_row: int, count: int, full: int, most: int, cluster: int) -> int:
+    """The threads of a row of `count` vectors: instead of a power of two of warps a smaller number of warps, if fewer threads
+    are then without a vector. `full` vectors are those of which a thread has no more than `most`, or than it had."""
+    most = max(most, -(-full // (per_row * cluster)))
+    fewer = range(per_row, per_row // 2, -WARP) if per_row > WARP else [per_row]
+    return min((n for n in fewer if n * cluster * most >= full), key=lambda n: -count % (n * cluster))
 
 
 def by_place(

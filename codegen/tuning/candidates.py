@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.reductions import Reduction
-from codegen.shared import Launch, RowLaunch, WalkLaunch
+from codegen.shared import WARP, Launch, RowLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 from codegen.tuning.choosing import Changes, changed, plan_carries
 
@@ -59,7 +59,10 @@ def settings(
     whole = how.kept if isinstance(how, RowLaunch) else how.whole and not plan.collapsed
     if whole:
         yield from (
-            ("threads_per_row", how.per_row * times // 4) for times in (1, 2, 8, 16) if how.per_row * times >= 4
+            ("threads_per_row", how.per_row * times // 8)
+            for times in (2, 3, 4, 5, 6, 7, 10, 12, 16, 32)
+            if how.per_row * times % (8 * WARP) == 0
+            or (how.per_row <= WARP and times in (2, 4, 16, 32) and how.per_row * times >= 8)
         )
     if whole or isinstance(how, RowLaunch):
         yield from (("cluster", n) for n in CLUSTERS)

@@ -178,6 +178,8 @@ def shared(
     rows, warps = threads // per_row, max(per_row // WARP, 1) * cluster
     allocator = SmemAllocator()
     held = [Int32 if d is Boolean else d for d in dtypes]
+    if warps % 2 == 1 and warps > 1:  # the compiler reads four at once; identities fill them up
+        warps = -(-warps // 4) * 4
     layout = cute.make_layout((turns, rows, warps), stride=(rows * warps, warps, 1))
     found = [allocator.allocate_tensor(d, layout, 16) for d in held]
     if cluster > 1:
@@ -270,10 +272,17 @@ def over_row(
             if lane == 0:
                 for k in cutlass.range_constexpr(len(ops)):
                     buffers[k][slot, row, warp] = values[k][0]
+            more = cute.size(buffers[0], mode=[2]) - per_row // WARP
+            if cutlass.const_expr(more > 0):
+                if (warp == 0) & (lane < more):
+                    for k in cutlass.range_constexpr(len(ops)):
+                        nothing = identity(ops[k], values[k].dtype)
+                        buffers[k][slot, row, per_row // WARP + lane] = values[k].dtype(nothing)
             _meet_row(row, cute.size(buffers[0], mode=[1]), per_row)
         warps = cute.size(buffers[0], mode=[2])
         # For few values, a read by all lanes is faster than shuffles; rescaled values cost more than that
-        lanes = 1 if cutlass.const_expr(warps <= AT_ONCE and len(rescaled) == 0) else min(WARP, warps & -warps)
+        few = warps in (1, 2, 4, AT_ONCE) and len(rescaled) == 0
+        lanes = 1 if cutlass.const_expr(few) else min(WARP, warps & -warps)
         values = [_of_warps(buffers[k], slot, row, lane % lanes, lanes) for k in range(len(ops))]
         values = all_over_lanes(values, ops, lanes, rescaled)
     return [result(op, v)[0] for op, v in zip(ops, values, strict=True)]

@@ -359,7 +359,7 @@ class _Reductions(Planner):
             collapsed=self.collapsed,
         )
         along = set(self.axes) - set(self.axes[: self.place])
-        dear = bool(columns) and any(n.op in COSTLY and along & set(n.dims) for n in self.nodes)
+        dear = any(n.op in COSTLY and along & set(n.dims) for n in self.nodes)
         whole = replace(whole, dear=dear, alive=most_alive([s.value for s in self.statements], along))
         if whole.kind != "row+column":
             return whole

@@ -41,6 +41,7 @@ LEAST_VECTOR = 4  # bytes of a narrower vector, which divides a row
 THREAD_BYTES = 64  # bytes of inputs that a thread holds before a row gets more threads
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
 MOST_CARRIED = 384  # if expensive values are held as well
+MOST_DEAR = 192  # bytes of a row that a thread holds, with the expensive values of it, before the row gets more threads
 REGISTER_BYTES = 96 * 1024  # registers of a block that data may take
 ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block holds
 CLUSTER_ROW = 16 * 1024  # if a cluster shares the row, and reduces no columns
@@ -342,9 +343,12 @@ class Reduction:
         if inner is not None and not self.columns:
             own = max(vec, self.width(dtypes, schedule, shared=self.collapsed))
             vec = own if inner % own == 0 else self.whole_vector(vec, inner, dtypes)
-        elif self.columns and not self.rows and inner is not None:  # results do not keep the rows' vectors narrow
-            own = self.width(dtypes, schedule, late=False)
-            vec = own if inner % own == 0 else vec
+        elif self.columns and inner is not None:
+            if not self.rows:  # results do not keep the rows' vectors narrow
+                own = self.width(dtypes, schedule, late=False)
+                vec = own if inner % own == 0 else vec
+            wide = self.widest(dtypes) * (inner & -inner) >= LEAST_VECTOR
+            vec = self.whole_vector(vec, inner, dtypes) if wide and not self.collapsed else vec
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         columns = extents.columns
         crossing = ragged and not self.collapsed and columns is not None and columns % vec == 0
@@ -373,21 +377,25 @@ class Reduction:
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, carried, at_once=at_once)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row, kept, cluster = columns // vec * width, THREAD_BYTES, 1
-        alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without arrays that neighbouring rows share
+        alone_bytes = vec * self.column_bytes(
+            dtypes, own=True
+        )  # of a vector, without arrays that neighbouring rows share
         if clusters(arch) and row > ALONE_ROW:
             cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
         short = cluster == 1 and not ragged and count in SHORT_ROWS
-        most = 1 if short else max(1, kept // alone)
+        most = 1 if short else max(1, kept // alone_bytes)
+        if self.dear and self.carried:
+            most = min(most, max(1, MOST_DEAR // (vec * (self.column_bytes(dtypes) + 4 * len(self.carried)))))
         per_row = 1
         while per_row < MAX_THREADS:
             # One more vector of a ragged row, which few threads have, does not double the threads if registers allow
-            full = cluster == 1 and per_row < WARP
+            full = cluster == 1 and (per_row < WARP or self.dear)
             if per_row * cluster * most >= (count if full else columns // vec):
                 break
             per_row *= 2
-        per_row = walking.fewest_idle(per_row, count, columns // vec, most, cluster)
+        per_row = walking.fewest_idle(per_row, count, count if self.dear else columns // vec, most, cluster)
         per_row = schedule.get("threads_per_row", per_row)
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
@@ -400,10 +408,16 @@ class Reduction:
         threads = max(1, beside) * per_row
         own, dear = whole * width, 4 * vec * vectors * len(self.carried)
         carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
+        needed = walking.BESIDE_VALUES + self.alive * vec + vectors * (width + 4 * vec * len(self.carried)) // 4
         deep = cluster > 1 and self.alone and own > THREAD_BYTES
         lean = deep or (ragged and own >= THREAD_BYTES and (cluster > 1 or not carried))
         resident = 0
-        if lean and cluster > 1 and self.alone:
+        if self.dear and needed * RESIDENT >= walking.REGISTERS_OF_SM:
+            alone = cluster == 1 and not ragged and not schedule
+            if threads == per_row > walking.CLUSTER_THREADS and clusters(arch) and alone:
+                return self._along(vec, ragged, dtypes, extents, {"cluster": 2}, arch)
+            resident = -(-RESIDENT // threads) * threads
+        elif lean and cluster > 1 and self.alone:
             resident = self._resident(vec, own, deep)
         elif cluster == 1 and clusters(arch) and CLUSTER_ROW < row <= ALONE_ROW:
             simple = all(a.mode in ("flat", "row") for a in self.loads)  # positions of other values take registers, too

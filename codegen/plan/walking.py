@@ -24,6 +24,14 @@ REGISTERS = 128
 MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 256  # of a block of several rows
 RESIDENT = 512  # threads for which an SM has registers
+# That many instead, the most whose registers suffice, where instructions take the time: an expensive value, or masks
+BUSY_RESIDENT = (1024, 768, RESIDENT)
+REGISTERS_OF_SM = 64 * 1024
+BESIDE_VALUES = 24  # registers of a thread for addresses, bounds and loops
+SPILLED = 0.3  # part of a masked row's registers that may be spilled for more threads
+CLUSTER_THREADS = (
+    256  # of a row, in a block of a cluster, if an expensive value is computed: several blocks are resident
+)
 MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, if threads are added
 ROOM = 160  # bytes of its data, up to which these results are in registers as well
 WIDE_ROOM = 224  # if no vector needs a mask, on GPUs with clusters
@@ -41,6 +49,7 @@ CLUSTERS = (
     8,
 )  # blocks of a cluster that may share a row: the fewest that can hold it with prefetched rows, since meeting costs time
 THREADS = 256  # threads of a block in which no row is whole
+MASKED_THREADS = 1024  # if vectors need masks: of one row at a time, since instructions take the time
 MOST_ROWS_HELD = 8  # that a thread then holds, at most
 BYTES = 128  # and of them
 DEAR_BYTES = 96  # if an expensive value is computed of them
@@ -124,6 +133,8 @@ def whole(
     sizes: tuple[int, ...] = (1,)
     if clusters(arch) and count * needs.width > ROW_BYTES_UNSHARED:
         sizes = CLUSTERS
+    elif clusters(arch) and needs.dear:
+        sizes = (1, *CLUSTERS)
     if "cluster" in schedule:
         sizes = (schedule["cluster"],)
     uneven = arch is not None and arch.startswith(UNEVEN)
@@ -131,24 +142,29 @@ def whole(
     for cluster in sizes:
         most = max(1, min(most_kept(needs.dear, ragged) // needs.width, MOST_FOLDED // (needs.width + needs.sums)))
         most = max(1, min(most, REGISTERS // needs.alive // vec)) if needs.dear else most
+        few = needs.dear and cluster > 1 and CLUSTER_THREADS * cluster * most >= count
         per_row = 1
-        while per_row < MOST_THREADS and per_row * cluster * most < count:
+        while per_row < (CLUSTER_THREADS if few else MOST_THREADS) and per_row * cluster * most < count:
             per_row *= 2
         per_row = schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
         per_row = max(per_row, 32 if cluster > 1 else lanes)
         beside = max(1, schedule.get("threads", LEAST_THREADS) // per_row)  # rows of a block, side by side
-        if apart > 1 and rows is not None:
-            beside = min(beside, max(rows, WARP // per_row, 1))
+        single = apart > 1 and rows == 1  # of each place, as in a batch of one: nothing meets it
+        beside = max(1, WARP // per_row) if single else beside
         threads = beside * per_row
         vectors = -(-count // (per_row * cluster))
-        resident = max(1, RESIDENT // threads)
+        resident = max(1, busy_resident(needs, vectors, vec, ragged) // threads)
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
         may_pace = uneven and cluster == 1 and resident > 1
         wide = (
             PACED_ROOM if may_pace and apart == 1 else WIDE_ROOM
         )  # the code that tells rows apart would lack registers
         room = 0 if needs.dear else wide if exact and clusters(arch) else ROOM
-        how = held(needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident)
+        how: tuple[int, bool, bool, bool] | None = held(
+            needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident
+        )
+        if single and vectors * (needs.width + needs.fixed + needs.sums) <= PLAIN_ROOM:
+            how = 1, False, False, False
         if how is None and vectors > 1:
             continue
         at_once, staged, shared_sums, lean = how or (1, False, False, True)
@@ -166,9 +182,13 @@ def whole(
             vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, lean, resident, staged,
             shared_sums, paced=paced, parts=parts, long=long,
         )  # fmt: skip
-        if at_once > 1 and filled(full * apart, slots) > 0.75:
+        large = cluster > 1 and threads > CLUSTER_THREADS
+        crowded = needs.dear and not ragged and (vectors > most or large)
+        if at_once > 1 and filled(full * apart, slots) > 0.75 and not crowded:
             return launch
         found.append(launch)
+        if count * needs.width <= ROW_BYTES_UNSHARED and not crowded:
+            break
     return found[0] if found else None
 
 
@@ -178,6 +198,16 @@ def fewest_idle(per_row: int, count: int, full: int, most: int, cluster: int) ->
     most = max(most, -(-full // (per_row * cluster)))
     fewer = range(per_row, per_row // 2, -WARP) if per_row > WARP else [per_row]
     return min((n for n in fewer if n * cluster * most >= full), key=lambda n: -count % (n * cluster))
+
+
+def busy_resident(needs: Needs, vectors: int, vec: int, ragged: bool) -> int:
+    """The threads for which an SM has registers. In rows without masks, values of all a thread's vectors are alive at once."""
+    if not needs.dear and not ragged:
+        return RESIDENT
+    data = vectors * (needs.width + needs.fixed) // 4
+    values = needs.alive * vec * (1 if ragged else vectors)
+    needed = (BESIDE_VALUES + data + values) * ((1 - SPILLED) if ragged else 1)
+    return next((n for n in BUSY_RESIDENT if REGISTERS_OF_SM // n >= needed), RESIDENT)
 
 
 def by_place(
@@ -254,8 +284,8 @@ def tiles(
     """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a
     vector's results; `values`: each row also has values of its own; `dear`: an expensive value is computed; `waves`:
     how often all SMs are filled, at least."""
-    threads = schedule.get("threads", THREADS)
-    at_once = rows_at_once(width, written, values, dear, None if ragged else arch)
+    threads = schedule.get("threads", MASKED_THREADS if ragged else THREADS)
+    at_once = 1 if ragged else rows_at_once(width, written, values, dear, arch)
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2

@@ -276,8 +276,8 @@ def over_row(
             if cutlass.const_expr(more > 0):
                 if (warp == 0) & (lane < more):
                     for k in cutlass.range_constexpr(len(ops)):
-                        nothing = identity(ops[k], values[k].dtype)
-                        buffers[k][slot, row, per_row // WARP + lane] = values[k].dtype(nothing)
+                        dtype = buffers[k].element_type
+                        buffers[k][slot, row, per_row // WARP + lane] = dtype(identity(ops[k], dtype))
             _meet_row(row, cute.size(buffers[0], mode=[1]), per_row)
         warps = cute.size(buffers[0], mode=[2])
         # For few values, a read by all lanes is faster than shuffles; rescaled values cost more than that

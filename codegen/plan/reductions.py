@@ -52,6 +52,10 @@ LEAN_RESIDENT = 768  # if threads hold twice as much, and nothing else
 MOST_COMPUTED = (
     24  # values of a thread, one for each column of a vector and each statistic, that leave registers for the rest
 )
+MANY_REGISTERS = (
+    100  # of a thread, by our estimate, from which on an SM has too few threads if the compiler takes what it likes
+)
+SPILLED = 0.45  # part of them that may be spilled, or computed again, for more threads
 MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
 
@@ -343,12 +347,9 @@ class Reduction:
         if inner is not None and not self.columns:
             own = max(vec, self.width(dtypes, schedule, shared=self.collapsed))
             vec = own if inner % own == 0 else self.whole_vector(vec, inner, dtypes)
-        elif self.columns and inner is not None:
-            if not self.rows:  # results do not keep the rows' vectors narrow
-                own = self.width(dtypes, schedule, late=False)
-                vec = own if inner % own == 0 else vec
-            wide = self.widest(dtypes) * (inner & -inner) >= LEAST_VECTOR
-            vec = self.whole_vector(vec, inner, dtypes) if wide and not self.collapsed else vec
+        elif self.columns and not self.rows and inner is not None:  # results do not keep the rows' vectors narrow
+            own = self.width(dtypes, schedule, late=False)
+            vec = own if inner % own == 0 else vec
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         columns = extents.columns
         crossing = ragged and not self.collapsed and columns is not None and columns % vec == 0
@@ -412,13 +413,13 @@ class Reduction:
         deep = cluster > 1 and self.alone and own > THREAD_BYTES
         lean = deep or (ragged and own >= THREAD_BYTES and (cluster > 1 or not carried))
         resident = 0
-        if self.dear and needed * RESIDENT >= walking.REGISTERS_OF_SM:
-            alone = cluster == 1 and not ragged and not schedule
-            if threads == per_row > walking.CLUSTER_THREADS and clusters(arch) and alone:
-                return self._along(vec, ragged, dtypes, extents, {"cluster": 2}, arch)
-            resident = -(-RESIDENT // threads) * threads
-        elif lean and cluster > 1 and self.alone:
+        if lean and cluster > 1 and self.alone:
             resident = self._resident(vec, own, deep)
+        elif self.dear and needed >= MANY_REGISTERS:
+            spread = clusters(arch) and cluster == 1 and not ragged and not schedule
+            if threads == per_row > walking.CLUSTER_THREADS and needed * RESIDENT >= walking.REGISTERS_OF_SM and spread:
+                return self._along(vec, ragged, dtypes, extents, {"cluster": 2}, arch)
+            resident = -(-walking.threads_that_fit((1 - SPILLED) * needed) // threads) * threads
         elif cluster == 1 and clusters(arch) and CLUSTER_ROW < row <= ALONE_ROW:
             simple = all(a.mode in ("flat", "row") for a in self.loads)  # positions of other values take registers, too
             resident = 2 * threads if simple else 0

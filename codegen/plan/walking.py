@@ -207,6 +207,11 @@ def busy_resident(needs: Needs, vectors: int, vec: int, ragged: bool) -> int:
     data = vectors * (needs.width + needs.fixed) // 4
     values = needs.alive * vec * (1 if ragged else vectors)
     needed = (BESIDE_VALUES + data + values) * ((1 - SPILLED) if ragged else 1)
+    return threads_that_fit(needed)
+
+
+def threads_that_fit(needed: float) -> int:
+    """The most threads of an SM whose registers suffice if each needs so many; `RESIDENT` at least."""
     return next((n for n in BUSY_RESIDENT if REGISTERS_OF_SM // n >= needed), RESIDENT)
 
 

@@ -13,6 +13,8 @@ How an array is reached:
   row      it has no column axis: one value a row
   gather   it has some of the column axes: element by element
   index    no array: the coordinate itself; `size` is the size of an axis
+
+Longer than 500 lines: the plan and the launch of its rows read the same numbers of bytes and values.
 """
 
 from __future__ import annotations

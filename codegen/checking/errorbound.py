@@ -59,7 +59,7 @@ FAST_ABSOLUTE = {
 # The error of a quotient, in halves of an ulp (`device/division.py`)
 QUOTIENT = 1 + 2.0**-17
 EXACT = frozenset(
-    "where cast neg abs maximum minimum floor ceil round sign stop_gradient _pinned _others".split()
+    "where cast neg abs maximum minimum floor ceil round sign stop_gradient ldexp _pinned _others".split()
 )  # operations without rounding
 ROUNDED = frozenset(
     "add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split()
@@ -71,6 +71,10 @@ def _density(x: np.ndarray) -> np.ndarray:
     return np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
+def _exponent(x: np.ndarray, _: str) -> np.ndarray:
+    return np.where(np.isfinite(x), np.where(x == 0, -150, np.frexp(x)[1] - 1), 128)
+
+
 _lax = SimpleNamespace(
     rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf, erfc=special.erfc, rem=lambda a, b: np.fmod(a, b),
     logistic=special.expit, stop_gradient=lambda x: x, population_count=np.bitwise_count,
@@ -79,10 +83,11 @@ _nn = SimpleNamespace(gelu=lambda x, approximate: 0.5 * x * special.erfc(-(0.5**
 _slopes = SimpleNamespace(
     product_of_others=lambda value, x, whole: value,
     dgelu=lambda x: special.ndtr(x) + x * _density(x),
-)
+    ldexp=lambda x, e, _: np.ldexp(x, np.asarray(e).astype(np.int64)), exponent=_exponent,
+)  # fmt: skip
 _NAMES = {"jnp": np, "jax": SimpleNamespace(lax=_lax, nn=_nn), "runtime": _slopes}
 _FUNCTIONS = {
-    name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), dict(_NAMES))
+    name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc", floating=0, integer=0), dict(_NAMES))
     for name, op in OPS.items()
 }
 

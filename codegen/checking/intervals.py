@@ -40,7 +40,7 @@ def reach(
         error = _of_remainder(value, error, *values, *errors)
     elif op == "mul":
         error = error + np.where((errors[0] > 0) & (errors[1] > 0), errors[0] * errors[1], 0)
-    elif op in ("div", "pow", "atan2"):  # both ends at once
+    elif op in ("div", "pow", "atan2", "ldexp"):  # both ends at once
         for signs in itertools.product((-1, 1), repeat=2):
             corner = function(*(x + s * e for x, e, s in zip(values, errors, signs, strict=True)))
             error = np.where(np.isnan(corner), error, np.maximum(error, distance(corner, value)))
@@ -88,6 +88,8 @@ def _turns(
         yield (low < 0) & (high > 0), math.inf
     elif (op, place) == ("pow", 0):
         yield (low < 0) & (high > 0) & (values[1] < 0), math.inf
+    elif op == "exponent":
+        yield (low < 0) & (high > 0), -150.0
     elif op in ("gelu", "dgelu"):
         for where, there in (GELU_LEAST,) if op == "gelu" else DGELU_TURNS:
             yield (low < where) & (where < high), there

@@ -1,4 +1,4 @@
-"""Integer operations, and powers of two as scales, on per-thread vectors (`cute.TensorSSA`).
+"""Integer operations on per-thread vectors (`cute.TensorSSA`).
 
 Integers wrap. What PTX leaves undefined is defined as XLA defines it: division by zero, the smallest integer divided by -1, and
 shifts by a negative amount or by a type's width or more.

@@ -154,7 +154,7 @@ def is_definite(value: Node) -> bool:
     """Whether a pinned value has the same bits in every kernel and in jnp: none of its operations may be approximate or depend on
     the order of a sum."""
     return all(
-        n.op in DEFINITE or (n.op in OPS and OPS[n.op].rule in ("compare", "logic", "bits", "whole"))
+        n.op in DEFINITE or (n.op in OPS and OPS[n.op].rule in ("compare", "logic", "bits", "whole", "digits", "scale"))
         for n in topological([value])
     )
 

@@ -251,7 +251,13 @@ class _Emitter:
                 args[0] = self.constant_vector(node.args[0])
             if node.op == "where" and all(a.is_const for a in node.args[1:]) and self.is_wide(node.kind):
                 args[1] = self.constant_vector(node.args[1])  # of two numbers a kernel makes 32 bits
-        text = text.format(*args, approx=self.approximate(node), exact=dialect.exact)
+        text = text.format(
+            *args,
+            approx=self.approximate(node),
+            exact=dialect.exact,
+            floating=dialect.floating,
+            integer=dialect.integer,
+        )
         if dialect.name == "jnp" and id(node) in dialect.rounding.products | dialect.rounding.functions:
             return f"runtime.settled({text})", ATOM
         return (f"device.settled({text})", ATOM) if id(node) in dialect.rounding.functions else (text, binding)

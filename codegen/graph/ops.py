@@ -1,6 +1,7 @@
 """The table of primitive operations: one row for each, with everything known about it.
 
-`cute` and `jnp` are the operation's text in a kernel and in the jnp form; `{0}`, `{1}`, ... are its arguments. `{exact}` in a
+`cute` and `jnp` are the operation's text in a kernel and in the jnp form; `{0}`, `{1}`, ... are its arguments, `{floating}` and
+`{integer}` the types in which the op computes floats and integers. `{exact}` in a
 CuTe text is `True` under `math: precise`: the library's float64 function replaces the float32 one, of 2 to 5 ulp. `{approx}`
 enables a cheaper approximation: it is `False` under `math: precise`, `True` under `math: fast`, and under `math: auto` the
 kernel's own flag, set for outputs narrower than float32 and for some terms of sums (`Context.approximations`). `auto` uses
@@ -16,6 +17,7 @@ its cotangent; "0" means that the derivative is zero everywhere it exists. Ties 
   compare  numbers of one kind, or bools for == and !=; a bool   predicate  a float; a bool
   logic    bools; a bool                                         select   a bool, then two values of one kind
   bits     integers, or bools; the same                          whole    integers; an integer
+  digits   a number brought to float; an integer                 scale    a number brought to float, an integer; a float
   round    a number; its kind (integers unchanged)
 """
 
@@ -98,6 +100,10 @@ OPS: dict[str, Operation] = {
         Operation("floor", 1, "round", "cute.math.floor({0})", "jnp.floor({0})", ("0",)),
         Operation("ceil", 1, "round", "cute.math.ceil({0})", "jnp.ceil({0})", ("0",)),
         Operation("round", 1, "round", "cute.math.roundeven({0})", "jnp.round({0})", ("0",)),
+        # powers of two
+        Operation("exponent", 1, "digits", "device.exponent({0}, {integer})", "runtime.exponent({0}, {integer})", ("0",), "nonzero"),
+        Operation("ldexp", 2, "scale", "device.ldexp({0}, {1}, {floating})", "runtime.ldexp({0}, {1}, {floating})",
+           ("ldexp(g, b)", "0")),
         # roots and reciprocals
         _unary("sqrt", "g * 0.5 / y", "positive", cute="device.sqrt({0}, {approx})"),
         _unary("rsqrt", "-0.5 * g * y * (y * y)", "positive", "jax.lax.rsqrt({0})", "device.rsqrt({0}, {approx})"),

@@ -23,7 +23,7 @@ STATISTICS = frozenset({"sum", "mean", "max", "min"})
 PREDICATES = frozenset({"isnan", "isinf", "isfinite"})  # the same for a value and its approximation
 CONVERSIONS = frozenset({"float", "cast"})
 # Where a small error of an argument may be a large one of the result
-STEPS = frozenset({"floor", "ceil", "round", "sign", "rem", "_others"})
+STEPS = frozenset({"floor", "ceil", "round", "sign", "rem", "exponent", "_others"})
 
 
 def widths(name: str, variables: Mapping[str, tuple[str, ...]]) -> set[bool]:

@@ -15,6 +15,9 @@ from codegen.graph.nodes import Node
 Range: TypeAlias = tuple[float, float]
 
 ANY: Range = (-math.inf, math.inf)
+POWERS: Range = (-149.0, 127.0)  # the exponents of the powers of two that float32 has
+INT32: Range = (-(2.0**31), 2.0**31 - 1)
+WRAPPING = frozenset({"add", "sub", "mul", "neg", "abs", "sum"})  # integers' results may be beyond their type
 NORMAL = 2.0**100  # a divisor between 1/NORMAL and NORMAL has a reciprocal that is a normal number, with room to spare
 
 
@@ -32,18 +35,24 @@ def is_normal(bounds: Range) -> bool:
     return low >= 1 / NORMAL and high <= NORMAL
 
 
+def is_within(bounds: Range, outer: Range) -> bool:
+    return outer[0] <= bounds[0] and bounds[1] <= outer[1]
+
+
 def _range(node: Node, args: list[Range]) -> Range:
     if node.is_const:
         value = float(str(node.attr)) if node.kind != "bool" else float(bool(node.attr))
         return ANY if math.isnan(value) else (value, value)
     if node.kind == "bool":
         return 0.0, 1.0
-    if node.op == "mul" and node.args[0] is node.args[1]:
-        return _square(args[0])
     if node.op == "float" and node.args[0].kind == "float":
         return args[0]
     rule = RULES.get(node.op)
-    return ANY if rule is None else rule(*args)
+    if rule is None:
+        return ANY
+    found = _square(args[0]) if node.op == "mul" and node.args[0] is node.args[1] else rule(*args)
+    wraps = node.kind == "int" and node.op in WRAPPING and not is_within(found, INT32)
+    return ANY if wraps else found
 
 
 def _square(a: Range) -> Range:
@@ -114,6 +123,7 @@ RULES: dict[str, Callable[..., Range]] = {
     "erfc": lambda _: (0.0, 2.0),
     "sin": lambda _: (-1.0, 1.0),
     "cos": lambda _: (-1.0, 1.0),
+    "exponent": lambda _: (-1075.0, 1024.0),
     "stop_gradient": lambda a: a,
     "sum": _sum,
     "mean": lambda a: a,

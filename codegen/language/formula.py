@@ -526,7 +526,12 @@ class Reader:
         if "bool" in kinds:
             hint = NUMBER if op.rule != "select" else "both values are numbers, or both bools"
             raise self.fail(tree, f"{sign} takes numbers, not a bool", hint)
-        if op.rule in ("float", "predicate"):
+        if op.rule == "scale" and kinds[1] != "int":
+            hint = "as in ldexp(x, exponent(y)), or ldexp(x, cast(floor(y), int32))"
+            raise self.fail(tree, f"{name!r} takes an integer second, not {with_article(kinds[1])}", hint)
+        if op.rule == "scale":
+            args = [self.to_float(args[0]), args[1]]
+        elif op.rule in ("float", "predicate", "digits"):
             args = [self.to_float(a) for a in args]
         elif len(args) == 2:
             args = list(self.same_kind(*args))
@@ -546,7 +551,8 @@ class Reader:
             except (ArithmeticError, ValueError):
                 pass  # such as 1 / 0, which the kernel computes
         self.fitting(tree, args)
-        kind = "bool" if op.rule in ("compare", "predicate", "logic") else args[-1].kind
+        given = {"compare": "bool", "predicate": "bool", "logic": "bool", "digits": "int", "scale": "float"}
+        kind = given.get(op.rule, args[-1].kind)
         return self.graph.node(name, tuple(args), kind=kind, dims=[d for a in args for d in a.dims])
 
     def fitting(self, tree: ast.AST, args: list[Node]) -> None:

@@ -186,13 +186,15 @@ class Context:
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def cheaper(self) -> dict[int, str]:
-        """The cheaper text of operations that bounds of their arguments allow, if they are approximate."""
+        """The cheaper text of operations that bounds of their arguments allow."""
         known, found = ranges.ranges(self.nodes), {}
         for node in self.nodes:
             if node.op == "div" and ranges.is_normal(known[id(node.args[1])]):
                 found[id(node)] = "device.divide_by_normal({0}, {1}, {approx})"
             elif node.op == "reciprocal" and ranges.is_normal(known[id(node.args[0])]):
                 found[id(node)] = "device.divide_by_normal(1.0, {0}, {approx})"
+            elif node.op == "ldexp" and ranges.is_within(known[id(node.args[1])], ranges.POWERS):
+                found[id(node)] = "device.ldexp_near({0}, {1}, {floating})"
         return found
 
     def terms(self) -> set[int]:

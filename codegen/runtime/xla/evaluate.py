@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,12 +18,14 @@ from codegen.plan.op import Op
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import cast
-from codegen.runtime.xla import scatter, slopes
+from codegen.runtime.xla import scales, scatter, slopes
 from codegen.spec.spec import Array, Spec
 
-_NAMES = {"jax": jax, "jnp": jnp, "runtime": slopes}
+_NAMES = {"jax": jax, "jnp": jnp, "runtime": SimpleNamespace(**vars(slopes) | vars(scales))}
+_TYPES = {"floating": "floating", "integer": "integer"}
 _FUNCTIONS = {
-    name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc"), _NAMES) for name, op in OPS.items()
+    name: eval(f"lambda {', '.join('abc'[: op.arity])}, floating, integer: {op.jnp.format(*'abc', **_TYPES)}", _NAMES)
+    for name, op in OPS.items()
 }
 
 
@@ -98,7 +101,7 @@ def evaluate(
             return args[0].astype(compute)
         if node.op == "cast":
             return cast(args[0], types.get(str(node.attr), str(node.attr))).astype(typed[node.kind])
-        return _FUNCTIONS[node.op](*args)
+        return _FUNCTIONS[node.op](*args, floating=compute, integer=integer)
 
     for node in topological(roots, lambda n: id(n) in given or leaf_key(n) in leaves):
         if id(node) not in values:

@@ -16,11 +16,11 @@ from codegen.language.scope import make_scope
 from codegen.language.statements import Placed
 from codegen.spec.specfile import load_spec
 
-RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round", "bits", "whole"}
+RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round", "bits", "whole", "digits", "scale"}
 DOMAINS = {"any", "positive", "nonnegative", "nonzero", "unit", "small"}
 DEVICE = [
     Path(ops.__file__).parents[1] / f"device/{name}.py"
-    for name in ("functions", "division", "elementary", "circular", "integers")
+    for name in ("functions", "division", "elementary", "circular", "integers", "scales")
 ]
 
 # Without those that derivatives alone are written with
@@ -65,7 +65,7 @@ def test_texts_take_every_argument_once(op, which):
     if which == "cute_fast" and not text:
         return
     found = re.findall(r"\{(\w+)\}", text)
-    flags = {"approx", "exact"} if which == "cute" else set()
+    flags = {"approx", "exact", "floating", "integer"} if which == "cute" else {"floating", "integer"}
     assert sorted(f for f in found if f not in flags) == [str(i) for i in range(op.arity)]
     assert text.count("{") == len(found)
 
@@ -80,7 +80,9 @@ def test_texts_are_python(op):
         (op.cute_fast or "0", {"cute"}),
         (op.jnp, {"jnp", "jax", "runtime"}),
     ):
-        tree = ast.parse(text.format(*arguments, approx="FLAG", exact="FLAG"), mode="eval")
+        tree = ast.parse(
+            text.format(*arguments, approx="FLAG", exact="FLAG", floating="FLAG", integer="FLAG"), mode="eval"
+        )
         assert {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} <= known | modules
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "device":
@@ -91,7 +93,9 @@ def test_texts_are_python(op):
 
 @rows
 def test_infix_says_whether_the_kernel_writes_an_operator(op):
-    tree = ast.parse(op.cute.format("a", "b", "c", approx="False", exact="False"), mode="eval").body
+    tree = ast.parse(
+        op.cute.format("a", "b", "c", approx="False", exact="False", floating="0", integer="0"), mode="eval"
+    ).body
     assert op.infix == isinstance(tree, ast.BinOp | ast.UnaryOp | ast.Compare)
 
 
@@ -109,6 +113,8 @@ def test_there_is_a_derivative_for_every_argument(op):
             kinds[0] = "bool"
         if op.rule in ("bits", "whole"):
             kinds = ["int32"] * 3
+        if op.rule == "scale":
+            kinds[1] = "int32"
         result = value(
             formula,
             **{n: f"{k}[..., N]" for n, k in zip("abc", kinds, strict=True)},
@@ -149,6 +155,8 @@ def test_what_a_row_takes_and_gives(op):
         "round": ("float", "int", "refused", "float"),
         "bits": ("refused", "int", "bool", "refused"),
         "whole": ("refused", "int", "refused", "refused"),
+        "digits": ("int", "int", "refused", "int"),
+        "scale": ("refused", "float", "refused", "float"),
     }["bits" if op.name in ("not", "invert") else op.rule]  # both are written ~
     assert (floats, ints, bools, mixed) == expected
     if op.rule == "select":
@@ -162,7 +170,7 @@ def test_a_result_varies_along_the_axes_of_all_arguments(op):
     if op.name == "pow":
         return
     names = "abc"[: op.arity]
-    dtype = {"logic": "bool", "bits": "int8", "whole": "int8"}.get(op.rule, "float32")
+    dtype = {"logic": "bool", "bits": "int8", "whole": "int8", "scale": "int8"}.get(op.rule, "float32")
     arrays = {"a": f"{'bool' if op.rule == 'select' else dtype}[...]", "b": f"{dtype}[N]", "c": f"{dtype}[]"}
     node = value(call(op, *names), **{n: arrays[n] for n in names})
     assert node.dims == (("...", "N") if op.arity > 1 else ("...",))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
 
 from codegen import extras, library
 from codegen.autodiff.backward import Derived, backward_of
@@ -18,6 +17,7 @@ from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
 from codegen.render.literals import dict_literal, line_literal
+from codegen.render.records import DerivedKernel, Head, Module
 from codegen.render.rows import RowContext
 from codegen.render.turned import TurnedContext
 from codegen.render.wrapping import wrapped
@@ -54,19 +54,20 @@ def context_of(op: Op) -> Context:
 def render_op(op: Op) -> str:
     """The generated module of an op."""
     context = context_of(op)
-    values = context.values()
-    values |= {"kernel": kernel_text(context, values), "derived": {}, "spec": dict_literal(to_data(op.spec))}
-    values["tuning"] = [line_literal(data_of(tuned)) for tuned in op.tuning if tuned.take != "plan"]
-    for name, derived in derived_ops(op).items():
-        own = context_of(derived)
-        values["derived"][name] = made = own.values()
-        made["kernel"] = kernel_text(own, made)
+    head = context.values()
+    module = Module(
+        **vars(head),
+        kernel=kernel_text(context, head),
+        derived={name: derived_kernel(derived) for name, derived in derived_ops(op).items()},
+        spec=dict_literal(to_data(op.spec)),
+        tuning=[line_literal(data_of(tuned)) for tuned in op.tuning if tuned.take != "plan"],
+    )
     template = environment().get_template("op.py.jinja")
-    text = template.render(values, imports=context.imports)
+    text = template.render(vars(module), imports=context.imports)
     # runs of empty lines from the template, not from the spec
-    head, spec, rest = text.partition(values["spec"])
+    before, spec, rest = text.partition(module.spec)
     code = re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"
-    return re.sub(r"\n{4,}", "\n\n\n", head) + spec + wrapped(code)
+    return re.sub(r"\n{4,}", "\n\n\n", before) + spec + wrapped(code)
 
 
 def derived_ops(op: Op) -> dict[str, Op]:
@@ -90,14 +91,17 @@ def kernels(name: str, op: Op) -> dict[str, Op]:
     return {"_".join(filter(None, (name, f"stage{i + 1}"))): stage for i, stage in enumerate(op.plan.stages)}
 
 
-def kernel_text(context: Context, values: dict[str, Any]) -> str:
-    """The kernel, or kernels, and their launchers."""
-    if isinstance(context, StagedContext):
+def derived_kernel(op: Op) -> DerivedKernel:
+    context = context_of(op)
+    head = context.values()
+    return DerivedKernel(head.op, kernel_text(context, head), head.xla)
+
+
+def kernel_text(context: Context, head: Head) -> str:
+    """The kernel, or kernels, and their launchers; "" for an op without one."""
+    kernel = context.kernel()
+    if kernel is None:
         return ""
-    if isinstance(context, GemmContext):
-        values = values["tile"]
-        if values is None:
-            return ""
-    text = environment().get_template(context.template).render(values).rstrip("\n")
+    text = environment().get_template(context.template).render(vars(head) | vars(kernel)).rstrip("\n")
     first = context.first() if isinstance(context, WalkContext) else None
     return text if first is None else f"{kernel_text(first, first.values())}\n\n\n{text}"

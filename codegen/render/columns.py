@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from codegen.graph import emit
 from codegen.graph.names import fresh
@@ -16,8 +15,20 @@ from codegen.plan.op import Op
 from codegen.plan.planner import dtype_constant
 from codegen.plan.reductions import Statistic
 from codegen.render.common import camel
-from codegen.render.row_access import Load, Staged
-from codegen.render.rows import Function, RowContext, in_tuple
+from codegen.render.records import Constant, Function, Tensor
+from codegen.render.row_records import (
+    ColumnStatistic,
+    FinishKernel,
+    FirstLaunch,
+    Load,
+    PartialFold,
+    Places,
+    RowStatistic,
+    Staged,
+    Walk,
+    WalkKernel,
+)
+from codegen.render.rows import RowContext, in_tuple
 from codegen.shared import COUNTER
 
 
@@ -38,35 +49,34 @@ class WalkContext(RowContext):
     record = "own"
     index = "row"
 
-    def kernel(self) -> dict[str, Any]:
+    def kernel(self) -> WalkKernel:
         finishes = [self.finish(f) for f in self.finishes()]
         tiles = not self.plan.collapsed and (not self.plan.rows or self.plan.first is not None)
         tiles = tiles and bool(self.of_columns())
-        return {
-            **self.kernel_head(),
-            "functions": self.functions(),
-            "everything": self.plan.collapsed,
-            "column_statistics": [self.folded(s) for s in self.of_columns()],
-            "column_types": in_tuple([self.statistic_type(s) for s in self.of_columns()]),
-            "totals": [self.folded(s) for s in self.totals()],
-            "total_types": in_tuple([self.statistic_type(s) for s in self.totals()]),
-            "parts_tensor": self.parts((self.of_columns() or self.totals())[0]),
-            "tiles": tiles,
-            "first": self.first_launch(),
-            "row_statistics": self.row_statistics(),
-            "staging": [load for load in map(self.load, self.vector_loads()) if load.staged],
-            "column_loads": [load for load in map(self.load, self.vector_loads()) if not load.of_row],
-            "row_loads": [load for load in self.row_loads() if load.of_row],
-            "once_loads": [load for load in self.row_loads() if not load.of_row],
-            "walk": self.walk(),
-            "finishes": finishes,
-            "places": self.places() if self.plan.by_place else None,
-            "launch_extents": self.launch_extents_of(tiles, finishes),
-            "apart": self.apart_text(),
-            "place_lines": self.place_lines(),
-            "shares": self.plan.shares,
-            "rows": "row_count" if self.plan.collapsed else self.rows_text(),
-        }
+        return WalkKernel(
+            **vars(replace(self.kernel_head(), row_loads=[load for load in self.row_loads() if load.of_row])),
+            functions=self.functions(),
+            everything=self.plan.collapsed,
+            column_statistics=[self.folded(s) for s in self.of_columns()],
+            column_types=in_tuple([self.statistic_type(s) for s in self.of_columns()]),
+            totals=[self.folded(s) for s in self.totals()],
+            total_types=in_tuple([self.statistic_type(s) for s in self.totals()]),
+            parts_tensor=self.parts((self.of_columns() or self.totals())[0]),
+            tiles=tiles,
+            first=self.first_launch(),
+            row_statistics=self.row_statistics(),
+            staging=[load for load in map(self.load, self.vector_loads()) if load.staged],
+            column_loads=[load for load in map(self.load, self.vector_loads()) if not load.of_row],
+            once_loads=[load for load in self.row_loads() if not load.of_row],
+            walk=self.walk(),
+            finishes=finishes,
+            places=self.places() if self.plan.by_place else None,
+            launch_extents=self.launch_extents_of(tiles, finishes),
+            apart=self.apart_text(),
+            place_lines=self.place_lines(),
+            shares=self.plan.shares,
+            rows="row_count" if self.plan.collapsed else self.rows_text(),
+        )
 
     def one_row(self, access: Access) -> str:
         """A thread prefetches several rows: to registers, or whole vectors of whole rows also to shared memory."""
@@ -98,7 +108,7 @@ class WalkContext(RowContext):
         statements = tuple(Statement(a.name, None, s.node) for a, s in zip(spec.outputs, plan.rows, strict=True))
         return RowContext(Op(spec, statements, Reference(()), plan))
 
-    def row_statistics(self) -> list[dict[str, Any]]:
+    def row_statistics(self) -> list[RowStatistic]:
         """How statistics of rows are read: the registers that hold them, and the loads."""
         if self.plan.first is None:
             return []
@@ -106,7 +116,7 @@ class WalkContext(RowContext):
         for s, store in zip(self.plan.rows, self.plan.first.stores, strict=True):
             tensor, register = f"m{camel(store.name)}", f"r{camel(store.name)}"
             load = f"load_one({tensor}, {self.place(store)}, {register}[None, u])"
-            found.append({"name": s.name, "register": register, "tensor": tensor, "load": load})
+            found.append(RowStatistic(name=s.name, register=register, tensor=tensor, load=load))
         return found
 
     def one_vector(self, access: Access) -> bool:
@@ -132,10 +142,10 @@ class WalkContext(RowContext):
         """The coordinates that all rows of a block share."""
         return self.coordinate_lines(tuple(self.groups[i] for i in self.plan.apart), "place")
 
-    def launch_extents_of(self, tiles: bool, finishes: list[dict[str, Any]]) -> list[str]:
+    def launch_extents_of(self, tiles: bool, finishes: list[FinishKernel]) -> list[str]:
         """The sizes with which the launcher counts blocks and elements."""
-        texts = [self.apart_text(), *(f["grid"] for f in finishes)] + [
-            line for f in finishes for line in f["launch_arguments"]
+        texts = [self.apart_text(), *(f.grid for f in finishes)] + [
+            line for f in finishes for line in f.launch_arguments
         ]
         pieces = tiles or bool(self.plan.stages and self.of_columns())
         texts += [self.columns_text()] if pieces or self.plan.by_place else []
@@ -143,31 +153,31 @@ class WalkContext(RowContext):
         names, sources = [self.groups[i].name for i in used], [self.extent_source(i) for i in used]
         return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
 
-    def first_launch(self) -> dict[str, Any] | None:
+    def first_launch(self) -> FirstLaunch | None:
         """The launcher's name for the launch of the first kernel."""
         first = self.first()
         if first is None:
             return None
-        words = [t["name"] for t in first.tensor_lines()] + [p.constant for p in self.static] + ["how.first"]
-        return {"name": f"{first.spec.op}_launch", "arguments": ", ".join(words), "counter": self.counter()}
+        words = [t.name for t in first.tensor_lines()] + [p.constant for p in self.static] + ["how.first"]
+        return FirstLaunch(name=f"{first.spec.op}_launch", arguments=", ".join(words), counter=self.counter())
 
     # Reductions over rows
 
-    def places(self) -> dict[str, Any]:
+    def places(self) -> Places:
         """The kernel whose threads reduce all rows of a place, and compute its results from them."""
         (finish,) = self.finishes()
         flags = {f for f in self.flags if f in finish.function.params}
         sums = [f"{s.name} = {self.reduced(s)}" for s in self.of_columns() if s.name in finish.function.params]
         texts = {**self.operand_texts("vec"), **{s.name: self.truth(s) for s in self.of_columns()}}
-        return {
-            "settings": [line for line in self.flag_lines(flags) if line not in self.kernel_settings()],
-            "fragments": [self.fragment_of(a, "vec") for a in finish.stores if a.interleaved],
-            "statistics": sums,
-            "function": finish.function,
-            "arguments": self.texts_of(finish.function, "vec", [], texts),
-            "results": ", ".join(a.name for a in finish.stores),
-            "stores": self.store_lines(finish.stores),
-        }
+        return Places(
+            settings=[line for line in self.flag_lines(flags) if line not in self.kernel_settings()],
+            fragments=[self.fragment_of(a, "vec") for a in finish.stores if a.interleaved],
+            statistics=sums,
+            function=finish.function,
+            arguments=self.texts_of(finish.function, "vec", [], texts),
+            results=", ".join(a.name for a in finish.stores),
+            stores=self.store_lines(finish.stores),
+        )
 
     def reduced(self, statistic: Statistic) -> str:
         """A statistic of a vector's columns, after a thread has read all rows."""
@@ -193,27 +203,27 @@ class WalkContext(RowContext):
         """The tensor in which blocks count the work that is done."""
         return fresh({*self.tensors.values(), *map(self.parts, self.plan.columns)}, "mCounter")
 
-    def folded(self, statistic: Statistic) -> dict[str, Any]:
+    def folded(self, statistic: Statistic) -> ColumnStatistic:
         name = camel(statistic.name)
-        return {
-            "name": statistic.name, "op": statistic.op, "type": self.statistic_type(statistic),
-            "running": f"f{name}", "parts": self.parts(statistic),
-        }  # fmt: skip
+        return ColumnStatistic(
+            name=statistic.name, op=statistic.op, type=self.statistic_type(statistic),
+            running=f"f{name}", parts=self.parts(statistic),
+        )  # fmt: skip
 
-    def tensor_lines(self) -> list[dict[str, Any]]:
+    def tensor_lines(self) -> list[Tensor]:
         shapes = {"column": f"(parts, {self.spread_text()})", "total": "(blocks)"}
         rows = [
-            {"name": self.parts(s), "hint": "cute.Tensor", "comment": f"{shapes[s.over]} {s.name} of each part"}
+            Tensor(name=self.parts(s), hint="cute.Tensor", comment=f"{shapes[s.over]} {s.name} of each part")
             for s in self.plan.columns
         ]
         shape = ", ".join(g.name for g in self.plan.row_groups) or "1"
         if self.plan.first is not None:
             rows += [
-                {"name": f"m{camel(a.name)}", "hint": "cute.Tensor", "comment": f"({shape}), or nothing"}
+                Tensor(name=f"m{camel(a.name)}", hint="cute.Tensor", comment=f"({shape}), or nothing")
                 for a in self.plan.first.stores
             ]
             comment = f"({COUNTER}) rows that all blocks have done, with room, or nothing"
-            rows.append({"name": self.counter(), "hint": "cute.Tensor", "comment": comment})
+            rows.append(Tensor(name=self.counter(), hint="cute.Tensor", comment=comment))
         return super().tensor_lines() + rows
 
     def late(self, access: Access) -> bool:
@@ -245,7 +255,7 @@ class WalkContext(RowContext):
         row = self.row_function()
         return [*stages, self.walk_function(), *([row] if row else [])]
 
-    def walk(self) -> dict[str, Any]:
+    def walk(self) -> Walk:
         function, stores = self.walk_function(), self.vector_stores()
         names = [a.name for a in stores]
         taken = {*names, *function.params}
@@ -263,17 +273,17 @@ class WalkContext(RowContext):
             self.fold("accumulate", [s for s in self.totals() if not s.once], named, "inside"),
             self.fold("accumulate", once, named, "once"),
         ]
-        return {
-            "function": function,
-            "arguments": self.arguments(function, "vec"),
-            "results": ", ".join([*names, *values]),
-            "inside": any(not s.once for s in self.plan.columns),
-            "once": bool(once),
-            "folds": [f for f in folds if f],
-            "store_parts": self.fold_lists(self.of_columns(), "{running}, {ops}, [{parts}]"),
-            "over_row": self.fold_lists(self.totals(), "{running}, {ops}"),
-            "stores": self.store_lines(stores),
-        }
+        return Walk(
+            function=function,
+            arguments=self.arguments(function, "vec"),
+            results=", ".join([*names, *values]),
+            inside=any(not s.once for s in self.plan.columns),
+            once=bool(once),
+            folds=[f for f in folds if f],
+            store_parts=self.fold_lists(self.of_columns(), "{running}, {ops}, [{parts}]"),
+            over_row=self.fold_lists(self.totals(), "{running}, {ops}"),
+            stores=self.store_lines(stores),
+        )
 
     def fold(self, function: str, statistics: list[Statistic], values: Mapping[Statistic, str], inside: str) -> str:
         """How a vector of values is combined with the running partial results, if there are any."""
@@ -319,7 +329,7 @@ class WalkContext(RowContext):
             found.append(Finish(f"{self.spec.op}_finish{suffix}", kept, stores, function))
         return found
 
-    def finish(self, finish: Finish) -> dict[str, Any]:
+    def finish(self, finish: Finish) -> FinishKernel:
         function, stores = finish.function, [replace(a, mode="row") for a in finish.stores]  # one value of each
         statistics = [s for s in self.plan.columns if s.name in function.params]
         inputs = [replace(a, mode="row") for a in self.plan.loads if a.name in function.params and a.array is not None]
@@ -331,13 +341,13 @@ class WalkContext(RowContext):
         lines = self.flag_lines(flags)
         arguments = self.finish_arguments(finish)
         folds = self.folds_of(statistics)
-        means = [line for fold in folds for line in fold["means"]]
+        means = [line for fold in folds for line in fold.means]
         text = " ".join([*arguments, *means, *(self.statistic_type(s) for s in statistics)])
         if self.wide and self.mentions([text], "compute"):
             wanted |= {self.tensors[a.name] for a in self.spec.inputs if "float64" in self.spec.dtypes(a)}
             lines.append(self.compute_line())
         wanted |= {self.extra_argument(p).split(".")[0] for p in function.params if p in dict(self.spec.types)}
-        tensors = [t for t in self.tensor_lines() if t["name"] in wanted]
+        tensors = [t for t in self.tensor_lines() if t.name in wanted]
         static = [p for p in self.static if p.name in {*function.params, *map(dtype_constant, function.params)}]
         loads = [
             f"rowwise.load_one({self.tensors[a.array.name]}, {self.finish_place(finish, a)}, there, {self.fragment(a)})"
@@ -348,37 +358,37 @@ class WalkContext(RowContext):
             for a in stores if a.array is not None
         ]  # fmt: skip
         coordinates = self.column_coordinates(finish, " ".join([*places, *loads, *arguments]))
-        text = " ".join([*coordinates, *arguments, *(f["text"] for f in folds), *means])
+        text = " ".join([*coordinates, *arguments, *(f.text for f in folds), *means])
         counts = {"row_count": self.count(False), "element_count": self.count(True)}
         numbers = [(g.name, "cutlass.Int32", g.name) for g in self.groups] if not self.plan.collapsed else []
         numbers += [(name, "cutlass.Int64", value) for name, value in counts.items()]
         numbers = [n for n in numbers if self.mentions([text], n[0])]
         constants, each = [p.constant for p in static], self.mentions([text], "each")
-        return {
-            "name": finish.name,
-            "what": "a column" if finish.kept == self.plan.spread else "each result" if finish.kept else "everything",
-            "by_columns": finish.kept == self.plan.spread,
-            "scalar": not finish.kept,
-            "coordinates": coordinates,
-            "function": function,
-            "tensors": tensors,
-            "static_params": [{"name": p.constant, "kind": p.kind} for p in static],
-            "each": each,
-            "numbers": numbers,
-            "folds": folds,
-            "parts": self.tensors_of_columns(finish),
-            "settings": lines,
-            "fragments": [self.registers_of(a, ["1"]) for a in inputs],
-            "loads": loads,
-            "arguments": arguments,
-            "results": ", ".join(a.name for a in stores),
-            "stores": places,
-            "grid": self.finish_grid(finish),
-            "launch_arguments": [
-                ", ".join(t["name"] for t in tensors),
+        return FinishKernel(
+            name=finish.name,
+            what="a column" if finish.kept == self.plan.spread else "each result" if finish.kept else "everything",
+            by_columns=finish.kept == self.plan.spread,
+            scalar=not finish.kept,
+            coordinates=coordinates,
+            function=function,
+            tensors=tensors,
+            static_params=[Constant(name=p.constant, kind=p.kind) for p in static],
+            each=each,
+            numbers=numbers,
+            folds=folds,
+            parts=self.tensors_of_columns(finish),
+            settings=lines,
+            fragments=[self.registers_of(a, ["1"]) for a in inputs],
+            loads=loads,
+            arguments=arguments,
+            results=", ".join(a.name for a in stores),
+            stores=places,
+            grid=self.finish_grid(finish),
+            launch_arguments=[
+                ", ".join(t.name for t in tensors),
                 ", ".join([*constants, *["how.each"] * each, *(value for _, _, value in numbers)]),
             ],
-        }  # fmt: skip
+        )  # fmt: skip
 
     def tensors_of_columns(self, finish: Finish) -> str:
         """The partial results whose columns are the results."""
@@ -396,7 +406,7 @@ class WalkContext(RowContext):
         others = " * ".join(self.groups[i].name for i in self.plan.spread)
         return f"cutlass.Int64({self.rows_text()})" + (f" * {others}" if everything else "")
 
-    def folds_of(self, statistics: list[Statistic]) -> list[dict[str, Any]]:
+    def folds_of(self, statistics: list[Statistic]) -> list[PartialFold]:
         """How partial results of statistics are reduced; those that are reduced alike are together."""
         alike: dict[str, list[Statistic]] = {}
         for s in statistics:
@@ -409,11 +419,11 @@ class WalkContext(RowContext):
                 [self.mean_line(s) for s in members if s.op == "mean"],
             )
             found.append(
-                {
-                    "names": names if len(members) > 1 else f"({names},)",
-                    "text": call.format(f"[{parts}], {ops}"),
-                    "means": means,
-                }
+                PartialFold(
+                    names=names if len(members) > 1 else f"({names},)",
+                    text=call.format(f"[{parts}], {ops}"),
+                    means=means,
+                )
             )
         return found
 

@@ -20,6 +20,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import dtype_constant, unheld_types
 from codegen.plan.reductions import Reduction
+from codegen.render.records import Constant, Head, Jnp, Kernel, Reference, ResultClass, Tensor
 from codegen.spec.spec import Array, Param
 
 
@@ -86,31 +87,30 @@ class Context:
         """The arrays for which the kernel has no tensors."""
         return frozenset()
 
-    def kernel(self) -> dict[str, Any]:
+    def kernel(self) -> Kernel | None:
         """The template's values for this kind of kernel."""
         raise NotImplementedError
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Head:
         spec = self.spec
-        return {
-            "op": spec.op,
-            "path": f"specs/{spec.op}.yaml",
-            "template": self.template,
-            "summary": quoted(spec.summary),
-            "xla": self.xla(),
-            "reference": {
-                "params": [*(a.name for a in spec.inputs), *(p.name for p in spec.params)],
-                "lines": [row for line in self.op.reference.lines for row in line.split("\n")],
-            },
-            "tensors": self.tensor_lines(),
-            "static_params": [{"name": p.constant, "kind": p.kind} for p in self.static],
-            "byte_tensors": self.byte_tensors(),
-            "result_class": self.result_class(),
-            "signature": self.signature(),
-            "returns": camel(spec.op) + "Outputs" if len(spec.outputs) > 1 else "jax.Array",
-            "doc": self.doc(),
-            **self.kernel(),
-        }
+        return Head(
+            op=spec.op,
+            path=f"specs/{spec.op}.yaml",
+            template=self.template,
+            summary=quoted(spec.summary),
+            xla=self.xla(),
+            reference=Reference(
+                params=[*(a.name for a in spec.inputs), *(p.name for p in spec.params)],
+                lines=[row for line in self.op.reference.lines for row in line.split("\n")],
+            ),
+            tensors=self.tensor_lines(),
+            static_params=[Constant(name=p.constant, kind=p.kind) for p in self.static],
+            byte_tensors=self.byte_tensors(),
+            result_class=self.result_class(),
+            signature=self.signature(),
+            returns=camel(spec.op) + "Outputs" if len(spec.outputs) > 1 else "jax.Array",
+            doc=self.doc(),
+        )
 
     def dialect(self) -> emit.Dialect:
         """How a kernel writes the chain."""
@@ -249,7 +249,7 @@ class Context:
         array = next(a for a in own if a.name not in self.in_registers())
         return f"{self.tensors[array.name]}.element_type"
 
-    def xla(self) -> dict[str, Any]:
+    def xla(self) -> Jnp | None:
         types = {d: f"jnp.{'bool_' if d == 'bool' else d}" for d in DTYPES}
         types |= {t: f"jnp.{d[0]}" if len(d) == 1 else t for t, d in self.spec.types}
         floating = "compute" if self.wide else "jnp.float32"
@@ -260,22 +260,22 @@ class Context:
         )  # fmt: skip
         lines = emit.emit(self.statements, self.target_names(), dialect)
         extra = [n for n in ("compute", "row_axes", *dict(self.spec.types)) if self.mentions(lines, n)]
-        return {
-            "params": [*self.vector_names(), *extra],
-            "extra": extra,
-            "doc": "The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate.",
-            "lines": lines,
-            "returns": ", ".join(s.name for s in self.plan.stores),
-        }
+        return Jnp(
+            params=[*self.vector_names(), *extra],
+            extra=extra,
+            doc="The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate.",
+            lines=lines,
+            returns=", ".join(s.name for s in self.plan.stores),
+        )
 
     # Kernel text
 
-    def tensor_lines(self) -> list[dict[str, Any]]:
+    def tensor_lines(self) -> list[Tensor]:
         rows = []
         for array in self.spec.inputs:
             rows.append(self.tensor(array))
         for p in self.dynamic:
-            rows.append({"name": f"m{camel(p.name)}", "hint": "cute.Tensor", "comment": f"(1) {p.name}"})
+            rows.append(Tensor(name=f"m{camel(p.name)}", hint="cute.Tensor", comment=f"(1) {p.name}"))
         return rows + [self.tensor(a) for a in self.spec.outputs]
 
     def extent_in(self, arrays: Iterable[Array], group: int) -> str:
@@ -287,14 +287,14 @@ class Context:
                 return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
         return ""
 
-    def tensor(self, array: Array) -> dict[str, Any]:
+    def tensor(self, array: Array) -> Tensor:
         modes = [
             self.groups[t].name if isinstance(t, int) else str(array.parts) if t == "parts" else t
             for t in self.plan.view(array.name).tokens
         ]
         hint = "cute.Tensor" if array.default is None else "cute.Tensor | None"
         shape = f"({', '.join(modes)})" if modes else "(1)"
-        return {"name": self.tensors[array.name], "hint": hint, "comment": f"{shape} {array.dtype}"}
+        return Tensor(name=self.tensors[array.name], hint=hint, comment=f"{shape} {array.dtype}")
 
     def compute(self) -> str:
         return "compute" if self.wide else "cutlass.Float32"
@@ -330,7 +330,7 @@ class Context:
 
     def launch_arguments(self) -> str:
         """The arguments that the launcher passes to the kernel."""
-        return ", ".join([*(t["name"] for t in self.tensor_lines()), *(p.constant for p in self.static), "how"])
+        return ", ".join([*(t.name for t in self.tensor_lines()), *(p.constant for p in self.static), "how"])
 
     # The JAX side
 
@@ -350,10 +350,10 @@ class Context:
         launches = [name for name in LAUNCHES if f"Constexpr[{name}]" in body]
         return [*lines, f"from codegen.shared import {', '.join(launches)}"] if launches else lines
 
-    def result_class(self) -> dict[str, Any] | None:
+    def result_class(self) -> ResultClass | None:
         if len(self.spec.outputs) == 1:
             return None
-        return {"name": camel(self.spec.op) + "Outputs", "fields": [a.name for a in self.spec.outputs]}
+        return ResultClass(name=camel(self.spec.op) + "Outputs", fields=[a.name for a in self.spec.outputs])
 
     def signature(self) -> list[str]:
         rows = []
@@ -405,14 +405,14 @@ class StagedContext(Context):
 
     template = "op.py.jinja"
 
-    def kernel(self) -> dict[str, Any]:
-        return {}
+    def kernel(self) -> None:
+        return None
 
-    def xla(self) -> dict[str, Any]:
+    def xla(self) -> None:
         """The jnp form; the stages have theirs."""
-        return {}
+        return None
 
-    def tensor_lines(self) -> list[dict[str, Any]]:
+    def tensor_lines(self) -> list[Tensor]:
         return []
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from codegen.graph import emit
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Op
 from codegen.render.common import Context, camel, full, quoted
+from codegen.render.records import Chain, ElementwiseKernel, Kernel
 from codegen.spec.spec import Array
 
 
@@ -24,36 +24,39 @@ class ElementwiseContext(Context):
         assert isinstance(op.plan, Elementwise)
         return op.plan
 
-    def kernel(self) -> dict[str, Any]:
-        chain = self.chain()
-        return {
-            "chain": chain,
-            "vector": f"flat.vector(how, {self.extents()})",
-            "axes": self.used_axes(),
-            "settings": self.settings(chain),
-            "written": [self.registers(a) for a in self.plan.stores if a.mode != "flat" and not a.into],
-            "loads": self.loads(),
-            "loaded": self.loaded(),
-            "stores": self.stores(),
-            "ragged_stores": self.ragged_stores(),
-            "grid": f"flat.grid(how, {self.extents()}, stream)",
-            "launch_arguments": self.launch_arguments(),
-        }
+    def kernel(self) -> Kernel:
+        return self.shown()
 
-    def chain(self) -> dict[str, Any]:
+    def shown(self) -> ElementwiseKernel:
+        chain = self.chain()
+        return ElementwiseKernel(
+            chain=chain,
+            vector=f"flat.vector(how, {self.extents()})",
+            axes=self.used_axes(),
+            settings=self.settings(chain),
+            written=[self.registers(a) for a in self.plan.stores if a.mode != "flat" and not a.into],
+            loads=self.loads(),
+            loaded=self.loaded(),
+            stores=self.stores(),
+            ragged_stores=self.ragged_stores(),
+            grid=f"flat.grid(how, {self.extents()}, stream)",
+            launch_arguments=self.launch_arguments(),
+        )
+
+    def chain(self) -> Chain:
         names = self.target_names()
         lines = emit.emit(self.statements, names, self.dialect())
         extra = [n for n in ("compute", *self.flags, *dict(self.spec.types)) if self.mentions(lines, n)]
         returns = [s.name for s in self.plan.stores]
-        return {
-            "params": [*self.vector_names(), *extra],
-            "extra": extra,
-            "doc": quoted(self.formula_doc()),
-            "cute": lines,
-            "returns": ", ".join(returns),
-            "results": ", ".join(returns),
-            "arguments": [*self.chain_arguments(), *(self.extra_argument(n) for n in extra)],
-        }
+        return Chain(
+            params=[*self.vector_names(), *extra],
+            extra=extra,
+            doc=quoted(self.formula_doc()),
+            cute=lines,
+            returns=", ".join(returns),
+            results=", ".join(returns),
+            arguments=[*self.chain_arguments(), *(self.extra_argument(n) for n in extra)],
+        )
 
     def formula_doc(self) -> str:
         return "The chain, on one vector of each operand."
@@ -89,15 +92,15 @@ class ElementwiseContext(Context):
             "," if len(self.groups) == 1 else ""
         )
 
-    def settings(self, chain: dict[str, Any]) -> list[str]:
+    def settings(self, chain: Chain) -> list[str]:
         lines = []
         if self.wide and (self.needs_compute(chain)):
             lines.append(self.compute_line())
-        lines += self.flag_lines(chain["extra"])
+        lines += self.flag_lines(chain.extra)
         return lines
 
-    def needs_compute(self, chain: dict[str, Any]) -> bool:
-        return any("compute" in text for text in (*chain["arguments"], *chain["cute"], *self.loads()))
+    def needs_compute(self, chain: Chain) -> bool:
+        return any("compute" in text for text in (*chain.arguments, *chain.cute, *self.loads()))
 
     # Fragments: one for each access, shared by interleaved parts
 

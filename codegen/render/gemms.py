@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from codegen.errors import Mistake
 from codegen.graph.contraction import rounding
@@ -17,6 +16,7 @@ from codegen.plan.op import Gemm, Op
 from codegen.plan.tiles import Fold, Tile
 from codegen.render.common import Context, camel
 from codegen.render.elementwise import ElementwiseContext
+from codegen.render.records import Chain, Constant, Fragment, GemmKernel, Heads, Products, Tensor, TileFolds
 from codegen.spec.spec import Array
 
 
@@ -33,14 +33,14 @@ class GemmContext(Context):
         tile = op.plan.tile
         self.tile = None if isinstance(tile, Mistake) else TileContext(op, "" if own or tile.folds else chain)
 
-    def kernel(self) -> dict[str, Any]:
-        return {"tile": None} if self.tile is None else {"tile": self.tile.kernel()}
+    def kernel(self) -> GemmKernel | None:
+        return None if self.tile is None else self.tile.kernel()
 
-    def xla(self) -> dict[str, Any]:
+    def xla(self) -> None:
         """The jnp form: XLA computes the products, and the epilogue has its jnp form."""
-        return {}
+        return None
 
-    def tensor_lines(self) -> list[dict[str, Any]]:
+    def tensor_lines(self) -> list[Tensor]:
         return []
 
 
@@ -78,7 +78,7 @@ class TileContext(ElementwiseContext):
         loads = tuple(anywhere(a) for a in plan.loads if not self.is_acc(a))
         return replace(plan, loads=loads, stores=tuple(map(anywhere, plan.stores)))
 
-    def kernel(self) -> dict[str, Any]:
+    def kernel(self) -> GemmKernel:
         chain = self.chain()
         columns = [self.read(a) for a in self.reads() if self.fixed(a)]
         tiles = [self.read(a) for a in self.reads() if not self.fixed(a)]
@@ -86,34 +86,34 @@ class TileContext(ElementwiseContext):
         readers = (
             f"{self.name}_{kind}" if found else "None" for kind, found in (("columns", columns), ("tiles", tiles))
         )
-        return {
-            "op": self.name,
-            "epilogue": self.epilogue_text(),
-            "reads": f"({', '.join(readers)})",
-            "whole": self.whole_tensors(),
-            "static_params": [{"name": p.constant, "kind": p.kind} for p in self.static],
-            "byte_tensors": [name for name in self.byte_tensors() if name not in absent],
-            "chain": chain | {"name": self.written or f"{self.name}_chain", "written": bool(self.written)},
-            "products": self.products(),
-            "operands": [t for t in self.tensor_lines() if t["name"] not in absent],
-            "folds": self.folds(),
-            "settings": self.settings(chain),
-            "columns": columns,
-            "tiles": tiles,
-            "heads": self.heads(chain, columns, tiles),
-            "made": [self.made(a) for a in self.indices()],
-            "stores": self.stores(),
-        }
+        return GemmKernel(
+            op=self.name,
+            epilogue=self.epilogue_text(),
+            reads=f"({', '.join(readers)})",
+            whole=self.whole_tensors(),
+            static_params=[Constant(name=p.constant, kind=p.kind) for p in self.static],
+            byte_tensors=[name for name in self.byte_tensors() if name not in absent],
+            chain=replace(chain, name=self.written or f"{self.name}_chain", written=bool(self.written)),
+            products=self.products(),
+            operands=[t for t in self.tensor_lines() if t.name not in absent],
+            folds=self.folds(),
+            settings=self.settings(chain),
+            columns=columns,
+            tiles=tiles,
+            heads=self.heads(chain, columns, tiles),
+            made=[self.made(a) for a in self.indices()],
+            stores=self.stores(),
+        )
 
-    def tensor_lines(self) -> list[dict[str, Any]]:
+    def tensor_lines(self) -> list[Tensor]:
         """The tensors. After the inputs come the first positions of axes of which this may be a part."""
         lines = super().tensor_lines()
         firsts = [
-            {
-                "name": self.first(axis),
-                "hint": "cute.Tensor | None",
-                "comment": f"(1) int32: where {axis} begins, if not at 0",
-            }
+            Tensor(
+                name=self.first(axis),
+                hint="cute.Tensor | None",
+                comment=f"(1) int32: where {axis} begins, if not at 0",
+            )
             for axis in self.tile_plan.placed
         ]
         count = len(lines) - len(self.spec.outputs)
@@ -146,7 +146,7 @@ class TileContext(ElementwiseContext):
         """Products, and reduced values."""
         return self.tile_plan.in_registers
 
-    def folds(self) -> dict[str, Any]:
+    def folds(self) -> TileFolds:
         """The reductions of the epilogue's results in the main loop, and where their partial results are stored."""
         rows, columns = ([f for f in self.tile_plan.folds if f.along == along] for along in (True, False))
         followed = [(place, *f.rescaled) for place, f in enumerate(rows) if f.rescaled is not None]
@@ -155,49 +155,53 @@ class TileContext(ElementwiseContext):
             found = list(words)
             return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
 
-        tensors = [{"name": f"m{camel(f.name)}", "comment": self.fold_comment(f)} for f in (*rows, *columns)]
-        names = [t["name"] for t in tensors]
-        return {
-            "returned": tuple_of(f.value for f in (*rows, *columns)),
-            "tensors": tensors,
-            "row_ops": tuple_of(f'"{f.op}"' for f in rows),
-            "column_ops": tuple_of(f'"{f.op}"' for f in columns),
-            "rescaled": tuple_of(
+        tensors = [
+            Tensor(name=f"m{camel(f.name)}", hint="cute.Tensor", comment=self.fold_comment(f))
+            for f in (*rows, *columns)
+        ]
+        names = [t.name for t in tensors]
+        return TileFolds(
+            returned=tuple_of(f.value for f in (*rows, *columns)),
+            tensors=tensors,
+            row_ops=tuple_of(f'"{f.op}"' for f in rows),
+            column_ops=tuple_of(f'"{f.op}"' for f in columns),
+            rescaled=tuple_of(
                 f'({sum_}, {maximum}, "{power}", {scale!r}, {finite})'
                 for sum_, maximum, power, scale, finite in followed
             ),
-            "row_parts": tuple_of(names[: len(rows)]),
-            "column_parts": tuple_of(names[len(rows) :]),
-        }
+            row_parts=tuple_of(names[: len(rows)]),
+            column_parts=tuple_of(names[len(rows) :]),
+        )
 
     def fold_comment(self, fold: Fold) -> str:
         shape = "L, rows, parts" if fold.along else f"L, parts, {self.tile_plan.column}"
         power = "" if fold.rescaled is None else f"{fold.rescaled[1]} of its difference from the maximum of "
         return f"({shape}) {fold.op} of {power}{fold.value}"
 
-    def products(self) -> dict[str, Any]:
+    def products(self) -> Products:
         tile, first = self.tile_plan, self.gemm.products[0]
         batch = "L, " if tile.batch else ""
 
-        def described(array: Array, modes: str) -> dict[str, Any]:
-            return {"name": f"m{camel(array.name)}", "comment": f"({batch}{modes}) {array.dtype}"}
+        def described(array: Array, modes: str) -> Tensor:
+            return Tensor(name=f"m{camel(array.name)}", hint="cute.Tensor", comment=f"({batch}{modes}) {array.dtype}")
 
         parts = {"halves": f"2, {tile.column}", "interleaved": f"{tile.column}, 2"}.get(tile.paired, tile.column)
         modes = f"{parts}, {first.axis}" if tile.b_is_nk else f"{first.axis}, {parts}"
         tensors = [described(first.a, f"rows, {first.axis}"), *(described(p.b, modes) for p in self.gemm.products)]
-        names = [t["name"] for t in tensors]
+        names = [t.name for t in tensors]
         bs = f"({', '.join(names[1:])}{',' * (len(names) == 2)})"
-        return {
-            "tensors": tensors, "a": names[0], "bs": bs, "batched": bool(tile.batch), "b_is_nk": tile.b_is_nk,
-            "paired": tile.paired,
-        }  # fmt: skip
+        return Products(
+            tensors=tensors, a=names[0], bs=bs, batched=bool(tile.batch), b_is_nk=tile.b_is_nk,
+            paired=tile.paired,
+        )  # fmt: skip
 
     # The chain: the products come first, and the reduced values last
 
-    def chain(self) -> dict[str, Any]:
+    def chain(self) -> Chain:
         found = super().chain()
         more = dict.fromkeys(f.value for f in self.tile_plan.folds)
-        return found | {key: ", ".join([*filter(None, [found[key]]), *more]) for key in ("returns", "results")}
+        returns, results = (", ".join([*filter(None, [text]), *more]) for text in (found.returns, found.results))
+        return replace(found, returns=returns, results=results)
 
     def vector_names(self) -> list[str]:
         return [*dict.fromkeys(a.name for a in self.accs), *super().vector_names()]
@@ -222,17 +226,15 @@ class TileContext(ElementwiseContext):
         rows = [i for i in range(len(self.groups) - 1) if i not in batch]
         return batch, rows
 
-    def heads(
-        self, chain: dict[str, Any], columns: list[dict[str, Any]], tiles: list[dict[str, Any]]
-    ) -> dict[str, list[str]]:
+    def heads(self, chain: Chain, columns: list[Fragment], tiles: list[Fragment]) -> Heads:
         """The first lines of each function: the coordinates and sizes that it needs."""
         extents = [f"{g.name} = {self.extent_source(i)}" for i, g in enumerate(self.groups)]
-        own = [*chain["arguments"], *self.stores(), *map(self.made, self.indices())]
-        return {
-            "columns": _needed([*extents, *self.coordinates()], [r["text"] for r in columns]),
-            "tiles": _needed([*extents, *self.coordinates()], [r["text"] for r in tiles]),
-            "tile": _needed([*extents, *self.coordinates()], own),
-        }
+        own = [*chain.arguments, *self.stores(), *map(self.made, self.indices())]
+        return Heads(
+            columns=_needed([*extents, *self.coordinates()], [r.text for r in columns]),
+            tiles=_needed([*extents, *self.coordinates()], [r.text for r in tiles]),
+            tile=_needed([*extents, *self.coordinates()], own),
+        )
 
     def extent_source(self, group: int) -> str:
         """The kernel's text for a group's size; "" if only registers have it."""
@@ -281,7 +283,7 @@ class TileContext(ElementwiseContext):
         where = self.at(access, "")
         return f"lambda {column}: ({where}{',' if ',' not in where else ''})"
 
-    def read(self, access: Access) -> dict[str, str]:
+    def read(self, access: Access) -> Fragment:
         """A fragment, and the call that reads it."""
         array, words = access.array, []
         assert array is not None
@@ -295,7 +297,9 @@ class TileContext(ElementwiseContext):
         if array.default is not None:
             value, dtype = self.default(array)
             words += [f"default={value}", *([f"dtype={dtype}"] if dtype != "cutlass.Float32" else [])]
-        return {"name": self.fragment(access), "text": f"at.{method}({', '.join([self.tensors[array.name], *words])})"}
+        return Fragment(
+            name=self.fragment(access), text=f"at.{method}({', '.join([self.tensors[array.name], *words])})"
+        )
 
     def made(self, access: Access) -> str:
         """The line that makes a fragment of coordinates, those in the whole."""

@@ -4,61 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from codegen.graph import emit
 from codegen.plan.access import Access, Group
 from codegen.plan.op import Op
 from codegen.plan.reductions import Reduction
 from codegen.render.common import Context, camel
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """Registers of a thread: their name, and the expression that makes them."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class RowLoad:
-    """A load of one value for each row."""
-
-    tensor: str
-    place: str
-    registers: str
-    guard: str  # the tensor, if it may be left out
-    of_row: bool
-    first: bool  # whether other loads of the row need it
-
-    @property
-    def call(self) -> str:
-        return f"load_one({self.tensor}, {self.place}, {self.registers})"
-
-
-@dataclass(frozen=True)
-class Load:
-    """A load of vectors of a row."""
-
-    name: str  # its registers, with those of all rows that a thread has
-    tensor: str
-    registers: str
-    values: set[str]  # their names in the chain
-    of_row: bool  # whether each row has its own values
-    one_vector: bool  # whether it is read when it is needed, since all rows share it
-    call: str
-    together: str = ""  # the load of all rows that a thread has
-    staged: Staged | None = None
-
-
-@dataclass(frozen=True)
-class Staged:
-    """How loaded values are prefetched in shared memory."""
-
-    memory: str
-    fetch: str  # methods of the thread's view of the row
-    take: str
+from codegen.render.records import Fragment
+from codegen.render.row_records import (
+    Load,
+    RowLoad,
+)
 
 
 class RowAccess(Context):

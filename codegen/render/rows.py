@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from codegen.graph import emit
@@ -15,22 +15,22 @@ from codegen.graph.online import rescaled
 from codegen.plan.access import Access
 from codegen.plan.reductions import Carried, Statistic
 from codegen.render.common import camel, full
-from codegen.render.row_access import Load, RowAccess
-
-
-@dataclass(frozen=True)
-class Function:
-    """A function of a kernel: it computes some of the chain's values from vectors of their operands."""
-
-    name: str
-    doc: str
-    params: list[str]
-    lines: list[str]
-    results: list[str]
-
-    @property
-    def returns(self) -> str:
-        return ", ".join(self.results)
+from codegen.render.records import Function
+from codegen.render.row_access import RowAccess
+from codegen.render.row_records import (
+    Final,
+    HeldRegisters,
+    HeldValue,
+    Load,
+    Maximum,
+    Reductions,
+    Rising,
+    RowKernel,
+    RowOutputs,
+    RowsKernel,
+    Stage,
+    Sweep,
+)
 
 
 class RowContext(RowAccess):
@@ -38,36 +38,38 @@ class RowContext(RowAccess):
 
     template = "row.py.jinja"
 
-    def kernel(self) -> dict[str, Any]:
-        return {
-            **self.kernel_head(),
-            "functions": self.functions(),
-            "final": self.final(),
-            "rows": self.rows_text(),
-            "launch_extents": self.launch_extents(),
-            "shifts": self.plan.shifts,
-            "whole_rows": self.plan.whole_rows,
-            "rows_registers": self.rows_registers(),
-            "rows_stores": self.rows_stores(),
-        }
+    def kernel(self) -> RowsKernel:
+        return RowKernel(
+            **vars(self.kernel_head()),
+            functions=self.functions(),
+            final=self.final(),
+            rows=self.rows_text(),
+            launch_extents=self.launch_extents(),
+            shifts=self.plan.shifts,
+            whole_rows=self.plan.whole_rows,
+            rows_registers=self.rows_registers(),
+            rows_stores=self.rows_stores(),
+        )
 
-    def kernel_head(self) -> dict[str, Any]:
+    def kernel_head(self) -> RowsKernel:
         """The values of every kernel with row statistics."""
-        return {
-            "row_lines": self.row_lines(),
-            "extents": self.extents(),
-            "settings": self.kernel_settings(),
-            "fragments": self.kernel_fragments(),
-            "row_loads": self.row_loads(),
-            "loads": [load for load in map(self.load, self.vector_loads()) if load.of_row],
-            "stages": [self.stage(i) for i in range(len(self.plan.stages))],
-            "sweeps": [self.sweep(stages) for stages in self.plan.sweeps],
-            "meeting": ", ".join(f"*{self.shared(sweep[0])}" for sweep in self.plan.sweeps),
-            "row_outputs": self.row_outputs(),
-            "kept_values": [{"register": f"r{camel(c.name)}Kept", "type": self.compute()} for c in self.plan.carried],
-            "columns": self.columns_text(),
-            "launch_arguments": self.launch_arguments(),
-        }
+        return RowsKernel(
+            row_lines=self.row_lines(),
+            extents=self.extents(),
+            settings=self.kernel_settings(),
+            fragments=self.kernel_fragments(),
+            row_loads=self.row_loads(),
+            loads=[load for load in map(self.load, self.vector_loads()) if load.of_row],
+            stages=[self.stage(i) for i in range(len(self.plan.stages))],
+            sweeps=[self.sweep(stages) for stages in self.plan.sweeps],
+            meeting=", ".join(f"*{self.shared(sweep[0])}" for sweep in self.plan.sweeps),
+            row_outputs=self.row_outputs(),
+            kept_values=[
+                HeldRegisters(register=f"r{camel(c.name)}Kept", type=self.compute()) for c in self.plan.carried
+            ],
+            columns=self.columns_text(),
+            launch_arguments=self.launch_arguments(),
+        )
 
     # The chain in pieces
 
@@ -143,16 +145,16 @@ class RowContext(RowAccess):
         doc = f"{carried.name}, on one vector of each operand: several passes need it."
         return self.function(f"{self.spec.op}_keep_{carried.name}", doc, [carried.node], before, carried.node)
 
-    def carried(self, function: Function, stage: int) -> list[dict[str, Any]]:
+    def carried(self, function: Function, stage: int) -> list[HeldValue]:
         """The held values that a sweep needs."""
         rows = []
         for c in self.plan.carried:
             if c.name in function.params:
                 own = self.carried_function(c)
-                rows.append({
-                    "name": c.name, "register": f"r{camel(c.name)}Kept", "first": c.stage == stage, "function": own,
-                    "arguments": self.arguments(own, "vec"),
-                })  # fmt: skip
+                rows.append(HeldValue(
+                    name=c.name, register=f"r{camel(c.name)}Kept", first=c.stage == stage, function=own,
+                    arguments=self.arguments(own, "vec"),
+                ))  # fmt: skip
         return rows
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
@@ -218,47 +220,45 @@ class RowContext(RowAccess):
 
     # Sweeps over the row
 
-    def stage(self, number: int) -> dict[str, Any]:
+    def stage(self, number: int) -> Stage:
         """The reductions of each vector."""
         function = self.stage_function(number)
-        return {
-            **self.fold_of(self.plan.stages[number]),
-            "shared": self.shared(number),
-            "memory": f"rowwise.shared(how, {', '.join(self.statistic_type(s) for s in self.plan.stages[number])})",
-            "function": function,
-            "arguments": self.arguments(function, "vec"),
-            "carried": self.carried(function, number),
-            "loads": self.loads_for(function),
-        }
+        return Stage(
+            **vars(self.fold_of(self.plan.stages[number])),
+            shared=self.shared(number),
+            memory=f"rowwise.shared(how, {', '.join(self.statistic_type(s) for s in self.plan.stages[number])})",
+            function=function,
+            arguments=self.arguments(function, "vec"),
+            carried=self.carried(function, number),
+            loads=self.loads_for(function),
+        )
 
-    def sweep(self, stages: tuple[int, ...]) -> dict[str, Any]:
+    def sweep(self, stages: tuple[int, ...]) -> Sweep:
         """One sweep over a row: its stages, and how their statistics are reduced over the row's threads."""
         found = [self.stage(i) for i in stages]
         statistics = [s for i in stages for s in self.plan.stages[i]]
-        loads = {load.call: load for stage in found for load in stage["loads"]}
-        return {
-            **self.fold_of(tuple(statistics)),
-            "shared": self.shared(stages[0]),
-            "memory": f"rowwise.shared(how, {', '.join(self.statistic_type(s) for s in statistics)})",
-            "stages": found,
-            "loads": list(loads.values()),
-            **(self.rising(stages) if len(stages) > 1 else {"maxima": [], "rescaled": "", "kept_values": []}),
-        }
+        loads = {load.call: load for stage in found for load in stage.loads}
+        return Sweep(
+            **vars(self.fold_of(tuple(statistics))),
+            shared=self.shared(stages[0]),
+            memory=f"rowwise.shared(how, {', '.join(self.statistic_type(s) for s in statistics)})",
+            stages=found,
+            loads=list(loads.values()),
+            **vars(self.rising(stages) if len(stages) > 1 else Rising([], "", [])),
+        )
 
-    def fold_of(self, statistics: tuple[Statistic, ...]) -> dict[str, Any]:
+    def fold_of(self, statistics: tuple[Statistic, ...]) -> Reductions:
         running = [f"r{camel(s.name)}" for s in statistics]
         types = [self.statistic_type(s) for s in statistics]
-        return {
-            "names": [s.name for s in statistics],
-            "ops": in_tuple([f'"{s.op}"' for s in statistics]),
-            "running": running,
-            "type_tuple": in_tuple(types),
-            "statistics": list(
-                zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)
-            ),
-        }
+        return Reductions(
+            names=[s.name for s in statistics],
+            ops=in_tuple([f'"{s.op}"' for s in statistics]),
+            running=running,
+            type_tuple=in_tuple(types),
+            statistics=list(zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)),
+        )
 
-    def rising(self, stages: tuple[int, ...]) -> dict[str, Any]:
+    def rising(self, stages: tuple[int, ...]) -> Rising:
         """How sums of exponentials follow maxima that are computed in the same sweep."""
         before, after = (self.plan.stages[i] for i in stages)
         statistics = [*before, *after]
@@ -270,10 +270,10 @@ class RowContext(RowAccess):
                 sums = ", ".join(f"r{camel(s.name)}" for s, _ in followers)
                 texts = in_tuple([f'("{way.power}", {emit.literal(way.scale)})' for _, way in followers])
                 name = camel(maximum.name)
-                maxima.append({
-                    "name": maximum.name, "seen": f"r{name}Seen", "type": self.statistic_type(maximum),
-                    "risen": f"reduce.risen(r{name}, r{name}Seen, [{sums}], {texts}, how.kept and begin == 0)",
-                })  # fmt: skip
+                maxima.append(Maximum(
+                    name=maximum.name, seen=f"r{name}Seen", type=self.statistic_type(maximum),
+                    risen=f"reduce.risen(r{name}, r{name}Seen, [{sums}], {texts}, how.kept and begin == 0)",
+                ))  # fmt: skip
         kept = []
         for s, way in ways:
             place = next(i for i, m in enumerate(statistics) if m.node is way.maximum)
@@ -285,7 +285,7 @@ class RowContext(RowAccess):
                 for c in self.plan.carried
                 if c.node is s.operand
             ]
-        return {"maxima": maxima, "rescaled": in_tuple(places), "kept_values": kept}
+        return Rising(maxima=maxima, rescaled=in_tuple(places), kept_values=kept)
 
     def shared(self, stage: int) -> str:
         """The shared memory of a stage."""
@@ -300,18 +300,18 @@ class RowContext(RowAccess):
                 wanted |= set(self.carried_function(carried).params)
         return [load for load in map(self.load, self.vector_loads()) if load.values & wanted]
 
-    def final(self) -> dict[str, Any] | None:
+    def final(self) -> Final | None:
         function = self.chain_function()
         if function is None:
             return None
-        return {
-            "function": function,
-            "results": ", ".join(a.name for a in self.vector_stores()),
-            "arguments": self.arguments(function, "vec"),
-            "carried": self.carried(function, len(self.plan.stages)),
-            "loads": self.loads_for(function),
-            "stores": self.store_lines(self.vector_stores()),
-        }
+        return Final(
+            function=function,
+            results=", ".join(a.name for a in self.vector_stores()),
+            arguments=self.arguments(function, "vec"),
+            carried=self.carried(function, len(self.plan.stages)),
+            loads=self.loads_for(function),
+            stores=self.store_lines(self.vector_stores()),
+        )
 
     def store_lines(self, stores: list[Access]) -> list[str]:
         """The lines that write vectors. Interleaved parts go together, from registers."""
@@ -349,21 +349,21 @@ class RowContext(RowAccess):
         stored = {self.fragment(a): self.tensors[a.array.name] for a in self.plan.stores if a.array is not None}
         return [f"rowwise.store_together({name}, {tensor}, first_row, place)" for name, tensor in stored.items()]
 
-    def row_outputs(self) -> dict[str, Any] | None:
+    def row_outputs(self) -> RowOutputs | None:
         function = self.row_function()
         if function is None:
             return None
         rows = self.row_stores()
-        return {
-            "function": function,
-            "results": ", ".join(a.name for a in rows),
-            "arguments": self.arguments(function, "1"),
-            "stores": [
+        return RowOutputs(
+            function=function,
+            results=", ".join(a.name for a in rows),
+            arguments=self.arguments(function, "1"),
+            stores=[
                 f"{self.record}.store_one({self.value(a)}, {self.tensors[a.array.name]}, {self.place(a)}{self.held(a)})"
                 for a in rows
                 if a.array is not None
             ],
-        }
+        )
 
     def kernel_settings(self) -> list[str]:
         text = " ".join(self.arguments_text())

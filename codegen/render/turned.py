@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from codegen.plan.access import Access
 from codegen.render.common import camel
 from codegen.render.elementwise import ElementwiseContext
+from codegen.render.records import ElementwiseKernel
 
 
 class TurnedContext(ElementwiseContext):
@@ -15,16 +16,17 @@ class TurnedContext(ElementwiseContext):
 
     template = "turned.py.jinja"
 
-    def kernel(self) -> dict[str, Any]:
-        return super().kernel() | {
-            "vector": f"turned.tile(how, {self.extents()}, {self.plan.turned})",
-            "grid": f"turned.grid(how, {self.extents()}, {self.plan.turned}, stream)",
-            "written": [f"{self.fragment(a)} = at.registers({self.tensor_of(a)})" for a in self.turned_stores],
-            "finished": [
+    def shown(self) -> ElementwiseKernel:
+        return replace(
+            super().shown(),
+            vector=f"turned.tile(how, {self.extents()}, {self.plan.turned})",
+            grid=f"turned.grid(how, {self.extents()}, {self.plan.turned}, stream)",
+            written=[f"{self.fragment(a)} = at.registers({self.tensor_of(a)})" for a in self.turned_stores],
+            finished=tuple(
                 f"at.store_turned({self.fragment(a)}, {self.tensor_of(a)}, {self.place_of(a)})"
                 for a in self.turned_stores
-            ],
-        }
+            ),
+        )
 
     def formula_doc(self) -> str:
         return "The chain, on one vector of each operand: a row of a thread's tile."

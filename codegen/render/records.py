@@ -1,0 +1,211 @@
+"""What the templates show: frozen records, whose fields are lines and names of generated code. No decision is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a kernel."""
+
+    name: str
+    hint: str
+    comment: str
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A parameter that is compiled in."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Registers of a thread: their name, and the expression that makes them."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of a kernel: it computes some of the chain's values from vectors of their operands."""
+
+    name: str
+    doc: str
+    params: list[str]
+    lines: list[str]
+    results: list[str]
+
+    @property
+    def returns(self) -> str:
+        return ", ".join(self.results)
+
+
+# The module of an op
+
+
+@dataclass(frozen=True)
+class Jnp:
+    """The chain in jnp."""
+
+    params: list[str]
+    extra: list[str]  # those of them that are no operands
+    doc: str
+    lines: list[str]
+    returns: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The reference."""
+
+    params: list[str]
+    lines: list[str]
+
+
+@dataclass(frozen=True)
+class ResultClass:
+    """The named tuple of an op's outputs."""
+
+    name: str
+    fields: list[str]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What every op has: its arrays and parameters, its jnp form, its function for JAX."""
+
+    op: str
+    path: str
+    template: str
+    summary: str
+    xla: Jnp | None
+    reference: Reference
+    tensors: list[Tensor]
+    static_params: list[Constant]
+    byte_tensors: list[str]
+    result_class: ResultClass | None
+    signature: list[str]
+    returns: str
+    doc: list[str]
+
+
+@dataclass(frozen=True)
+class DerivedKernel:
+    """A kernel that an op's module holds besides the op's own: of its backward, say."""
+
+    op: str
+    kernel: str
+    xla: Jnp | None
+
+
+@dataclass(frozen=True)
+class Module(Head):
+    """The values of `op.py.jinja`."""
+
+    kernel: str
+    derived: Mapping[str, DerivedKernel]
+    spec: str
+    tuning: list[str]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel's template shows besides the values that every op has."""
+
+
+# Element-wise kernels, and epilogues of products
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The chain's function, and a call of it."""
+
+    params: list[str]
+    extra: list[str]  # those of them that are no operands
+    doc: str
+    cute: list[str]
+    returns: str
+    results: str
+    arguments: list[str]
+    name: str = ""
+    written: bool = False  # another kernel of the module has it
+
+
+@dataclass(frozen=True)
+class ElementwiseKernel(Kernel):
+    """The values of `elementwise.py.jinja` and `turned.py.jinja`."""
+
+    chain: Chain
+    vector: str
+    axes: str
+    settings: list[str]
+    written: list[str]
+    loads: list[str]
+    loaded: str
+    stores: list[str]
+    ragged_stores: list[str]
+    grid: str
+    launch_arguments: str
+    finished: tuple[str, ...] = ()  # the stores after all rows of a thread's tile
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The first lines of an epilogue's functions."""
+
+    columns: list[str]
+    tiles: list[str]
+    tile: list[str]
+
+
+@dataclass(frozen=True)
+class Products:
+    """The operands of matrix products, and how they lie."""
+
+    tensors: list[Tensor]
+    a: str
+    bs: str
+    batched: bool
+    b_is_nk: bool
+    paired: str
+
+
+@dataclass(frozen=True)
+class TileFolds:
+    """The reductions of an epilogue's results."""
+
+    returned: str
+    tensors: list[Tensor]
+    row_ops: str
+    column_ops: str
+    rescaled: str
+    row_parts: str
+    column_parts: str
+
+
+@dataclass(frozen=True)
+class GemmKernel(Kernel):
+    """The values of `gemm.py.jinja`: the epilogue's own tensors and parameters instead of the op's."""
+
+    op: str
+    epilogue: str
+    reads: str
+    whole: str
+    static_params: list[Constant]
+    byte_tensors: list[str]
+    chain: Chain
+    products: Products
+    operands: list[Tensor]
+    folds: TileFolds
+    settings: list[str]
+    columns: list[Fragment]
+    tiles: list[Fragment]
+    heads: Heads
+    made: list[str]
+    stores: list[str]

@@ -1,0 +1,298 @@
+"""What the templates of kernels with reductions show: frozen records, as in `records.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.render.records import Constant, Fragment, Function, Kernel, Tensor
+
+# Kernels with statistics of rows
+
+
+@dataclass(frozen=True)
+class RowLoad:
+    """A load of one value for each row."""
+
+    tensor: str
+    place: str
+    registers: str
+    guard: str  # the tensor, if it may be left out
+    of_row: bool
+    first: bool  # whether other loads of the row need it
+
+    @property
+    def call(self) -> str:
+        return f"load_one({self.tensor}, {self.place}, {self.registers})"
+
+
+@dataclass(frozen=True)
+class Staged:
+    """How loaded values are prefetched in shared memory."""
+
+    memory: str
+    fetch: str  # methods of the thread's view of the row
+    take: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load of vectors of a row."""
+
+    name: str  # its registers, with those of all rows that a thread has
+    tensor: str
+    registers: str
+    values: set[str]  # their names in the chain
+    of_row: bool  # whether each row has its own values
+    one_vector: bool  # whether it is read when it is needed, since all rows share it
+    call: str
+    together: str = ""  # the load of all rows that a thread has
+    staged: Staged | None = None
+
+
+@dataclass(frozen=True)
+class HeldRegisters:
+    """The registers of a value that is held from sweep to sweep."""
+
+    register: str
+    type: str
+
+
+@dataclass(frozen=True)
+class HeldValue:
+    """A value that is held from sweep to sweep, in one that needs it."""
+
+    name: str
+    register: str
+    first: bool  # whether this sweep computes it
+    function: Function
+    arguments: list[str]
+
+
+@dataclass(frozen=True)
+class Reductions:
+    """Statistics that are reduced together."""
+
+    names: list[str]
+    ops: str
+    running: list[str]  # the registers of the partial results
+    type_tuple: str
+    statistics: list[tuple[str, str, str, str]]  # of each: name, registers, reduction, type
+
+
+@dataclass(frozen=True)
+class Stage(Reductions):
+    """The reductions of each vector."""
+
+    shared: str
+    memory: str
+    function: Function
+    arguments: list[str]
+    carried: list[HeldValue]
+    loads: list[Load]
+
+
+@dataclass(frozen=True)
+class Maximum:
+    """A maximum that sums of exponentials follow in the same sweep."""
+
+    name: str
+    seen: str
+    type: str
+    risen: str
+
+
+@dataclass(frozen=True)
+class Rising:
+    """How sums of exponentials follow maxima in the same sweep."""
+
+    maxima: list[Maximum]
+    rescaled: str
+    kept_values: list[str]
+
+
+@dataclass(frozen=True)
+class Sweep(Rising, Reductions):
+    """One sweep over a row."""
+
+    shared: str
+    memory: str
+    stages: list[Stage]
+    loads: list[Load]
+
+
+@dataclass(frozen=True)
+class Final:
+    """The last sweep, which computes the outputs along rows."""
+
+    function: Function
+    results: str
+    arguments: list[str]
+    carried: list[HeldValue]
+    loads: list[Load]
+    stores: list[str]
+
+
+@dataclass(frozen=True)
+class RowOutputs:
+    """The outputs with one value for each row."""
+
+    function: Function
+    results: str
+    arguments: list[str]
+    stores: list[str]
+
+
+@dataclass(frozen=True)
+class RowsKernel(Kernel):
+    """The values of every kernel with statistics of rows."""
+
+    row_lines: list[str]
+    extents: list[str]
+    settings: list[str]
+    fragments: list[Fragment]
+    row_loads: list[RowLoad]
+    loads: list[Load]
+    stages: list[Stage]
+    sweeps: list[Sweep]
+    meeting: str
+    row_outputs: RowOutputs | None
+    kept_values: list[HeldRegisters]
+    columns: str
+    launch_arguments: str
+
+
+@dataclass(frozen=True)
+class RowKernel(RowsKernel):
+    """The values of `row.py.jinja`."""
+
+    functions: list[Function]
+    final: Final | None
+    rows: str
+    launch_extents: list[str]
+    shifts: bool
+    whole_rows: bool
+    rows_registers: str
+    rows_stores: list[str]
+
+
+# Kernels that reduce over rows
+
+
+@dataclass(frozen=True)
+class ColumnStatistic:
+    """A statistic of columns or of everything: its registers and its tensor of partial results."""
+
+    name: str
+    op: str
+    type: str
+    running: str
+    parts: str
+
+
+@dataclass(frozen=True)
+class RowStatistic:
+    """A statistic of rows that another kernel has written."""
+
+    name: str
+    register: str
+    tensor: str
+    load: str
+
+
+@dataclass(frozen=True)
+class FirstLaunch:
+    """The launch of the kernel that writes the statistics of rows."""
+
+    name: str
+    arguments: str
+    counter: str
+
+
+@dataclass(frozen=True)
+class Places:
+    """The kernel whose threads reduce all rows of a place."""
+
+    settings: list[str]
+    fragments: list[Fragment]
+    statistics: list[str]
+    function: Function
+    arguments: list[str]
+    results: str
+    stores: list[str]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a thread does with each vector of a row."""
+
+    function: Function
+    arguments: list[str]
+    results: str
+    inside: bool
+    once: bool
+    folds: list[str]
+    store_parts: str
+    over_row: str
+    stores: list[str]
+
+
+@dataclass(frozen=True)
+class PartialFold:
+    """How partial results of some statistics are reduced, and the means among them."""
+
+    names: str
+    text: str
+    means: list[str]
+
+
+@dataclass(frozen=True)
+class FinishKernel:
+    """A kernel that reduces the blocks' partial results."""
+
+    name: str
+    what: str
+    by_columns: bool
+    scalar: bool
+    coordinates: list[str]
+    function: Function
+    tensors: list[Tensor]
+    static_params: list[Constant]
+    each: bool
+    numbers: list[tuple[str, str, str]]  # of each: name, type, value
+    folds: list[PartialFold]
+    parts: str
+    settings: list[str]
+    fragments: list[Fragment]
+    loads: list[str]
+    arguments: list[str]
+    results: str
+    stores: list[str]
+    grid: str
+    launch_arguments: list[str]
+
+
+@dataclass(frozen=True)
+class WalkKernel(RowsKernel):
+    """The values of `column.py.jinja`."""
+
+    functions: list[Function]
+    everything: bool
+    column_statistics: list[ColumnStatistic]
+    column_types: str
+    totals: list[ColumnStatistic]
+    total_types: str
+    parts_tensor: str
+    tiles: bool
+    first: FirstLaunch | None
+    row_statistics: list[RowStatistic]
+    staging: list[Load]
+    column_loads: list[Load]
+    once_loads: list[RowLoad]
+    walk: Walk
+    finishes: list[FinishKernel]
+    places: Places | None
+    launch_extents: list[str]
+    apart: str
+    place_lines: list[str]
+    shares: bool
+    rows: str

@@ -23,7 +23,7 @@ from codegen.shared import Launch
 SPEC = {
     "op": "write_kv_cache",
     "summary": "Write the keys and values of new tokens to their slots of a cache, in the cache's type.",
-    "types": {"T": ["bfloat16", "float16", "float32"], "C": ["bfloat16", "float16", "float8_e4m3fn"]},
+    "types": {"T": ["bfloat16", "float16", "float32"], "C": ["bfloat16", "float16", "float32", "float8_e4m3fn"]},
     "inputs": {
         "key_cache": "C[P, H, D]",
         "value_cache": "C[P, H, D]",
@@ -153,7 +153,7 @@ def write_kv_cache(
       new_key_cache: C[P, H, D].
       new_value_cache: C[P, H, D].
 
-    T is bfloat16, float16 or float32; C is bfloat16, float16 or float8_e4m3fn.
+    T is bfloat16, float16 or float32; C is bfloat16, float16, float32 or float8_e4m3fn.
 
     Raises:
       TypeError, ValueError: an argument's dtype or shape does not fit; the message says which.

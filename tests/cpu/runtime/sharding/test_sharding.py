@@ -140,6 +140,15 @@ TABLE = [
     ("mean_squared_error", [(X, P("a", None, "b")), (X, P("a", None, "b"))], REDUCE, NONE),
     ("full_amax", [(X, P(None, None, "b"))], REDUCE, NONE),
     ("all_finite", [(X, P("a", "b"))], REDUCE, NONE),
+    # arrays in another order of axes, a codebook that each device has whole, and a cache that is written at an index's places
+    ("transpose_quantize_fp8", [(X, P("a", None, "b")), ((), NONE)], {}, P("a", None, "b")),
+    ("dequantize_codebook", [(X, P("a")), ((16,), NONE), (X[:2], P("a"))], {}, P("a")),
+    (
+        "write_kv_cache",
+        [*[((24, 4, 8), P(None, "a"))] * 2, *[((6, 4, 8), P(None, "a"))] * 2, ((6,), NONE)],
+        {},
+        P(None, "a"),
+    ),
     # of several kernels, each partitioned by itself: the statistics of all shards' rows, then the elements
     ("batch_norm_train", [(X, P("a")), (W, NONE), (W, NONE)], {"all-reduce": 2}, P("a")),
     ("batch_norm_train", [(X, P("a", None, "b")), (W, P("b")), (W, P("b"))], {"all-reduce": 2}, P("a", None, "b")),

@@ -172,7 +172,7 @@ def arrays(op, case: Case) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(case.seed)
     domains, along = dict(op.spec.domain), reduced_dimension(op.plan, generator)
     contracted = {p.axis for p in op.plan.products} if op.plan.kind == "gemm" else set()
-    distinct = {s.at.index: s.at.axis for s in op.statements if s.at}
+    distinct = {s.at.index: s.at.axis for s in op.statements if s.at and s.at.how == "set"}
     made = {}
     for array in op.spec.inputs:
         if array.name in case.absent:

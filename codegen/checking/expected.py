@@ -167,7 +167,11 @@ def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> li
                 else:  # elsewhere it is the input, without an error
                     base = arrays[put.into] if pick == "value" else np.zeros(arrays[put.into].shape)
                     there = {**arrays, put.into: base.astype(parts[None].dtype)}
-                    found = scatter.put(plan, {array: jnp.asarray(parts[None])}, there, case.axes)[array]
+                    how = (
+                        "max" if put.how != "set" and pick != "value" else put.how
+                    )  # a comparison of any may be uncertain
+                    found = scatter.put(plan, {array: jnp.asarray(parts[None])}, there, case.axes, how)[array]
+                    found = found.astype("int32") if pick == "value" and put.how == "add" else found  # it wraps
                 whole.append(np.asarray(found))
         value, error, overflow, doubt = whole
         if tolerance:

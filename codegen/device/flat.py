@@ -218,10 +218,11 @@ class Flat:
             for i in range(self.how.vec):
                 dst[_where(dst, place, self._at(i))] = src[i]
 
-    def put(self, values: Vector, dst: cute.Tensor, place: Place) -> None:
-        """The vector to the elements of an array where an index says; elements whose index is out of range are not written."""
+    def put(self, values: Vector, dst: cute.Tensor, place: Place, how: str = "set") -> None:
+        """The vector to the elements of an array where an index says, or to "add" to what is there, or its "max" or "min"; elements
+        whose index is out of range are not written."""
         src = access.registers_of(values, dst, self.how.vec)
-        _put(self, src, dst, place)
+        _put(self, src, dst, place, how)
 
     def store_ragged(self, *written: tuple[cute.Tensor, cute.Tensor, Place]) -> None:
         """Vectors to other arrays, as (registers, array, place), by all lanes together: an aligned vector may begin with the end
@@ -377,15 +378,15 @@ def _store_ragged(own: cutlass.Constexpr[Flat], written: cutlass.Constexpr[tuple
             at = _next(at, own, outermost)
 
 
-def _put(own: Flat, src: cute.Tensor, dst: cute.Tensor, place: Place) -> None:
-    if not own.how.ragged and own._is_wide(place):
+def _put(own: Flat, src: cute.Tensor, dst: cute.Tensor, place: Place, how: str) -> None:
+    if how == "set" and not own.how.ragged and own._is_wide(place):
         where, there = _where_put(dst, place, own.first)
         row = dst[(*where[:-1], None)] if len(where) > 1 else dst
         _put_vector(src, cute.local_tile(row, (own.how.vec,), (own.first[-1] // own.how.vec,)), there)
         return
     at = own.first
     for i in range(own.how.vec):
-        _put_element(own, src, i, dst, place, at)
+        _put_element(own, src, i, dst, place, at, how)
         at = _next(at, own, 0) if own.first else at
 
 
@@ -416,8 +417,18 @@ def _put_element(
     dst: cute.Tensor,
     place: cutlass.Constexpr[Place],
     at: tuple[Int32, ...],
+    how: cutlass.Constexpr[str],
 ):
     if i < own.valid:
         where, there = _where_put(dst, place, at)
         if there:
-            dst[where] = src[i]
+            if cutlass.const_expr(how == "set"):
+                dst[where] = src[i]
+            else:
+                _combine(how, dst.iterator + cute.crd2idx(where, dst.layout), src[i])
+
+
+def _combine(how: str, pointer: cute.Pointer, value: Int32) -> None:
+    """The sum or an extreme of what is in memory and a value, whatever other threads add at the same time."""
+    combine = {"add": cute.arch.atomic_add, "max": cute.arch.atomic_max, "min": cute.arch.atomic_min}[how]
+    combine(pointer, value, sem="relaxed", scope="gpu")

@@ -136,6 +136,7 @@ class Put:
     table: str  # the input whose elements the output has elsewhere
     index: str
     axis: str
+    how: str = "set"  # or add, max, min: what is there is combined with the value
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,11 @@ SPECIAL = {
     "index": ("axis",),
     "size": ("axis",),
     "take": ("table", "i", "axis"),
-    "put": ("table", "value", "i", "axis"),
+    "put": ("table", "value", "i", "axis", "how"),
 }
+
+
+WAYS = ("set", "add", "max", "min")  # of `put`
 
 
 @functools.cache
@@ -356,7 +359,15 @@ class Reader:
 
     def put(self, tree: ast.Call, output: Array) -> tuple[Put, Node]:
         """Where `output = put(...)` writes, and the value that it writes there."""
-        given = self.arguments(tree, SPECIAL["put"])
+        given = self.arguments(tree, SPECIAL["put"], (None, None, None, None, ast.Name("set")))
+        how = given["how"].id if isinstance(given["how"], ast.Name) else ""
+        if how not in WAYS or (how != "set" and output.dtype != "int32"):
+            hint = (
+                "sums and extremes are of int32, whatever the order of threads"
+                if how in WAYS
+                else known(how, WAYS, "there are")
+            )
+            raise self.fail(given["how"], f"'put' does not take how={ast.unparse(given['how'])} for {output}", hint)
         axes = self.axes(given["axis"])
         table, place, value = self.read_all([given["table"], given["i"], given["value"]])
         for argument, node in (("table", table), ("i", place)):
@@ -376,7 +387,7 @@ class Reader:
             raise self.fail(
                 given["axis"], "'put' writes along one named axis of its table, which its index lacks", hint
             )
-        return Put(array.name, place.attr.name, axes[0]), value
+        return Put(array.name, place.attr.name, axes[0], how), value
 
     def reduction(self, tree: ast.Call, name: str) -> Node:
         if name in ("max", "min") and len(tree.args) == 2 and not tree.keywords and not self.is_axis(tree.args[1]):

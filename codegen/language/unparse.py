@@ -55,7 +55,8 @@ class _Writer:
                     self.write(node)
             text = self.written[id(statement.value)][0]
             if at := statement.at:
-                text = f"put({at.table}, {text}, {at.index}, axis={at.axis})"
+                how = "" if at.how == "set" else f", how={at.how}"
+                text = f"put({at.table}, {text}, {at.index}, axis={at.axis}{how})"
             if text != statement.target:
                 self.lines.append(f"{statement.target} = {text}")
         return "\n".join(self.lines) + "\n"

@@ -56,6 +56,7 @@ class Access:
     index_of: tuple[str, str] | None = None  # take, or put: (index input, table axis)
     into: str = ""  # put: the input whose elements the output has elsewhere
     written: tuple[str, ...] = ()  # put: the axes of what is written
+    how: str = "set"  # put: or add, max, min
 
     @property
     def interleaved(self) -> bool:

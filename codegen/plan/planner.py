@@ -133,7 +133,7 @@ class Planner:
         own = self.table_tokens(own, at.axis, groups)
         mode = self.take_mode(tokens[at.index], own, at.axis, groups, mode_of)
         where = (at.index, at.axis)
-        return Access(name, array, None, mode, own, None, where, at.table, self.written_to[array.name])
+        return Access(name, array, None, mode, own, None, where, at.table, self.written_to[array.name], at.how)
 
     def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:
         """The tokens of a table that is read at an index. Its axis may have the name of other arrays' axis, but is not

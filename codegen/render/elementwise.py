@@ -230,7 +230,8 @@ class ElementwiseContext(Context):
         if access.mode == "flat":
             return [f"at.store({value}, {tensor})"]
         if access.into:
-            return [f"at.put({value}, {tensor}, {self.place_of(access)})"]
+            how = "" if access.how == "set" else f', "{access.how}"'
+            return [f"at.put({value}, {tensor}, {self.place_of(access)}{how})"]
         return [f"{name}.store({value})", f"at.store_at({name}, {tensor}, {self.place_of(access)})"]
 
     def ragged_stores(self) -> list[str]:

@@ -3,7 +3,9 @@ which are added up. Axes are matched by name."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,10 +51,10 @@ def stored(
 
 
 def put(
-    plan: Plan, values: Mapping[Array, jax.Array], arrays: Mapping[str, jax.Array], axes: Axes
+    plan: Plan, values: Mapping[Array, jax.Array], arrays: Mapping[str, jax.Array], axes: Axes, how: str = ""
 ) -> dict[Array, jax.Array]:
     """The outputs of `put`, in the user's shape, from the `values` to write: the rest is as in the input that each begins as. An
-    index out of range writes nothing."""
+    index out of range writes nothing. `how` replaces how values are combined with what is there."""
     found: dict[Array, jax.Array] = {}
     for access in plan.stores:
         output = access.array
@@ -69,10 +71,15 @@ def put(
         at = jnp.where((at < 0) | (at >= extent), jnp.asarray(extent, at.dtype), at)
         made = _at_places(
             (table, output.axes), (at, index.axes), along, (values[output], access.written),
-            lambda places, value: places.set(value, mode="drop", unique_indices=True),
+            functools.partial(_write, how or access.how),
         )  # fmt: skip
         found[output] = join_parts(output, {None: made}, axes)
     return found
+
+
+def _write(how: str, places: Any, value: jax.Array) -> jax.Array:
+    written: jax.Array = getattr(places, how)(value, mode="drop", unique_indices=how == "set")
+    return written
 
 
 def _at_places(table: Named, index: Named, along: str, values: Named, write: Callable[..., jax.Array]) -> jax.Array:

@@ -7,16 +7,16 @@ Element-wise:
   bias_relu_residual, bias_residual, bias_silu, bool_logic, broadcast_add_4d,
   celu, channel_affine, clamp, column_scale, complex_mul_pairs,
   dequantize_awq, dequantize_codebook, dequantize_fp8, dequantize_int8,
-  dequantize_mxfp8, dgeglu, dgelu, dgelu_tanh, drelu, dropout_apply, dsilu,
-  dswiglu, dswiglu_pairs, elu, fatrelu_mul, filter_equal, float64_polynomial,
-  geglu, geglu_pairs, geglu_tanh, geglu_tanh_pairs, gelu, gelu_fp8, gelu_mul,
-  gelu_tanh, gelu_tanh_mul, glu, glu_pairs, hard_sigmoid, hard_swish,
-  integer_add_clip, kl_div_pointwise, leaky_relu, leaky_relu_dynamic, lerp,
-  log_sigmoid, lower_bound, mish, mixture, mul_silu, quantize_fp8,
-  quantize_int8, quick_gelu, reglu, reglu_pairs, relu, relu6, relu_mask,
-  rotary, rotary_pairs, row_column_scale, row_scale, saxpy, scale_shift,
-  scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul, silu_mul_fp8,
-  softcap, softplus, softsign, squared_relu, squareplus, swiglu,
+  dequantize_mxfp8, dgeglu, dgelu, dgelu_tanh, drelu, dropout, dropout_apply,
+  dsilu, dswiglu, dswiglu_pairs, elu, fatrelu_mul, filter_equal,
+  float64_polynomial, geglu, geglu_pairs, geglu_tanh, geglu_tanh_pairs, gelu,
+  gelu_fp8, gelu_mul, gelu_tanh, gelu_tanh_mul, glu, glu_pairs, hard_sigmoid,
+  hard_swish, integer_add_clip, kl_div_pointwise, leaky_relu,
+  leaky_relu_dynamic, lerp, log_sigmoid, lower_bound, mish, mixture, mul_silu,
+  quantize_fp8, quantize_int8, quick_gelu, reglu, reglu_pairs, relu, relu6,
+  relu_mask, rotary, rotary_pairs, row_column_scale, row_scale, saxpy,
+  scale_shift, scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul,
+  silu_mul_fp8, softcap, softplus, softsign, squared_relu, squareplus, swiglu,
   swiglu_clamped, swiglu_fp8_pairs, swiglu_pairs, tanh, threshold_relu,
   total_variation_grad, triple_split, vector_add, where_select, write_kv_cache
 
@@ -26,12 +26,13 @@ Reductions along rows:
   cross_entropy, cross_entropy_grad, cross_entropy_smoothed,
   cross_entropy_z_loss, dlog_softmax, drmsnorm_x, dscaled_softmax,
   dscaled_srelu, dscaled_swiglu, dsoftmax, embedding_rmsnorm, gemma_rmsnorm,
-  group_norm, head_rmsnorm, head_rmsnorm_rotary, instance_norm,
-  integer_row_sum, kl_div, l2_normalize, label_log_prob, layernorm,
-  layernorm_fp8, layernorm_int8, layernorm_stats, log_softmax, logsumexp,
-  masked_softmax, modulated_layernorm, qk_rmsnorm, quantize_group_fp8,
-  quantize_group_int4, quantize_group_int8, quantize_mxfp8, quantize_row_fp8,
-  quantize_row_int8, rmsnorm, rmsnorm_bias, rmsnorm_fp8, rmsnorm_gated,
+  group_norm, gumbel_softmax, head_rmsnorm, head_rmsnorm_rotary,
+  instance_norm, integer_row_sum, kl_div, l2_normalize, label_log_prob,
+  layernorm, layernorm_fp8, layernorm_int8, layernorm_stats, log_softmax,
+  logsumexp, masked_softmax, modulated_layernorm, qk_rmsnorm,
+  quantize_group_fp8, quantize_group_int4, quantize_group_int8,
+  quantize_mxfp8, quantize_row_fp8, quantize_row_int8,
+  quantize_stochastic_int8, rmsnorm, rmsnorm_bias, rmsnorm_fp8, rmsnorm_gated,
   rmsnorm_group_fp8, rmsnorm_llama, rmsnorm_reordered, rmsnorm_row_fp8,
   rmsnorm_row_int8, rmsnorm_rstd, rmsnorm_silu, row_all, row_amax, row_any,
   row_dot, row_max, row_mean, row_min, row_moments, row_norm, row_prod,
@@ -158,6 +159,7 @@ if TYPE_CHECKING:
     from .drelu_dbias import drelu_dbias as drelu_dbias
     from .drmsnorm import drmsnorm as drmsnorm
     from .drmsnorm_x import drmsnorm_x as drmsnorm_x
+    from .dropout import dropout as dropout
     from .dropout_apply import dropout_apply as dropout_apply
     from .dscaled_softmax import dscaled_softmax as dscaled_softmax
     from .dscaled_srelu import dscaled_srelu as dscaled_srelu
@@ -189,6 +191,7 @@ if TYPE_CHECKING:
     from .glu import glu as glu
     from .glu_pairs import glu_pairs as glu_pairs
     from .group_norm import group_norm as group_norm
+    from .gumbel_softmax import gumbel_softmax as gumbel_softmax
     from .hard_sigmoid import hard_sigmoid as hard_sigmoid
     from .hard_swish import hard_swish as hard_swish
     from .head_rmsnorm import head_rmsnorm as head_rmsnorm
@@ -237,6 +240,7 @@ if TYPE_CHECKING:
     from .quantize_mxfp8 import quantize_mxfp8 as quantize_mxfp8
     from .quantize_row_fp8 import quantize_row_fp8 as quantize_row_fp8
     from .quantize_row_int8 import quantize_row_int8 as quantize_row_int8
+    from .quantize_stochastic_int8 import quantize_stochastic_int8 as quantize_stochastic_int8
     from .quick_gelu import quick_gelu as quick_gelu
     from .reglu import reglu as reglu
     from .reglu_pairs import reglu_pairs as reglu_pairs
@@ -402,6 +406,7 @@ __all__ = [
     "drelu_dbias",
     "drmsnorm",
     "drmsnorm_x",
+    "dropout",
     "dropout_apply",
     "dscaled_softmax",
     "dscaled_srelu",
@@ -433,6 +438,7 @@ __all__ = [
     "glu",
     "glu_pairs",
     "group_norm",
+    "gumbel_softmax",
     "hard_sigmoid",
     "hard_swish",
     "head_rmsnorm",
@@ -481,6 +487,7 @@ __all__ = [
     "quantize_mxfp8",
     "quantize_row_fp8",
     "quantize_row_int8",
+    "quantize_stochastic_int8",
     "quick_gelu",
     "reglu",
     "reglu_pairs",

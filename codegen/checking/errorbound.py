@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import special
@@ -42,6 +43,7 @@ from codegen.graph.contraction import is_approximable
 from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS
+from codegen.runtime.xla.random import random_bits
 
 # The allowed relative error of a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
 # 5 ulp, XLA's vectorised functions a little more.
@@ -80,8 +82,16 @@ _lax = SimpleNamespace(
     logistic=special.expit, stop_gradient=lambda x: x, population_count=np.bitwise_count,
 )  # fmt: skip
 _nn = SimpleNamespace(gelu=lambda x, approximate: 0.5 * x * special.erfc(-(0.5**0.5) * x))
+
+
+def _random_bits(first: np.ndarray, second: np.ndarray, place: np.ndarray) -> np.ndarray:
+    with jax.enable_x64(True):
+        return np.asarray(random_bits(first, second, place))
+
+
 _slopes = SimpleNamespace(
     product_of_others=lambda value, x, whole: value,
+    random_bits=_random_bits,
     dgelu=lambda x: special.ndtr(x) + x * _density(x),
     ldexp=lambda x, e, _: np.ldexp(x, np.asarray(e).astype(np.int64)), exponent=_exponent,
 )  # fmt: skip

@@ -4,5 +4,5 @@ from codegen.device.circular import cos, sin, sine_and_cosine, tan  # noqa: F401
 from codegen.device.division import *  # noqa: F403
 from codegen.device.elementary import *  # noqa: F403
 from codegen.device.functions import *  # noqa: F403
-from codegen.device.integers import floor_divide, modulo, popcount, shift_left, shift_right  # noqa: F401
+from codegen.device.integers import floor_divide, modulo, popcount, random_bits, shift_left, shift_right  # noqa: F401
 from codegen.device.scales import exponent, ldexp, ldexp_near  # noqa: F401

@@ -7,6 +7,7 @@ shifts by a negative amount or by a type's width or more.
 from __future__ import annotations
 
 import cutlass.cute as cute
+from cutlass import Int64, Uint32
 from cutlass._mlir.dialects import arith, math
 
 from codegen.device.functions import Operand, Vector, as_vectors, where
@@ -71,3 +72,31 @@ def popcount(x: Vector) -> Vector:
 
 def _vector(made, like: Vector) -> Vector:
     return cute.TensorSSA(made, like.shape, like.dtype)
+
+
+PARITY = 0x1BD11BDA  # of Threefry's key schedule
+ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)  # of its rounds, four at a time
+
+
+def random_bits(first: Vector, second: Vector, place: Vector) -> Vector:
+    """The 32 bits that `jax.random.bits` has for a key of two words at a place of the flat array, where
+    `jax_threefry_partitionable` is set: both words of Threefry-2x32 of the place's upper and lower half, combined. Vectors of
+    Int64, the result too.
+
+    Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011)."""
+    words = [first.to(Uint32), second.to(Uint32)]
+    keys = [*words, words[0] ^ words[1] ^ PARITY]
+    x, y = shift_right(place, 32).to(Uint32) + keys[0], place.to(Uint32) + keys[1]
+    for group in range(5):
+        for amount in ROTATIONS[group % 2]:
+            x = x + y
+            y = _rotated(y, amount) ^ x
+        x = x + keys[(group + 1) % 3]
+        y = y + keys[(group + 2) % 3] + (group + 1)
+    return (x ^ y).to(Int64)
+
+
+def _rotated(x: Vector, amount: int) -> Vector:
+    """The bits of a Uint32, rotated to the left."""
+    upper, lower = (cute.full_like(x, n).ir_value() for n in (amount, 32 - amount))
+    return _vector(arith.shli(x.ir_value(), upper), x) | _vector(arith.shrui(x.ir_value(), lower), x)

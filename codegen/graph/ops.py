@@ -135,6 +135,8 @@ OPS: dict[str, Operation] = {
         _unary("gelu", "g * dgelu(a)", jnp="jax.nn.gelu({0}, approximate=False)", cute="device.gelu({0}, {approx}, {exact})"),
         _unary("dgelu", "g * (2 - a * a) * exp(-0.5 * (a * a)) * 0.3989422804014327", jnp="runtime.dgelu({0})",
                cute="device.dgelu({0}, {approx}, {exact})"),
+        # random bits of a key's two words, at a place: a chain calls it `bits(key)`
+        Operation("_bits", 3, "whole", "device.random_bits({0}, {1}, {2})", "runtime.random_bits({0}, {1}, {2})", ("0", "0", "0")),
         # a constant for derivatives
         Operation("stop_gradient", 1, "arith", "{0}", "jax.lax.stop_gradient({0})", ("0",)),
         # `a`, computed by the same uncontracted operations wherever it is computed (`contraction.py`)

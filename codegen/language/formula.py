@@ -25,6 +25,7 @@ from codegen.spec.spec import Array
 
 MAX_EXPONENT = 64
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
+EVERY_AXIS = ast.Constant(None)  # a draw's axes where a call names none
 # What jnp has and the language has not, and what serves instead
 INSTEAD = {
     "std": "write sqrt(var(x, axis=N))",
@@ -42,7 +43,11 @@ SPECIAL = {
     "size": ("axis",),
     "take": ("table", "i", "axis"),
     "put": ("table", "value", "i", "axis", "how"),
+    "bits": ("key", "axes"),
+    "uniform": ("key", "axes"),
+    "bernoulli": ("key", "p", "axes"),
 }
+ULP = 2.0**-23  # of float32 from 1 to 2: the distance of uniform numbers
 
 
 WAYS = ("set", "add", "max", "min")  # of `put`
@@ -310,6 +315,46 @@ class Reader:
     def call_size(self, tree: ast.Call) -> Node:
         """The size of an axis as an int, or the product of several sizes as a float, since it may be large."""
         return self.size(tree, self.axes(self.arguments(tree, SPECIAL["size"])["axis"]))
+
+    def call_bits(self, tree: ast.Call) -> Node:
+        return self.bits(tree, self.draw(tree))
+
+    def call_uniform(self, tree: ast.Call) -> Node:
+        return self.uniform(tree, self.draw(tree))
+
+    def call_bernoulli(self, tree: ast.Call) -> Node:
+        given = self.draw(tree)
+        p = self.read(given["p"])
+        if p.kind == "bool":
+            raise self.fail(given["p"], "'bernoulli' takes a number, not a bool", NUMBER)
+        return self.apply(tree, "lt", [self.uniform(tree, given), self.cast(tree, self.to_float(p), "float32")])
+
+    def draw(self, tree: ast.Call) -> dict[str, ast.expr]:
+        """The arguments of a draw of random numbers: `axes` may be left out."""
+        assert isinstance(tree.func, ast.Name)
+        return self.arguments(tree, SPECIAL[tree.func.id], (None,) * (len(SPECIAL[tree.func.id]) - 1) + (EVERY_AXIS,))
+
+    def uniform(self, tree: ast.Call, given: dict[str, ast.expr]) -> Node:
+        """The upper 23 bits, as a fraction."""
+        upper = self.apply(tree, "shr", [self.bits(tree, given), self.graph.const(9)])
+        return self.apply(tree, "mul", [self.to_float(upper), self.graph.const(ULP)])
+
+    def bits(self, tree: ast.Call, given: dict[str, ast.expr]) -> Node:
+        key, axes = given["key"], self.scope.draw_axes
+        array = self.scope.inputs.get(key.id) if isinstance(key, ast.Name) else None
+        if array is None or array.axes or array.dtype != "uint32" or array.parts != 2 or array.default is not None:
+            raise self.fail(key, "a draw takes a key, an input", "declare key: uint32[2]")
+        if given["axes"] is not EVERY_AXIS:
+            axes = self.axes(given["axes"])
+        if not axes:
+            raise self.fail(tree, "a draw has the axes of the first output, which has none", "name some: axes=N")
+        self.scope.used.add(array.name)
+        words = self.leaf(array, 0), self.leaf(array, 1)
+        place = self.graph.node("index", attr=axes[0], kind="int", dims=axes[:1])
+        for axis in axes[1:]:
+            place = self.apply(tree, "mul", [place, self.size(tree, [axis])])
+            place = self.apply(tree, "add", [place, self.graph.node("index", attr=axis, kind="int", dims=(axis,))])
+        return self.graph.node("_bits", (*words, place), axes, kind="int", dims=axes)
 
     def size(self, tree: ast.AST, axes: Iterable[str]) -> Node:
         sizes = [self.graph.node("size", attr=axis, kind="int", dims=()) for axis in axes]

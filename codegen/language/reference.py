@@ -1,6 +1,6 @@
 """Checks that the reference of a spec is jnp code and nothing else.
 
-It may use `jnp`, `jax.nn`, `jax.lax`, `jax.jvp`, `jax.vjp`, `jax.grad`, the inputs, params, and names that it assigns. The
+It may use `jnp`, `jax.nn`, `jax.lax`, `jax.random`, `jax.jvp`, `jax.vjp`, `jax.grad`, the inputs, params, and names that it assigns. The
 generated file has the text that is printed from its syntax tree, so nothing but checked code gets there.
 """
 
@@ -162,10 +162,10 @@ class _Checker:
                 (len(path) == 2 and path[0] == "jnp" and path[1] not in _REFUSED)
                 or (len(path) == 3 and path[0] == "jnp" and path[1] in _SUBMODULES)
                 or (len(path) == 2 and path[0] == "jax" and path[1] in ("jvp", "vjp", "grad"))
-                or (len(path) == 3 and path[0] == "jax" and path[1] in ("nn", "lax"))
+                or (len(path) == 3 and path[0] == "jax" and path[1] in ("nn", "lax", "random"))
             )
             if not good or not all(map(_plain_name, path[1:])):
-                hint = "it may use jnp, jax.nn, jax.lax, jax.jvp, jax.vjp and jax.grad"
+                hint = "it may use jnp, jax.nn, jax.lax, jax.random, jax.jvp, jax.vjp and jax.grad"
                 raise Placed(node, Mistake(f"{shown('.'.join(path))} is not allowed in a reference", hint))
             return
         if len(path) > 1 and path[0] not in self.names | self.assigned | self.broken | set(local):

@@ -20,6 +20,7 @@ class Scope:
     axes: frozenset[str] = frozenset()
     outputs: frozenset[str] = frozenset()
     output_axes: frozenset[str] = frozenset()
+    draw_axes: tuple[str, ...] = ()  # of random numbers whose call names no axes: those of the first output, in its order
     later: frozenset[str] = frozenset()  # names that some line assigns
     broken: set[str] = field(default_factory=set)  # names that a wrong line assigns
     used: set[str] = field(default_factory=set)
@@ -43,6 +44,7 @@ def make_scope(spec: Spec, chain: Chain | None = None) -> Scope:
         axes=frozenset(spec.axes),
         outputs=frozenset(a.name for a in spec.outputs),
         output_axes=frozenset(axis for a in spec.outputs for axis in a.axes),
+        draw_axes=spec.outputs[0].axes,
     )
     for p in spec.params:
         scope.values[p.name] = scope.graph.node("param", attr=p.name, kind=p.kind, dims=())

@@ -190,6 +190,6 @@ class _Transfer:
             axes = self.graph.order(node.attr)  # type: ignore[arg-type]
             dims = [axis for axis in args[0].dims if axis not in axes]
             return self.graph.node(node.op, tuple(args), axes, kind=node.kind, dims=dims)
-        if node.op in ("take", "pick", "contract", PINNED):
+        if node.op in ("take", "pick", "contract", "_bits", PINNED):
             return self.graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=node.dims)
         return self.reader.fold(_NOWHERE, node.op, args)

@@ -44,7 +44,7 @@ class _Writer:
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         call = self.call(node)
-        return call.values if call is not None else node.args[:1] if node.op.startswith("_") else node.args
+        return call.values if call is not None else () if node.op == "_bits" else node.args[:1] if node.op.startswith("_") else node.args
 
     def text(self, first: int) -> str:
         known = [s for s in reversed(self.statements[:first]) if s.part is None]
@@ -88,6 +88,9 @@ class _Writer:
             return f"{node.op}({node.attr})", ATOM
         if node.op == "float" or node.op.startswith("_"):
             return args[0]
+        if node.op == "_bits":
+            assert isinstance(node.args[0].attr, Leaf)
+            return f"bits({node.args[0].attr.name}, axes={axes_text(node.attr)})", ATOM  # type: ignore[arg-type]
         if node.op in ("take", "pick"):
             return f"take({args[0][0]}, {args[1][0]}, axis={node.attr})", ATOM
         if node.op == "cast":

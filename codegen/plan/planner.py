@@ -213,7 +213,7 @@ class Names:
         return self.free(f"{name}{part}", "part", name, str(part))
 
     def index(self, axis: str) -> str:
-        return self.free(f"index_{axis.lower()}", "index", axis)
+        return self.free("index_rows" if axis == ROWS else f"index_{axis.lower()}", "index", axis)
 
     def size(self, axis: str) -> str:
         return self.free("size_rows" if axis == ROWS else f"size_{axis.lower()}", "size", axis)

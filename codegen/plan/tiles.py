@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from codegen.errors import Mistake
 from codegen.graph import online
 from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, Node, Statement, lost_axes, reaching, topological
+from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, reaching, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.plan import hopper_tiles
 from codegen.plan.access import Access
@@ -111,8 +111,10 @@ class Tile:
 
     @property
     def undivided(self) -> tuple[str, ...]:
-        """The axes of which the kernel must have all elements: the epilogue uses their size, or takes along them."""
-        return (*self._axes_of("size"), *(a.index_of[1] for a in self.plan.loads if a.index_of))
+        """The axes of which the kernel must have all elements: the epilogue uses their size, takes along them, or uses the position
+        in the rows, which may be sharded along several axes."""
+        rows = (ROWS,) if ROWS in self.placed else ()
+        return (*rows, *self._axes_of("size"), *(a.index_of[1] for a in self.plan.loads if a.index_of))
 
     def _axes_of(self, mode: str) -> tuple[str, ...]:
         return tuple(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from codegen.errors import Mistake
 from codegen.graph.contraction import rounding
 from codegen.graph.names import fresh
-from codegen.graph.nodes import topological
+from codegen.graph.nodes import ROWS, topological
 from codegen.plan.access import Access, access_key
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op
@@ -121,7 +121,7 @@ class TileContext(ElementwiseContext):
 
     def first(self, axis: str) -> str:
         """The tensor with the first position of an axis."""
-        return fresh({*self.tensors.values(), *(f"m{camel(p.name)}" for p in self.dynamic)}, f"mFirst{camel(axis)}")
+        return fresh({*self.tensors.values(), *(f"m{camel(p.name)}" for p in self.dynamic)}, f"mFirst{'Row' if axis == ROWS else camel(axis)}")
 
     def whole_tensors(self) -> str:
         """The tensors that `tiles` reads in vectors, for the launcher, if TMA can copy boxes of all of them."""

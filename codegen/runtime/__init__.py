@@ -5,6 +5,7 @@ from codegen.runtime.call.described import Implementation as Implementation
 from codegen.runtime.compiled.interpreted import interpret_mode as interpret_mode
 from codegen.runtime.ops.declare import op as op
 from codegen.runtime.ops.op import Op as Op
+from codegen.runtime.xla.random import random_bits as random_bits
 from codegen.runtime.xla.scales import exponent as exponent
 from codegen.runtime.xla.scales import ldexp as ldexp
 from codegen.runtime.xla.slopes import dgelu as dgelu

@@ -78,6 +78,8 @@ def as_array(spec: Spec, array: Array, value: Any, types: Mapping[str, str]) -> 
         names = spec.dtypes(array)
         if len(names) == 1 or array.dtype in types:
             return _scalar(spec, array, value, names[0] if len(names) == 1 else types[array.dtype])
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and array.dtype == "uint32":
+        return jax.random.key_data(value)
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         raise TypeError(f"{spec.op}: {array.name!r} must be an array, {array}, not {type(value).__name__}")
     try:

@@ -254,7 +254,8 @@ def jnp_value(
         extent = _product(axes.shape((axis,)))
         if access.mode == "size":
             return jnp.asarray(extent, integer)
-        return _spread(jnp.arange(extent, dtype=integer), (axis,), plan.order, len(axes.rows))
+        place = jnp.arange(extent, dtype=integer).reshape(axes.shape((axis,)))
+        return _spread(place, (axis,), plan.order, len(axes.rows))
     assert access.array is not None
     array, own = access.array, access.array.axes
     if access.index_of:

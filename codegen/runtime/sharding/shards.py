@@ -55,6 +55,16 @@ class Split:
         extent = math.prod(self.axes.shape((axis,))) // self.devices((axis,))
         return jnp.asarray(jax.lax.axis_index(self.across((axis,))) * extent, jnp.int32)
 
+    def places(self, axis: str, own: arguments.Axes, integer: str) -> jax.Array:
+        """The positions of this shard's elements along an axis of the whole array. `...` counts as one axis, and each of its
+        axes may be sharded: `own` has the shard's sizes."""
+        found: Any = jnp.zeros((), integer)
+        for i, (extent, whole) in enumerate(zip(own.shape((axis,)), self.axes.shape((axis,)), strict=True)):
+            there = self.shards.get(f"{ROWS}{i}" if axis == ROWS else axis, ())
+            start = jax.lax.axis_index(there) * extent if there else 0
+            found = found[..., None] * whole + (jnp.arange(extent, dtype=integer) + start)
+        return found
+
 
 def in_jnp(op: CalledOp, key: Key, operands: Sequence[jax.Array], split: Split) -> tuple[jax.Array, ...]:
     """The outputs on one shard, in jnp, for a chain that needs more than its shard."""
@@ -114,7 +124,7 @@ def asked(
         if node.op == "size":
             known[id(node)] = jnp.asarray(math.prod(split.axes.shape(axis)), op.spec.integer)
         elif node.op == "index" and split.across(axis):
-            own = jnp.arange(math.prod(axes.shape(axis)), dtype=op.spec.integer) + split.first(axis[0])
+            own = split.places(axis[0], axes, op.spec.integer)
             known[id(node)] = own.reshape(views.with_every_axis(op.plan.order, axis, axes))
     return known
 

@@ -18,10 +18,10 @@ from codegen.plan.op import Op
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import cast
-from codegen.runtime.xla import scales, scatter, slopes
+from codegen.runtime.xla import random, scales, scatter, slopes
 from codegen.spec.spec import Array, Spec
 
-_NAMES = {"jax": jax, "jnp": jnp, "runtime": SimpleNamespace(**vars(slopes) | vars(scales))}
+_NAMES = {"jax": jax, "jnp": jnp, "runtime": SimpleNamespace(**vars(slopes) | vars(scales) | vars(random))}
 _TYPES = {"floating": "floating", "integer": "integer"}
 _FUNCTIONS = {
     name: eval(f"lambda {', '.join('abc'[: op.arity])}, floating, integer: {op.jnp.format(*'abc', **_TYPES)}", _NAMES)

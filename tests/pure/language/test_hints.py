@@ -35,6 +35,11 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     },
     "casts": {9: "  b = cast(x, int8)", 10: "  c = cast(x, int8)", 11: "  d = x != 0", 12: "  e = cast(x, float32)"},
     "colon_in_text": {2: 'summary: "Two steps: scale, then shift."'},
+    "draw_of_nothing": {9: "  y = sum(x * uniform(key, axes=N), axis=N)"},
+    "draws": {
+        11: "  a = uniform(key)", 12: "  b = uniform(key)", 13: "  c = bits(key)", 14: "  d = bernoulli(key, 0.5)",
+        15: "  e = bernoulli(key, where(x > 0, 1, 0))", 17: "  g = bits(key)", 18: "  h = uniform(key, N)",
+    },
     "continued_lines": {12: "                x + 1)", 20: "    x)"},
     "contractions": {14: "  g = where(m, 1, 0) @ b"},
     "defaults": {7: "  a: float32[N] = 1.0", 8: "  b: I[N] = 255", 9: "  c: int32[N] = 0", 10: "  d: bool[N] = true", 11: "  e: float32[N] = 0"},

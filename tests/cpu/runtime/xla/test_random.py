@@ -1,0 +1,64 @@
+"""Random numbers of a chain: the bits of `jax.random`, in kernels and in jnp, mapped and sharded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import generated
+from tests.making import make_op, spec_text
+from tests.meshes import P, make_mesh, normal, put
+
+TEXT = spec_text(
+    "x: float32[B, S, N]; key: uint32[2]; other: uint32[2]", "a: uint32[S, B, N]; u: float32[S, B, N]; m: bool[S, B, N]",
+    "a = bits(key); u = uniform(other) + 0 * x; m = bernoulli(key, 0.3, axes=(B, N))",
+    "s = (x.shape[1], x.shape[0], x.shape[2]); a = jax.random.bits(key, s, 'uint32'); "
+    "u = jax.random.uniform(other, s, 'float32'); m = jax.random.bernoulli(key, jnp.float32(0.3), (s[1], s[2]))[None]",
+)  # fmt: skip
+KEY, OTHER = jax.random.key_data(jax.random.split(jax.random.key(7)))
+
+
+def mask(key, shape):
+    return jax.random.bernoulli(key, jnp.float32(0.9), shape)
+
+
+@pytest.mark.parametrize("implementation", ["interpret", "xla"])
+def test_bits_are_those_of_jax(tmp_path, implementation):
+    op = make_op(tmp_path, TEXT)
+    got = op(normal(2, 3, 5), KEY, OTHER, implementation=implementation)
+    np.testing.assert_array_equal(got.a, jax.random.bits(KEY, (3, 2, 5), "uint32"))
+    np.testing.assert_array_equal(got.u, jax.random.uniform(OTHER, (3, 2, 5), "float32"))
+    mask = jax.random.bernoulli(KEY, jnp.float32(0.3), (2, 5))
+    np.testing.assert_array_equal(got.m, jnp.broadcast_to(mask, (3, 2, 5)))
+
+
+def test_a_gradient_has_the_mask_of_its_key(tmp_path):
+    x, key = normal(3, 40), jax.random.key(3)
+    slope = jax.grad(lambda x: jnp.sum(generated.dropout(x, x * 0, key, implementation="interpret")))(x)
+    np.testing.assert_array_equal(slope != 0, mask(key, x.shape))
+    with pytest.raises((TypeError, ValueError), match="key"):
+        generated.dropout(x, x, jax.random.key(3, impl="rbg"))
+
+
+@pytest.mark.parametrize("implementation", ["interpret", None])
+def test_mapped_keys_and_mapped_arrays(implementation):
+    x, keys = normal(2, 3, 40) + 9, jax.random.split(jax.random.key(3), 2)
+    words = jax.random.key_data(keys)
+
+    def call(x, key):
+        return generated.dropout(x, x * 0, key, implementation=implementation)
+
+    own = jax.vmap(lambda key: mask(key, (3, 40)))(keys)
+    np.testing.assert_array_equal(jax.vmap(call)(x, words) != 0, own)
+    np.testing.assert_array_equal(jax.vmap(call, (None, 0))(x[0], words) != 0, own)
+    shared = mask(keys[0], (3, 40))
+    np.testing.assert_array_equal(jax.vmap(call, (0, None))(x, words[0]) != 0, jnp.broadcast_to(shared, x.shape))
+
+
+@pytest.mark.parametrize("spec", [P("a"), P(None, "b"), P("b", "a"), P(None, "a", "b")], ids=str)
+def test_sharded_arrays_have_the_bits_of_whole_ones(kernels, spec):
+    x, mesh = normal(4, 8, 16) + 9, make_mesh()
+    args = put(mesh, x, spec), put(mesh, x * 0, spec), put(mesh, KEY, P())
+    compiled = jax.jit(generated.dropout).lower(*args).compile()
+    assert "all-gather" not in compiled.as_text()
+    np.testing.assert_array_equal(compiled(*args) != 0, mask(KEY, x.shape))

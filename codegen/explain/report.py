@@ -87,7 +87,9 @@ def graph(op: Op) -> Graph:
                     args += (f"axis={axes_text(lost_axes(node))}",)
                 elif node.op in ("cast", "take", "pick", "contract"):
                     args += (str(node.attr),)
-                operations.append(Operation(name, node.op.removeprefix("_"), args, node.kind + dims_text(node.dims), node))
+                operations.append(
+                    Operation(name, node.op.removeprefix("_"), args, node.kind + dims_text(node.dims), node)
+                )
         if statement.name in outputs:
             results.append((statement.target, names[id(statement.value)]))
     return Graph(tuple(operations), tuple(results))

@@ -126,7 +126,9 @@ RULES: dict[str, Callable[..., Range]] = {
     "exponent": lambda _: (-1075.0, 1024.0),
     "stop_gradient": lambda a: a,
     "_bits": lambda *_: (0.0, 2.0**32 - 1),
-    "shr": lambda a, b: (a[0] // 2 ** b[0], a[1] // 2 ** b[0]) if b[0] == b[1] and 0 <= b[0] < 32 and a[0] >= 0 else ANY,
+    "shr": lambda a, b: (
+        (a[0] // 2 ** b[0], a[1] // 2 ** b[0]) if b[0] == b[1] and 0 <= b[0] < 32 and a[0] >= 0 else ANY
+    ),
     "sum": _sum,
     "mean": lambda a: a,
     "max": lambda a: a,

@@ -20,7 +20,9 @@ class Scope:
     axes: frozenset[str] = frozenset()
     outputs: frozenset[str] = frozenset()
     output_axes: frozenset[str] = frozenset()
-    draw_axes: tuple[str, ...] = ()  # of random numbers whose call names no axes: those of the first output, in its order
+    draw_axes: tuple[
+        str, ...
+    ] = ()  # of random numbers whose call names no axes: those of the first output, in its order
     later: frozenset[str] = frozenset()  # names that some line assigns
     broken: set[str] = field(default_factory=set)  # names that a wrong line assigns
     used: set[str] = field(default_factory=set)

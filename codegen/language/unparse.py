@@ -44,7 +44,15 @@ class _Writer:
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         call = self.call(node)
-        return call.values if call is not None else () if node.op == "_bits" else node.args[:1] if node.op.startswith("_") else node.args
+        return (
+            call.values
+            if call is not None
+            else ()
+            if node.op == "_bits"
+            else node.args[:1]
+            if node.op.startswith("_")
+            else node.args
+        )
 
     def text(self, first: int) -> str:
         known = [s for s in reversed(self.statements[:first]) if s.part is None]

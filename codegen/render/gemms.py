@@ -121,7 +121,10 @@ class TileContext(ElementwiseContext):
 
     def first(self, axis: str) -> str:
         """The tensor with the first position of an axis."""
-        return fresh({*self.tensors.values(), *(f"m{camel(p.name)}" for p in self.dynamic)}, f"mFirst{'Row' if axis == ROWS else camel(axis)}")
+        return fresh(
+            {*self.tensors.values(), *(f"m{camel(p.name)}" for p in self.dynamic)},
+            f"mFirst{'Row' if axis == ROWS else camel(axis)}",
+        )
 
     def whole_tensors(self) -> str:
         """The tensors that `tiles` reads in vectors, for the launcher, if TMA can copy boxes of all of them."""

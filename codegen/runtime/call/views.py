@@ -126,7 +126,7 @@ def kernel_shape(plan: Plan, array: Array, axes: Axes) -> tuple[Any, ...]:
         if token == "parts":
             shape.append(array.parts)
         else:
-            shape.append(extents[token] if isinstance(token, int) else axes.extents[token])
+            shape.append(extents[token] if isinstance(token, int) else _product(axes.shape((token,))))
     return tuple(shape) or (1,)
 
 

@@ -217,3 +217,27 @@ def test_the_order_does_not_matter_to_interpreted_kernels_either():
     _, found = jax.grad(jax.checkpoint(loss), (0, 1))(X, W)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     assert bool((wanted != 0).all())
+
+
+MEAN_OF_SUM = """
+op: mean_of_sum
+inputs: {x: "float32[..., N]", bias: "float32[N]"}
+outputs: {y: "float32[...]"}
+chain: y = mean(x + bias, axis=N)
+reference: jnp.mean(x + bias, axis=-1)
+"""
+
+
+@pytest.mark.parametrize("implementation", ["interpret", "xla"])
+def test_an_array_that_only_gives_a_size_may_have_leading_axes(tmp_path, implementation):
+    """The bias's gradient is the cotangent's sum: `x` says how long it is, and its rows are no axis of that kernel."""
+    op = make_op(tmp_path, MEAN_OF_SUM)
+
+    def loss(x, bias):
+        return jnp.sum(jnp.sin(op(x, bias, implementation=implementation)))
+
+    x, bias = normal(2, 3, 30), normal(30, seed=1)
+    dx, dbias = jax.grad(loss, argnums=(0, 1))(x, bias)
+    slope = np.cos(np.mean(np.asarray(x, "float64") + np.asarray(bias, "float64"), axis=-1)) / 30
+    np.testing.assert_allclose(dx, np.broadcast_to(slope[..., None], x.shape), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(dbias, np.full(30, slope.sum()), rtol=1e-5, atol=1e-7)

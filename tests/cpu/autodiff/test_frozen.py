@@ -221,6 +221,7 @@ def test_the_order_does_not_matter_to_interpreted_kernels_either():
 
 MEAN_OF_SUM = """
 op: mean_of_sum
+summary: The mean of a sum.
 inputs: {x: "float32[..., N]", bias: "float32[N]"}
 outputs: {y: "float32[...]"}
 chain: y = mean(x + bias, axis=N)

@@ -8,6 +8,7 @@ computed in float64 and rounded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import ml_dtypes
@@ -282,7 +283,7 @@ def larger(a: Array, b: Array, nan: bool) -> Array:
     return _extreme(a, b, nan, np.maximum, lambda x: ~np.signbit(x))
 
 
-def _extreme(a: Array, b: Array, nan: bool, pick, first) -> Array:
+def _extreme(a: Array, b: Array, nan: bool, pick: Callable[..., np.ndarray], first: Callable[..., np.ndarray]) -> Array:
     result = pick(a, b)
     if not nan:
         result = np.where(np.isnan(a), b, np.where(np.isnan(b), a, result))

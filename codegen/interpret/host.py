@@ -58,7 +58,7 @@ class _Runtime:
         self.kernels: list[str] = []
         self.programs: dict[str, Program] = {}
         self.found: list[LaunchConfig] = []
-        self.keep: list = []
+        self.keep: list[object] = []
 
     def install(self) -> None:
         llvm = llvm_binding()
@@ -101,9 +101,10 @@ class _Runtime:
         for i in range(asked.count):
             attribute = asked.attributes[i]
             if attribute.id == _CLUSTER_DIMENSION:
-                cluster = tuple(int(v) for v in attribute.value[:3])  # type: ignore[assignment]
+                x, y, z = attribute.value[:3]
+                cluster = int(x), int(y), int(z)
         grid, block = tuple(asked.grid), tuple(asked.block)
-        self.found.append(LaunchConfig(name, grid, block, int(asked.shared), params, cluster))  # type: ignore[arg-type]
+        self.found.append(LaunchConfig(name, grid, block, int(asked.shared), params, cluster))
         return 0
 
 

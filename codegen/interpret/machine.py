@@ -8,7 +8,9 @@ are always in one batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -38,6 +40,8 @@ from codegen.interpret.ptx import (
     ends_block,
 )  # fmt: skip
 from codegen.interpret.report import Report
+
+Index = TypeVar("Index", int, np.ndarray)
 
 LANES = 1 << 17  # that step together
 STEPS = 200_000  # basic blocks of one batch: more is an endless loop
@@ -235,7 +239,7 @@ class Machine:
             except Fault as fault:
                 raise self.error(fault.lane, instruction, fault.message) from None
 
-    def checked(self, instruction: Instruction | None, action, *arguments) -> None:
+    def checked(self, instruction: Instruction | None, action: Callable[..., None], *arguments: object) -> None:
         """Run an action; a fault gets its thread's place, and the instruction, by default the one that the thread is at."""
         try:
             action(*arguments)
@@ -460,7 +464,7 @@ class Machine:
         shape, index = places[base]
         return _coordinate(index, shape, axis_of)
 
-    def block_place(self, block, axis: int):
+    def block_place(self, block: Index, axis: int) -> Index:
         """A coordinate in the grid of a block, which is numbered by cluster, then by rank."""
         start = _coordinate(block // self.cluster_size, self.clusters, axis) * self.cluster[axis]
         return start + _coordinate(block % self.cluster_size, self.cluster, axis)
@@ -480,5 +484,5 @@ class Machine:
         return InterpretError(text)
 
 
-def _coordinate(index, shape: Dim, axis: int):
+def _coordinate(index: Index, shape: Dim, axis: int) -> Index:
     return index // [1, shape[0], shape[0] * shape[1]][axis] % shape[axis]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class Report:
         """The fraction of issued lanes that were idle."""
         return 1 - self.instructions / self.slots if self.slots else 0.0
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         """For --json."""
         return {
             "kernel": self.kernel, "blocks": self.blocks, "threads": self.threads,

@@ -10,7 +10,7 @@ from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode import mbarriers, tensormaps
 from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.memory.spaces import WINDOWS
-from codegen.interpret.ptx import Address, Imm, Symbol, Vector
+from codegen.interpret.ptx import Address, Imm, Operand, Symbol, Vector
 
 SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "const")
 # Order and cache hints of an access have no effect here: lanes step together, and there is one memory
@@ -20,14 +20,14 @@ HINTS = (
 )  # fmt: skip
 
 
-def memory_of(words) -> tuple[str, list[str]]:
+def memory_of(words: tuple[str, ...]) -> tuple[str, list[str]]:
     """The space, and the words that are neither a space nor a hint."""
     space = next((w for w in words if w in SPACES), "generic")
     rest = [w for w in words if w != space and w not in HINTS and not w.startswith(("L1::", "L2::"))]
     return "shared" if space == "shared::cta" else space, rest
 
 
-def vector_of(words) -> tuple[str, int, str]:
+def vector_of(words: tuple[str, ...]) -> tuple[str, int, str]:
     """The space, the number of words, and their type."""
     space, rest = memory_of(words)
     count = 1
@@ -39,7 +39,7 @@ def vector_of(words) -> tuple[str, int, str]:
     return space, count, kind
 
 
-def load(words, operands) -> Execute:
+def load(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     space, count, kind = vector_of(words)
     target, address = operands
     targets = target.items if isinstance(target, Vector) else (target,)
@@ -57,7 +57,7 @@ def load(words, operands) -> Execute:
     return run
 
 
-def store(words, operands) -> Execute:
+def store(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     if words[:1] == ("async",):
         return mbarriers.store_async(words[1:], operands)
     space, count, kind = vector_of(words)
@@ -73,13 +73,13 @@ def store(words, operands) -> Execute:
     )
 
 
-ATOMS: dict[str, Callable] = {
+ATOMS: dict[str, Callable[..., np.ndarray]] = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
     "xor": np.bitwise_xor, "exch": lambda old, new: new,
 }  # fmt: skip
 
 
-def atomic(words, operands, result: bool) -> Execute:
+def atomic(words: tuple[str, ...], operands: tuple[Operand, ...], result: bool) -> Execute:
     space, (op, kind) = memory_of(words)
     if space not in ("global", "shared", "shared::cluster") or op not in (*ATOMS, "cas"):
         raise Unknown(f".{op}")
@@ -89,7 +89,7 @@ def atomic(words, operands, result: bool) -> Execute:
     return lambda m: m.spaces.atomic(space, address, op, ATOMS.get(op), kind, values, target)
 
 
-def address(words, operands) -> Execute:
+def address(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """cvta: between a space's addresses and generic ones, which differ by the start of the space's window."""
     back = words[:1] == ("to",)
     space, kind = words[1:] if back else words
@@ -110,7 +110,7 @@ def address(words, operands) -> Execute:
 # Clusters
 
 
-def map_address(words, operands) -> Execute:
+def map_address(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """mapa: from an address in a block's shared memory to the same place in that of another block of its cluster."""
     only(words, ("shared::cluster", "u32"))
     target, a, rank = operands
@@ -119,14 +119,14 @@ def map_address(words, operands) -> Execute:
     return lambda m: m.spaces.map_shared(target, m.read(a, "u32"), m.read(rank, "u32"))
 
 
-def rank_of(words, operands) -> Execute:
+def rank_of(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """getctarank: the rank of the block whose shared memory an address is in."""
     only(words, ("shared::cluster", "u32"))
     target, a = operands
     return lambda m: m.write(target, m.spaces.rank_of(m.read(a, "u32").astype(np.int64)))
 
 
-def fence(words, operands) -> Execute:
+def fence(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """A fence. Lanes step together, so memory is in order; only a relaxed arrival at a cluster's barrier needs a fence."""
     flags = set(words)
     allowed = ("acq_rel", "acquire", "release", "sc", "cta", "cluster", "gpu", "gl", "sys")
@@ -145,7 +145,7 @@ def fence(words, operands) -> Execute:
 # Asynchronous copies
 
 
-def copy_async(words, operands) -> Execute:
+def copy_async(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """cp.async of global to shared memory, and the groups that threads wait for; cp.async.bulk."""
     if words[:2] == ("async", "bulk"):
         return tensormaps.copy_box(words[2:], operands)

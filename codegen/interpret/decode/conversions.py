@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode.decoding import INTEGRAL, ROUNDINGS, Execute, Machine, Unknown, only
+from codegen.interpret.ptx import Operand
 
 
-def convert(words, operands) -> Execute:
+def convert(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     to, source = words[-2:]
     target, *sources = operands
     if words == ("rna", "tf32", "f32"):
@@ -42,7 +43,9 @@ def convert(words, operands) -> Execute:
 INTEGERS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64")
 
 
-def conversion(source: str, to: str, mode: str | None, sat: bool, floats) -> Callable[[np.ndarray], np.ndarray]:
+def conversion(
+    source: str, to: str, mode: str | None, sat: bool, floats: Sequence[str]
+) -> Callable[[np.ndarray], np.ndarray]:
     """The function between two types in a rounding mode."""
     dtype = PTX_TYPES[to]
     if source in floats and to in floats:
@@ -69,7 +72,7 @@ def conversion(source: str, to: str, mode: str | None, sat: bool, floats) -> Cal
     return lambda x: np.clip(x, low, high).astype(dtype)
 
 
-def float_to_float(x, to: str, mode: str | None, sat: bool):
+def float_to_float(x: np.ndarray, to: str, mode: str | None, sat: bool) -> np.ndarray:
     if mode in INTEGRAL:
         x = ar.round_integral(x, mode)
     if to == "bf16":
@@ -86,7 +89,7 @@ def float_to_float(x, to: str, mode: str | None, sat: bool):
     return ar.canonical(x)
 
 
-def integer_to_float(x, to: str, mode: str):
+def integer_to_float(x: np.ndarray, to: str, mode: str) -> np.ndarray:
     if to == "f64":
         return x.astype(np.float64)
     if to == "bf16":
@@ -98,7 +101,7 @@ def integer_to_float(x, to: str, mode: str):
     return x.astype(np.float32) if to == "f32" else x.astype(np.float16)
 
 
-def convert_pair(to: str, source: str, flags: set[str], mode: str | None, operands) -> Execute:
+def convert_pair(to: str, source: str, flags: set[str], mode: str | None, operands: tuple[Operand, ...]) -> Execute:
     """Two values packed in one register: the first operand in the upper half."""
     if mode != "rn":
         raise Unknown(f".{mode}")

@@ -18,7 +18,9 @@ def finish(x: np.ndarray, ftz: bool) -> np.ndarray:
     return ar.canonical(ar.flush(x) if ftz else x)
 
 
-def float_arithmetic(scalar: Callable[..., np.ndarray], words, operands: tuple[Operand, ...]) -> Execute:
+def float_arithmetic(
+    scalar: Callable[..., np.ndarray], words: tuple[str, ...], operands: tuple[Operand, ...]
+) -> Execute:
     """add, sub, mul, fma over f32, f64, f32x2, f16x2, bf16x2, and over f32 with all operands but the last of f16 or bf16:
     `scalar(mode, *args)` works on float32 or float64."""
     narrow = words[-1] if words[-2:-1] == ("f32",) and words[-1] in ("f16", "bf16") else ""
@@ -91,23 +93,23 @@ def wide_to_f16(x: np.ndarray) -> np.ndarray:
     return ar.canonical(x.astype(np.float16)).view(np.uint16)
 
 
-def add(mode: str, a, b):
+def add(mode: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return ar.add32(a, b, mode) if a.dtype == np.float32 and b.dtype == np.float32 else a + b
 
 
-def sub(mode: str, a, b):
+def sub(mode: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return add(mode, a, -b)
 
 
-def mul(mode: str, a, b):
+def mul(mode: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return ar.mul32(a, b, mode) if a.dtype == np.float32 and b.dtype == np.float32 else a * b
 
 
-def fma(mode: str, a, b, c):
+def fma(mode: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return ar.fma32(a, b, c, mode) if a.dtype == np.float32 else ar.fma64(*np.broadcast_arrays(a, b, c))
 
 
-def divide(words, operands) -> Execute:
+def divide(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     kind = words[-1]
     target, a, b = operands
     if not kind.startswith("f"):
@@ -129,7 +131,7 @@ def divide(words, operands) -> Execute:
     return run
 
 
-def sign(words, operands, negate: bool) -> Execute:
+def sign(words: tuple[str, ...], operands: tuple[Operand, ...], negate: bool) -> Execute:
     """neg and abs: of floats only the sign bit changes."""
     kind = words[-1]
     only(words[:-1], ("ftz",))
@@ -151,7 +153,7 @@ def sign(words, operands, negate: bool) -> Execute:
     return run
 
 
-def copysign(words, operands) -> Execute:
+def copysign(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     (kind,) = words
     target, a, b = operands
     unsigned, bit = {"f32": ("u32", 1 << 31), "f64": ("u64", 1 << 63)}[kind]
@@ -159,7 +161,9 @@ def copysign(words, operands) -> Execute:
     return lambda m: m.write(target, (m.read(a, unsigned) & mask) | (m.read(b, unsigned) & ~mask))
 
 
-def function(scalar: Callable[[np.ndarray], np.ndarray], words, operands) -> Execute:
+def function(
+    scalar: Callable[[np.ndarray], np.ndarray], words: tuple[str, ...], operands: tuple[Operand, ...]
+) -> Execute:
     """A function of one argument: rounded where PTX says how, else the nearest value to the true one."""
     kind = words[-1]
     flags = only(words[:-1], ("rn", "approx", "ftz"))
@@ -192,7 +196,7 @@ def gross(scalar: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarr
     return np.where(np.isnan(cut), nan, cut)
 
 
-def sqrt(words, operands) -> Execute:
+def sqrt(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     if "rn" in words:
         kind = words[-1]
         target, a = operands
@@ -201,7 +205,12 @@ def sqrt(words, operands) -> Execute:
     return function(np.sqrt, words, operands)
 
 
-def extreme(scalar: Callable, integer: Callable, words, operands) -> Execute:
+def extreme(
+    scalar: Callable[..., np.ndarray],
+    integer: Callable[..., np.ndarray],
+    words: tuple[str, ...],
+    operands: tuple[Operand, ...],
+) -> Execute:
     kind = words[-1]
     target, *sources = operands
     if list(words) == ["relu", "s32"]:  # negative results become 0
@@ -228,9 +237,9 @@ def extreme(scalar: Callable, integer: Callable, words, operands) -> Execute:
     return run
 
 
-def rcp(x):
+def rcp(x: np.ndarray) -> np.ndarray:
     return 1 / x
 
 
-def rsqrt(x):
+def rsqrt(x: np.ndarray) -> np.ndarray:
     return 1 / np.sqrt(x)

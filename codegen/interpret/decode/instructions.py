@@ -67,7 +67,13 @@ def _written_as(instruction: Instruction) -> str:
     return words[-2] if words[0] in ("cvt", "set") else words[-1]
 
 
-def by_kind(name: str, on_floats: Callable, on_integers: Callable, words, operands) -> Execute:
+def by_kind(
+    name: str,
+    on_floats: Callable[..., np.ndarray],
+    on_integers: Callable[..., np.ndarray],
+    words: tuple[str, ...],
+    operands: tuple[Operand, ...],
+) -> Execute:
     if "cc" in words:
         return integers.extended(name, words, operands)
     if words[-1].startswith(("f", "bf")):
@@ -75,7 +81,7 @@ def by_kind(name: str, on_floats: Callable, on_integers: Callable, words, operan
     return integers.integer_arithmetic(on_integers, words, operands)
 
 
-def multiply(words, operands) -> Execute:
+def multiply(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     if words[0] not in ("lo", "hi", "wide"):
         return floating.float_arithmetic(floating.mul, words, operands)
     part, kind = words
@@ -88,7 +94,7 @@ def multiply(words, operands) -> Execute:
     return lambda m: m.write(target, m.read(a, kind).astype(wide) * m.read(b, kind).astype(wide))
 
 
-def nothing(words, operands) -> Execute:
+def nothing(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """Hints."""
     return lambda m: None
 

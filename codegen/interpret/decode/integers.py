@@ -9,12 +9,12 @@ import numpy as np
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
-from codegen.interpret.ptx import Reg
+from codegen.interpret.ptx import Operand, Reg
 
 CARRY = Reg("CC.CF")
 
 
-def extended(operation: str, words, operands) -> Execute:
+def extended(operation: str, words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """add, sub and mad with a carry in (addc, ...), out (.cc), or both: the limbs of wide numbers."""
     *flags, kind = words
     target, *sources = operands
@@ -51,7 +51,9 @@ def extended(operation: str, words, operands) -> Execute:
     return run
 
 
-def integer_arithmetic(scalar: Callable, words, operands) -> Execute:
+def integer_arithmetic(
+    scalar: Callable[..., np.ndarray], words: tuple[str, ...], operands: tuple[Operand, ...]
+) -> Execute:
     kind = words[-1]
     only(words[:-1], ())
     target, *sources = operands
@@ -71,7 +73,7 @@ def integer_arithmetic(scalar: Callable, words, operands) -> Execute:
     return run
 
 
-def multiply_add(words, operands) -> Execute:
+def multiply_add(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     if "cc" in words:
         return extended("mad", words, operands)
     part, kind = words
@@ -80,12 +82,12 @@ def multiply_add(words, operands) -> Execute:
         wide = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}[kind]
         to = PTX_TYPES[wide]
         return lambda m: m.write(target, m.read(a, kind).astype(to) * m.read(b, kind).astype(to) + m.read(c, wide))
-    products: dict[str, Callable] = {"lo": np.multiply, "hi": ar.multiply_high}
+    products: dict[str, Callable[..., np.ndarray]] = {"lo": np.multiply, "hi": ar.multiply_high}
     product = products[part]
     return lambda m: m.write(target, product(m.read(a, kind), m.read(b, kind)) + m.read(c, kind))
 
 
-def shift(scalar: Callable, words, operands) -> Execute:
+def shift(scalar: Callable[..., np.ndarray], words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     (kind,) = words
     target, a, b = operands
     bits = np.dtype(PTX_TYPES[kind]).itemsize * 8
@@ -97,17 +99,17 @@ def shift(scalar: Callable, words, operands) -> Execute:
     return run
 
 
-def shl(x, n, bits):
+def shl(x: np.ndarray, n: np.ndarray, bits: int) -> np.ndarray:
     return np.where(n >= bits, x.dtype.type(0), x << np.minimum(n, bits - 1).astype(x.dtype))
 
 
-def shr(x, n, bits):
+def shr(x: np.ndarray, n: np.ndarray, bits: int) -> np.ndarray:
     clamped = np.minimum(n, bits - 1).astype(x.dtype)
     gone = np.where(x < 0, x.dtype.type(-1), x.dtype.type(0)) if x.dtype.kind == "i" else x.dtype.type(0)
     return np.where(n >= bits, gone, x >> clamped)
 
 
-def funnel(words, operands) -> Execute:
+def funnel(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     side, clamp, _ = words  # shf.l.wrap.b32 and its kin
     target, a, b, c = operands
 
@@ -121,13 +123,13 @@ def funnel(words, operands) -> Execute:
     return run
 
 
-def bitwise(scalar: Callable, words, operands) -> Execute:
+def bitwise(scalar: Callable[..., np.ndarray], words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     (kind,) = words
     target, *sources = operands
     return lambda m: m.write(target, scalar(*(m.read(s, kind) for s in sources)))
 
 
-def bfi(words, operands) -> Execute:
+def bfi(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     (kind,) = words
     target, a, b, c, d = operands
     dtype, bits = PTX_TYPES[kind], np.dtype(PTX_TYPES[kind]).itemsize * 8
@@ -143,7 +145,7 @@ def bfi(words, operands) -> Execute:
     return run
 
 
-def bfe(words, operands) -> Execute:
+def bfe(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     (kind,) = words
     target, a, b, c = operands
     bits = np.dtype(PTX_TYPES[kind]).itemsize * 8
@@ -167,13 +169,13 @@ def bfe(words, operands) -> Execute:
     return run
 
 
-def count_bits(words, operands) -> Execute:
+def count_bits(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     (kind,) = words
     target, a = operands
     return lambda m: m.write(target, np.bitwise_count(m.read(a, kind)).astype(np.uint32))
 
 
-def leading_zeros(words, operands) -> Execute:
+def leading_zeros(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     (kind,) = words
     target, a = operands
     bits = int(kind[1:])
@@ -190,7 +192,7 @@ def leading_zeros(words, operands) -> Execute:
     return run
 
 
-def prmt(words, operands) -> Execute:
+def prmt(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     only(words, ("b32",))
     target, a, b, c = operands
     return lambda m: m.write(target, ar.permute(m.read(a, "u32"), m.read(b, "u32"), m.read(c, "u32")))

@@ -12,7 +12,7 @@ from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.ptx import Operand, Reg, Symbol, Vector
 
 
-def move(words, operands) -> Execute:
+def move(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     (kind,) = words
     target, a = operands
     if isinstance(target, Vector) or isinstance(a, Vector):
@@ -29,7 +29,7 @@ def move(words, operands) -> Execute:
     return run
 
 
-def select(words, operands) -> Execute:
+def select(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     (kind,) = words
     target, a, b, p = operands
     unsigned = kind if kind == "pred" else "u" + kind.lstrip("bfsu")
@@ -40,13 +40,13 @@ def select(words, operands) -> Execute:
     return run
 
 
-COMPARISONS: dict[str, Callable] = {
+COMPARISONS: dict[str, Callable[..., np.ndarray]] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
 }  # fmt: skip
 
 
-def comparison_of(words) -> tuple[Callable, str, str | None, str]:
+def comparison_of(words: tuple[str, ...]) -> tuple[Callable[..., np.ndarray], str, str | None, str]:
     """The function of two arrays, the operands' type, how a predicate is combined, and the result's type for `set`."""
     comparison, *flags, kind = words
     combine = next((w for w in flags if w in COMBINE), None)
@@ -72,7 +72,7 @@ def comparison_of(words) -> tuple[Callable, str, str | None, str]:
     return compare, kind, combine, made
 
 
-COMBINE: dict[str, Callable] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+COMBINE: dict[str, Callable[..., np.ndarray]] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def both_halves(m: Machine, operand: Operand, kind: str) -> list[np.ndarray]:
@@ -82,7 +82,7 @@ def both_halves(m: Machine, operand: Operand, kind: str) -> list[np.ndarray]:
     return [ar.bf16_to_32(h) if kind == "bf16x2" else h.view(np.float16) for h in halves]
 
 
-def set_predicate(words, operands) -> Execute:
+def set_predicate(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     compare, kind, combine, made = comparison_of(words)
     if made != "pred":
         raise Unknown("." + made)
@@ -120,7 +120,7 @@ TRUE = {
 }
 
 
-def set_value(words, operands) -> Execute:
+def set_value(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """set: a comparison as a number, all bits or 1.0; for packed operands one a half."""
     compare, kind, combine, made = comparison_of(words)
     target, a, b = operands[:3]

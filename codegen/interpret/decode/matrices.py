@@ -37,7 +37,7 @@ def whole_warps(m: Machine, name: str) -> np.ndarray:
     return lanes.reshape(-1, 32)
 
 
-def load_matrices(words, operands) -> Execute:
+def load_matrices(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """ldmatrix: lanes 8i .. 8i + 7 give the row addresses of the i-th 8 x 8 matrix of 16-bit elements."""
     count, transposed = _eights(words)
     target, address = operands
@@ -59,7 +59,7 @@ def load_matrices(words, operands) -> Execute:
     return run
 
 
-def store_matrices(words, operands) -> Execute:
+def store_matrices(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """stmatrix: the reverse of ldmatrix; the lane that gives a row's address stores the row."""
     count, transposed = _eights(words)
     address, source = operands
@@ -79,7 +79,7 @@ def store_matrices(words, operands) -> Execute:
     return run
 
 
-def _eights(words) -> tuple[int, bool]:
+def _eights(words: tuple[str, ...]) -> tuple[int, bool]:
     """The number of 8 x 8 matrices, and whether they are transposed."""
     sync, aligned, shape, number, *rest = words
     count = {"x1": 1, "x2": 2, "x4": 4}.get(number)
@@ -98,7 +98,7 @@ def _rows(m: Machine, address: Address, lanes: np.ndarray, count: int) -> tuple[
     return *m.spaces.shared_place("shared", where, who), who
 
 
-def multiply(words, operands) -> Execute:
+def multiply(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """mma.sync: d = a * b + c, for the shapes whose K is 32 bytes."""
     shape, *types = words[2:]
     if words[:2] != ("sync", "aligned") or types[:2] != ["row", "col"] or len(types) != 6:
@@ -127,6 +127,7 @@ def multiply(words, operands) -> Execute:
                 held += x[:, :, None] * y[:, None, :]
             held = ar.canonical(held)
         for i, item in enumerate(d):
+            assert item is not None
             m.write(item, held[:, ELEMENT_ROW[i], COLUMN[i]].reshape(-1))
 
     return run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from codegen.interpret.arithmetic import PTX_TYPES
@@ -12,30 +14,34 @@ from codegen.interpret.ptx import Address, Imm, Operand, Vector
 SPACES = ("shared", "shared::cta", "b64")
 
 
-def decode(words, operands) -> Execute:
+def decode(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """mbarrier.init, .arrive, .arrive.expect_tx and .try_wait.parity."""
     action, *rest = words
     if action == "init":
         only(tuple(rest), SPACES)
         place, count = operands
-        return lambda m: _init(m, place, count)
+        at = _address(place)
+        return lambda m: _init(m, at, count)
     if action == "arrive" and rest[:1] == ["expect_tx"]:
         only(tuple(rest[1:]), ("release", "cta", *SPACES))
         _, place, expected = operands
-        return lambda m: _arrive(m, place, expected, Imm(1))
+        at = _address(place)
+        return lambda m: _arrive(m, at, expected, Imm(1))
     if action == "arrive":
         space = "shared::cluster" if "shared::cluster" in rest else "shared"
         only(tuple(rest), ("release", "cta", "cluster", "shared::cluster", *SPACES))
         _, place, *more = operands
-        return lambda m: _arrive(m, place, Imm(0), more[0] if more else Imm(1), space)
+        at = _address(place)
+        return lambda m: _arrive(m, at, Imm(0), more[0] if more else Imm(1), space)
     if action in ("try_wait", "test_wait") and rest[:1] == ["parity"]:
         only(tuple(rest[1:]), ("acquire", "cta", *SPACES))
         target, place, parity, *_ = operands
-        return lambda m: _wait(m, target, place, parity)
+        at = _address(place)
+        return lambda m: _wait(m, target, at, parity)
     raise Unknown("." + ".".join(words))
 
 
-def store_async(words, operands) -> Execute:
+def store_async(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """st.async: a store to the shared memory of a block of the cluster, whose mbarrier counts the bytes."""
     *rest, kind = words
     count = int(rest.pop()[1:]) if rest[-1] in ("v2", "v4") else 1
@@ -83,10 +89,15 @@ def _wait(m: Machine, target: Operand, address: Address, parity: Operand) -> Non
     m.aside(lanes[~over])
 
 
-def _send(m: Machine, address: Address, sources: tuple, kind: str, barrier: Address) -> None:
+def _address(operand: Operand) -> Address:
+    assert isinstance(operand, Address)
+    return operand
+
+
+def _send(m: Machine, address: Address, sources: Sequence[Operand | None], kind: str, barrier: Address) -> None:
     lanes, row, offset = _places(m, address, "shared::cluster")
     size = np.dtype(PTX_TYPES[kind]).itemsize
-    values = [m.read(s, f"u{8 * size}") for s in sources]
+    values = [m.read(s, f"u{8 * size}") for s in sources if s is not None]
     m.shared.reach(row, lanes)
     _, homes, places = _places(m, barrier, "shared::cluster")
     at = m.shared.send(row, offset, values, size, lanes, homes, places)

@@ -61,7 +61,7 @@ def swizzled(offset: np.ndarray, width: int) -> np.ndarray:
     return offset ^ (offset // LINE % (width // CHUNK) * CHUNK)
 
 
-def copy_box(words, operands) -> Execute:
+def copy_box(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """cp.async.bulk.tensor: a box from global memory to the shared memory of one block, or of several in its cluster."""
     tensor, rank, *rest = words
     hint, multicast = "L2::cache_hint" in rest, "multicast::cluster" in rest

@@ -27,7 +27,7 @@ def members(m: Machine, lanes: np.ndarray, mask: Operand) -> np.ndarray:
     return named
 
 
-def shuffle(words, operands) -> Execute:
+def shuffle(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     sync, mode, _ = words
     target, a, b, c, mask = operands
     if sync != "sync" or mode not in ("up", "down", "bfly", "idx"):
@@ -68,7 +68,7 @@ def sources(m: Machine, lanes: np.ndarray, source: np.ndarray) -> np.ndarray:
     return wanted
 
 
-def vote(words, operands) -> Execute:
+def vote(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     sync, mode, _ = words
     if sync != "sync" or mode not in ("all", "any", "uni", "ballot"):
         raise Unknown("." + mode)
@@ -87,13 +87,13 @@ def vote(words, operands) -> Execute:
     return run
 
 
-def active_mask(words, operands) -> Execute:
+def active_mask(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     only(words, ("b32",))
     (target,) = operands
     return lambda m: m.write(target, ballot(m, m.active()))
 
 
-def elect(words, operands) -> Execute:
+def elect(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """The leader is the lowest lane of the mask. PTX does not define the choice, but it must be the same each time."""
     only(words, ("sync",))
     target, mask = operands
@@ -112,12 +112,12 @@ def elect(words, operands) -> Execute:
     return run
 
 
-def reduce(words, operands) -> Execute:
+def reduce(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """redux.sync: one value from the values of a mask's lanes."""
     sync, operation, *flags, kind = words
     target, a, mask = operands
-    integers: dict[str, Callable] = {"add": np.add, "min": np.minimum, "max": np.maximum}
-    bits: dict[str, Callable] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+    integers: dict[str, Callable[..., np.ndarray]] = {"add": np.add, "min": np.minimum, "max": np.maximum}
+    bits: dict[str, Callable[..., np.ndarray]] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
     chosen = only(tuple(flags), ("abs", "NaN") if kind == "f32" else ())
     table = bits if kind == "b32" else integers if kind in ("u32", "s32", "f32") else {}
     if sync != "sync" or operation not in table or (kind == "f32" and operation == "add"):

@@ -32,7 +32,7 @@ ROW_BYTES = {1 << 16: 128, 2 << 16: 64}  # a descriptor's upper bits, which only
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 
-def decode(words, operands) -> Execute:
+def decode(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     if words[1:] == ("sync", "aligned"):
         if words[0] == "commit_group":
             return lambda m: m.products.commit(matrices.whole_warps(m, "wgmma").reshape(-1))
@@ -44,7 +44,7 @@ def decode(words, operands) -> Execute:
     raise Unknown("." + ".".join(words))
 
 
-def multiply(words, operands) -> Execute:
+def multiply(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """wgmma.mma_async, both factors in shared memory."""
     shape, *flags, of_d, of_a, of_b = words
     bits = matrices.BITS.get(of_a)
@@ -55,8 +55,8 @@ def multiply(words, operands) -> Execute:
     depth = 8 * DEPTH // bits
     columns = int(shape.removeprefix("m64n").removesuffix(f"k{depth}"))
     d, a, b, adds, *more = operands
-    signs = [o.value for o in more[:2]] if kind == "f32" else [1, 1]
-    transposed = [o.value for o in more[2:]] if bits == 16 else [0, 0]
+    signs = [o.value for o in more[:2] if isinstance(o, Imm)] if kind == "f32" else [1, 1]
+    transposed = [o.value for o in more[2:] if isinstance(o, Imm)] if bits == 16 else [0, 0]
     if shape != f"m64n{columns}k{depth}" or columns % 8 or not 8 <= columns <= 256:
         raise Unknown("." + shape)
     if not isinstance(d, Vector) or not isinstance(a, Reg) or len(d.items) != columns // 2:

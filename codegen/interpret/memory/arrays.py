@@ -193,7 +193,18 @@ class Global:
                     self.differing(array, int(offset[place]) + k * wordsize, int(own[place]))
             count(array, "st", addresses[pick], width, own)
 
-    def check_write(self, array, view, offset, index, parts, wordsize, lanes, writer) -> None:
+    def check_write(
+        self,
+        array: Array,
+        view: np.ndarray,
+        offset: np.ndarray,
+        index: np.ndarray,
+        parts: list[np.ndarray],
+        wordsize: int,
+        lanes: np.ndarray,
+        writer: np.ndarray,
+    ) -> None:
+        assert array.owner is not None
         for k, part in enumerate(parts):
             owner = array.owner[offset + k * wordsize]
             bad = (owner >= 0) & (owner != writer) & (view[index + k] != part)
@@ -225,7 +236,7 @@ class Global:
         return None
 
 
-def _spread(target: np.ndarray, offset: np.ndarray, width: int, value) -> None:
+def _spread(target: np.ndarray, offset: np.ndarray, width: int, value: np.ndarray | bool | int) -> None:
     """target[offset + 0 .. width - 1] = value."""
     if width & (width - 1):  # part of a wider access
         for k in range(width):

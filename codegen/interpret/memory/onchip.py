@@ -29,7 +29,9 @@ class Rows:
     def name(self, row: int, lane: int) -> str:
         return self.what
 
-    def bytes_of(self, row, offset, width: int, lanes, verb: str, alignment: int) -> np.ndarray:
+    def bytes_of(
+        self, row: np.ndarray, offset: np.ndarray, width: int, lanes: np.ndarray, verb: str, alignment: int
+    ) -> np.ndarray:
         """The index of each byte of each access: (accesses, width)."""
         for bad, say in (
             ((offset < 0) | (offset + width > self.size), "out of bounds of"),
@@ -49,7 +51,9 @@ class Rows:
             row, byte = divmod(int(at[place, k]), self.size)
             raise Fault(int(lanes[place]), f"{before} byte {byte} of {self.name(row, int(lanes[place]))}{after}")
 
-    def load(self, row, offset, words: int, wordsize: int, lanes, asked: int) -> list[np.ndarray]:
+    def load(
+        self, row: np.ndarray, offset: np.ndarray, words: int, wordsize: int, lanes: np.ndarray, asked: int
+    ) -> list[np.ndarray]:
         """`words` consecutive words for each access, which is `asked` words wide."""
         at = self.bytes_of(row, offset, words * wordsize, lanes, "load", asked * wordsize)
         self.on_read(row, at, lanes)
@@ -57,18 +61,20 @@ class Rows:
         held = self.data[at].view(f"u{wordsize}")
         return [held[:, k] for k in range(words)]
 
-    def store(self, row, offset, values: list[np.ndarray], wordsize: int, lanes) -> None:
+    def store(
+        self, row: np.ndarray, offset: np.ndarray, values: list[np.ndarray], wordsize: int, lanes: np.ndarray
+    ) -> None:
         """Store consecutive words for each access."""
         width = len(values) * wordsize
         at = self.bytes_of(row, offset, width, lanes, "store", width)
         words = [np.ascontiguousarray(np.broadcast_to(v, offset.shape)).view(np.uint8) for v in values]
         self.put(row, at, np.concatenate([w.reshape(-1, wordsize) for w in words], axis=1), lanes)
 
-    def put(self, row, at: np.ndarray, whole: np.ndarray, lanes) -> None:
+    def put(self, row: np.ndarray, at: np.ndarray, whole: np.ndarray, lanes: np.ndarray) -> None:
         self.data[at] = whole
         self.initialised[at] = True
 
-    def on_read(self, row, at: np.ndarray, lanes) -> None:
+    def on_read(self, row: np.ndarray, at: np.ndarray, lanes: np.ndarray) -> None:
         """A check before a read."""
 
 
@@ -142,7 +148,7 @@ class Shared(Rows):
 
     # Races
 
-    def on_read(self, row, at: np.ndarray, lanes) -> None:
+    def on_read(self, row: np.ndarray, at: np.ndarray, lanes: np.ndarray) -> None:
         ordering, whom = self.ordering, lanes[:, None]
         self.landed(at, lanes, "read of")
         self.race(ordering.unordered(self.writer[at], whom), at, lanes, "read of", "wrote")
@@ -154,7 +160,9 @@ class Shared(Rows):
             at, lanes, stamp = at[~away], lanes[~away], stamp[~away]
         self.remember(self.reader, self.reading, at, lanes, stamp)
 
-    def remember(self, seen: np.ndarray, warps: np.ndarray | None, at, lanes, stamp) -> None:
+    def remember(
+        self, seen: np.ndarray, warps: np.ndarray | None, at: np.ndarray, lanes: np.ndarray, stamp: np.ndarray
+    ) -> None:
         """Add reads to the recorded reads that are not ordered before the new readers."""
         lanes, stamp, old = lanes[:, None], np.broadcast_to(stamp[:, None], at.shape), seen[at]
         kept = self.ordering.unordered(old, lanes, None if warps is None else warps[at])
@@ -169,7 +177,7 @@ class Shared(Rows):
         if clash.any():
             seen[at[clash]] = joined(last[clash], new[clash])
 
-    def before_write(self, at: np.ndarray, lanes) -> None:
+    def before_write(self, at: np.ndarray, lanes: np.ndarray) -> None:
         ordering, whom = self.ordering, lanes[:, None]
         self.landed(at, lanes, "write of")
         if self.used is not None:
@@ -182,7 +190,7 @@ class Shared(Rows):
             read |= ordering.unordered(self.visitor[at], whom)
         self.race(read, at, lanes, "write of", "read")
 
-    def put(self, row, at: np.ndarray, whole: np.ndarray, lanes) -> None:
+    def put(self, row: np.ndarray, at: np.ndarray, whole: np.ndarray, lanes: np.ndarray) -> None:
         self.before_write(at, lanes)
         super().put(row, at, whole, lanes)
         differs = self.data[at] != whole  # within one instruction the last of two wins
@@ -193,7 +201,7 @@ class Shared(Rows):
         if self.visitor is not None:
             self.visitor[at] = NONE
 
-    def race(self, bad: np.ndarray, at, lanes, verb: str, did: str) -> None:
+    def race(self, bad: np.ndarray, at: np.ndarray, lanes: np.ndarray, verb: str, did: str) -> None:
         self.refuse(bad, at, lanes, f"race: {verb}", f" that another thread {did}, with no barrier between")
 
     def cell(self, row: np.ndarray, offset: np.ndarray, size: int, lane: np.ndarray) -> np.ndarray:
@@ -205,14 +213,16 @@ class Shared(Rows):
 
     # Asynchronous copies
 
-    def copy(self, row, offset, whole: np.ndarray, lanes) -> None:
+    def copy(self, row: np.ndarray, offset: np.ndarray, whole: np.ndarray, lanes: np.ndarray) -> None:
         """cp.async: its bytes may be written from now on. They are written when the thread waits for them."""
         at = self.bytes_of(row, offset, whole.shape[1], lanes, "cp.async", whole.shape[1])
         self.before_write(at, lanes)
         self.take_off(at)
         self.copies.append(Copy(row, at, whole, lanes, self.committed[lanes]))
 
-    def deliver(self, row, offset, whole: np.ndarray, lanes, stamp: int) -> np.ndarray:
+    def deliver(
+        self, row: np.ndarray, offset: np.ndarray, whole: np.ndarray, lanes: np.ndarray, stamp: int
+    ) -> np.ndarray:
         """A bulk copy: the bytes are written, but may not be read yet. Returns their indices: (accesses, width)."""
         at = self.bytes_of(row, offset, whole.shape[1], lanes, "cp.async.bulk", whole.shape[1])
         self.fenced(at, lanes, "copy to")
@@ -222,7 +232,16 @@ class Shared(Rows):
         self.take_off(at)
         return at
 
-    def send(self, row, offset, values: list[np.ndarray], wordsize: int, lanes, homes, places) -> np.ndarray:
+    def send(
+        self,
+        row: np.ndarray,
+        offset: np.ndarray,
+        values: list[np.ndarray],
+        wordsize: int,
+        lanes: np.ndarray,
+        homes: np.ndarray,
+        places: np.ndarray,
+    ) -> np.ndarray:
         """st.async, for the mbarriers at places of blocks: the bytes are written, but may not be read yet. Returns their indices:
         (accesses, width)."""
         width = len(values) * wordsize
@@ -259,7 +278,7 @@ class Shared(Rows):
             if not done.all():
                 self.copies.append(Copy(*(part[~done] for part in copy)))
 
-    def landed(self, at: np.ndarray, lanes, verb: str) -> None:
+    def landed(self, at: np.ndarray, lanes: np.ndarray, verb: str) -> None:
         if self.flying is not None:
             self.refuse(
                 self.flying[at],

@@ -133,7 +133,9 @@ class Ordering:
             over |= self.by_cluster(who, arrived, lanes, many)
         return other & ~over
 
-    def all_known(self, row, warp, clock, warps: np.ndarray | None, home) -> np.ndarray:
+    def all_known(
+        self, row: np.ndarray, warp: np.ndarray, clock: np.ndarray, warps: np.ndarray | None, home: np.ndarray
+    ) -> np.ndarray:
         if warps is None:
             return np.zeros(row.shape, bool)
         over = np.ones(row.shape, bool)
@@ -142,7 +144,7 @@ class Ordering:
             over &= ((warps >> np.uint32(u)) & np.uint32(1) == 0) | known
         return over
 
-    def by_cluster(self, who, arrived, lanes, many) -> np.ndarray:
+    def by_cluster(self, who: np.ndarray, arrived: np.ndarray, lanes: np.ndarray, many: np.ndarray) -> np.ndarray:
         """Whether a cluster barrier is between: `who` arrived at it after its access, and `lanes` waited for it."""
         between = self.waited[lanes] - arrived
         for phase, late in self.relaxed.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from codegen.interpret import arithmetic as ar
@@ -65,7 +67,9 @@ class Spaces:
             return [data.view(f"u{size}")[k : k + 1] for k in range(count)]
         return self.load_from(space, self.place(address), self.m.active(), count, size, asked)
 
-    def load_from(self, space: str, where: np.ndarray, lanes: np.ndarray, count: int, size: int, asked: int):
+    def load_from(
+        self, space: str, where: np.ndarray, lanes: np.ndarray, count: int, size: int, asked: int
+    ) -> list[np.ndarray]:
         if space == "generic":
             results = [np.zeros(lanes.shape, f"u{size}") for _ in range(count)]
             for inner, chosen, offset in self.windows(where):
@@ -175,7 +179,16 @@ class Spaces:
                 whole[chosen, : int(count)] = np.stack(values, axis=1)
         self.shared.copy(row, offset, whole, lanes)
 
-    def atomic(self, space: str, address: Address, op: str, combine, kind: str, values, target) -> None:
+    def atomic(
+        self,
+        space: str,
+        address: Address,
+        op: str,
+        combine: Callable[..., np.ndarray] | None,
+        kind: str,
+        values: Sequence[Operand],
+        target: Operand | None,
+    ) -> None:
         """Lanes execute one after the other, in the order of threads, which is one of the legal orders."""
         where, lanes = self.place(address), self.m.active()
         size = np.dtype(PTX_TYPES[kind]).itemsize
@@ -199,6 +212,7 @@ class Spaces:
                 ):  # this one flushes denormals; shared memory's does not
                     cell[0] = ar.flush(ar.flush(old) + ar.flush(other))[0]
                 else:
+                    assert combine is not None
                     cell[0] = combine(old, other)[0]
         if space != "global":
             self.shared.visit(row, lanes, self.m.current)

@@ -7,18 +7,19 @@ Element-wise:
   bias_relu_residual, bias_residual, bias_silu, bool_logic, broadcast_add_4d,
   celu, channel_affine, clamp, column_scale, complex_mul_pairs,
   dequantize_awq, dequantize_codebook, dequantize_fp8, dequantize_int8,
-  dequantize_mxfp8, dgeglu, dgelu, dgelu_tanh, drelu, dropout, dropout_apply,
-  dsilu, dswiglu, dswiglu_pairs, elu, fatrelu_mul, filter_equal,
-  float64_polynomial, geglu, geglu_pairs, geglu_tanh, geglu_tanh_pairs, gelu,
-  gelu_fp8, gelu_mul, gelu_tanh, gelu_tanh_mul, glu, glu_pairs, hard_sigmoid,
-  hard_swish, integer_add_clip, kl_div_pointwise, leaky_relu,
-  leaky_relu_dynamic, lerp, log_sigmoid, lower_bound, mish, mixture, mul_silu,
-  quantize_fp8, quantize_int8, quick_gelu, reglu, reglu_pairs, relu, relu6,
-  relu_mask, rotary, rotary_pairs, row_column_scale, row_scale, saxpy,
-  scale_shift, scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul,
-  silu_mul_fp8, softcap, softplus, softsign, squared_relu, squareplus, swiglu,
-  swiglu_clamped, swiglu_fp8_pairs, swiglu_pairs, tanh, threshold_relu,
-  total_variation_grad, triple_split, vector_add, where_select, write_kv_cache
+  dequantize_mxfp4, dequantize_mxfp8, dequantize_nvfp4, dgeglu, dgelu,
+  dgelu_tanh, drelu, dropout, dropout_apply, dsilu, dswiglu, dswiglu_pairs,
+  elu, fatrelu_mul, filter_equal, float64_polynomial, geglu, geglu_pairs,
+  geglu_tanh, geglu_tanh_pairs, gelu, gelu_fp8, gelu_mul, gelu_tanh,
+  gelu_tanh_mul, glu, glu_pairs, hard_sigmoid, hard_swish, integer_add_clip,
+  kl_div_pointwise, leaky_relu, leaky_relu_dynamic, lerp, log_sigmoid,
+  lower_bound, mish, mixture, mul_silu, quantize_fp8, quantize_int8,
+  quick_gelu, reglu, reglu_pairs, relu, relu6, relu_mask, rotary,
+  rotary_pairs, row_column_scale, row_scale, saxpy, scale_shift, scaled_srelu,
+  scaled_swiglu, selu, sigmoid, silu, silu_mul, silu_mul_fp8, softcap,
+  softplus, softsign, squared_relu, squareplus, swiglu, swiglu_clamped,
+  swiglu_fp8_pairs, swiglu_pairs, tanh, threshold_relu, total_variation_grad,
+  triple_split, vector_add, where_select, write_kv_cache
 
 Reductions along rows:
   add_layernorm, add_rmsnorm, add_rmsnorm_fp8, add_rmsnorm_group_fp8,
@@ -31,14 +32,14 @@ Reductions along rows:
   layernorm, layernorm_fp8, layernorm_int8, layernorm_stats, log_softmax,
   logsumexp, masked_softmax, modulated_layernorm, qk_rmsnorm,
   quantize_group_fp8, quantize_group_int4, quantize_group_int8,
-  quantize_mxfp8, quantize_row_fp8, quantize_row_int8,
-  quantize_stochastic_int8, rmsnorm, rmsnorm_bias, rmsnorm_fp8, rmsnorm_gated,
-  rmsnorm_group_fp8, rmsnorm_llama, rmsnorm_reordered, rmsnorm_row_fp8,
-  rmsnorm_row_int8, rmsnorm_rstd, rmsnorm_silu, row_all, row_amax, row_any,
-  row_dot, row_max, row_mean, row_min, row_moments, row_norm, row_prod,
-  row_rms, row_sum, scaled_softmax, silu_mul_group_fp8, silu_mul_row_fp8,
-  softcap_softmax, softmax, softmax_entropy, top1_gate, total_variation,
-  weighted_row_sum, z_loss
+  quantize_mxfp4, quantize_mxfp8, quantize_nvfp4, quantize_row_fp8,
+  quantize_row_int8, quantize_stochastic_int8, rmsnorm, rmsnorm_bias,
+  rmsnorm_fp8, rmsnorm_gated, rmsnorm_group_fp8, rmsnorm_llama,
+  rmsnorm_reordered, rmsnorm_row_fp8, rmsnorm_row_int8, rmsnorm_rstd,
+  rmsnorm_silu, row_all, row_amax, row_any, row_dot, row_max, row_mean,
+  row_min, row_moments, row_norm, row_prod, row_rms, row_sum, scaled_softmax,
+  silu_mul_group_fp8, silu_mul_row_fp8, softcap_softmax, softmax,
+  softmax_entropy, top1_gate, total_variation, weighted_row_sum, z_loss
 
 Reductions over rows:
   all_finite, bias_grad, bilinear_form, column_amax, column_any, column_dot,
@@ -144,7 +145,9 @@ if TYPE_CHECKING:
     from .dequantize_codebook import dequantize_codebook as dequantize_codebook
     from .dequantize_fp8 import dequantize_fp8 as dequantize_fp8
     from .dequantize_int8 import dequantize_int8 as dequantize_int8
+    from .dequantize_mxfp4 import dequantize_mxfp4 as dequantize_mxfp4
     from .dequantize_mxfp8 import dequantize_mxfp8 as dequantize_mxfp8
+    from .dequantize_nvfp4 import dequantize_nvfp4 as dequantize_nvfp4
     from .dgeglu import dgeglu as dgeglu
     from .dgelu import dgelu as dgelu
     from .dgelu_dbias import dgelu_dbias as dgelu_dbias
@@ -237,7 +240,9 @@ if TYPE_CHECKING:
     from .quantize_group_int4 import quantize_group_int4 as quantize_group_int4
     from .quantize_group_int8 import quantize_group_int8 as quantize_group_int8
     from .quantize_int8 import quantize_int8 as quantize_int8
+    from .quantize_mxfp4 import quantize_mxfp4 as quantize_mxfp4
     from .quantize_mxfp8 import quantize_mxfp8 as quantize_mxfp8
+    from .quantize_nvfp4 import quantize_nvfp4 as quantize_nvfp4
     from .quantize_row_fp8 import quantize_row_fp8 as quantize_row_fp8
     from .quantize_row_int8 import quantize_row_int8 as quantize_row_int8
     from .quantize_stochastic_int8 import quantize_stochastic_int8 as quantize_stochastic_int8
@@ -391,7 +396,9 @@ __all__ = [
     "dequantize_codebook",
     "dequantize_fp8",
     "dequantize_int8",
+    "dequantize_mxfp4",
     "dequantize_mxfp8",
+    "dequantize_nvfp4",
     "dgeglu",
     "dgelu",
     "dgelu_dbias",
@@ -484,7 +491,9 @@ __all__ = [
     "quantize_group_int4",
     "quantize_group_int8",
     "quantize_int8",
+    "quantize_mxfp4",
     "quantize_mxfp8",
+    "quantize_nvfp4",
     "quantize_row_fp8",
     "quantize_row_int8",
     "quantize_stochastic_int8",

@@ -85,6 +85,19 @@ def _div(a: Range, b: Range) -> Range:
     return (0.0, math.inf) if a[0] >= 0 and b[0] >= 0 else ANY
 
 
+def _and(a: Range, b: Range) -> Range:
+    """Bits in common with a number that is not negative."""
+    highs = [high for low, high in (a, b) if low >= 0]
+    return (0.0, min(highs)) if highs else ANY
+
+
+def _shr(a: Range, b: Range) -> Range:
+    if a[0] < 0:
+        return ANY
+    known = b[0] == b[1] and 0 <= b[0] < 32
+    return (a[0] // 2 ** b[0], a[1] // 2 ** b[0]) if known else (0.0, a[1])
+
+
 def _sum(a: Range) -> Range:
     return (0.0 if a[0] >= 0 else -math.inf), (0.0 if a[1] <= 0 else math.inf)
 
@@ -126,9 +139,9 @@ RULES: dict[str, Callable[..., Range]] = {
     "exponent": lambda _: (-1075.0, 1024.0),
     "stop_gradient": lambda a: a,
     "_bits": lambda *_: (0.0, 2.0**32 - 1),
-    "shr": lambda a, b: (
-        (a[0] // 2 ** b[0], a[1] // 2 ** b[0]) if b[0] == b[1] and 0 <= b[0] < 32 and a[0] >= 0 else ANY
-    ),
+    "and": _and,
+    "mod": lambda a, b: (0.0, b[1] - 1) if b[0] > 0 else ANY,
+    "shr": _shr,
     "sum": _sum,
     "mean": lambda a: a,
     "max": lambda a: a,

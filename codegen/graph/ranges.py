@@ -94,7 +94,7 @@ def _and(a: Range, b: Range) -> Range:
 def _shr(a: Range, b: Range) -> Range:
     if a[0] < 0:
         return ANY
-    known = b[0] == b[1] and 0 <= b[0] < 32
+    known = b[0] == b[1] and 0 <= b[0] < 32 and a[1] < math.inf
     return (a[0] // 2 ** b[0], a[1] // 2 ** b[0]) if known else (0.0, a[1])
 
 

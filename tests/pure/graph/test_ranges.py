@@ -58,7 +58,9 @@ def bounds(chain: str) -> tuple[float, float]:
         ("max(clip(x, 4.0, 9.0), axis=N) + z * 0.0", 4, 9),
         ("sum(abs(x), axis=N) + exp2(clip(z, 0.0, 3.0))", 1, INFINITE),
         ("clip(exponent(x) - 8, -127, 2000)", -127, 1016),
-        ("(exponent(x) & 7) - (exponent(z) % 5 >> 1)", -4, 7),
+        ("(exponent(x) & 7) - (exponent(z) % 5 >> 1)", -2, 7),
+        ("clip(abs(exponent(x)) >> 1, 0, 9) - 1", -1, 8),
+        ("maximum(exponent(x) * 4000000, 0) >> 1", 0, INFINITE),
         ("exponent(x) * 4000000", -INFINITE, INFINITE),  # it may wrap
         ("floor(clip(x, 0.0, 1.0))", -INFINITE, INFINITE),  # nothing is known of it
     ],

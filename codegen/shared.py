@@ -28,6 +28,25 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class ScanLaunch(Launch):
+    """What a call adds to the plan of a kernel that scans. A kernel is compiled for each. Vectors never cross a row's end."""
+
+    along: int = 1  # warps that share an axis' elements
+    steps: int = 1  # vectors of a thread at once
+    apart: bool = False  # whether lanes have scans of their own: the axis is not innermost
+
+    @property
+    def each(self) -> int:
+        """The scans of a block."""
+        return self.threads // WARP // self.along * (WARP * self.vec if self.apart else 1)
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Of `rows` scans: one more than full ones."""
+        del columns
+        return rows // self.each + 1
+
+
+@dataclass(frozen=True)
 class RowLaunch:
     """What a call adds to the plan of a kernel that reduces along rows. A kernel is compiled for each."""
 

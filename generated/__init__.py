@@ -156,6 +156,7 @@ if TYPE_CHECKING:
     from .dgelu_dbias_row_fp8 import dgelu_dbias_row_fp8 as dgelu_dbias_row_fp8
     from .dgelu_tanh import dgelu_tanh as dgelu_tanh
     from .dgroup_norm import dgroup_norm as dgroup_norm
+    from .discounted_returns import discounted_returns as discounted_returns
     from .dlayernorm import dlayernorm as dlayernorm
     from .dlog_softmax import dlog_softmax as dlog_softmax
     from .drelu import drelu as drelu
@@ -252,6 +253,7 @@ if TYPE_CHECKING:
     from .relu import relu as relu
     from .relu6 import relu6 as relu6
     from .relu_mask import relu_mask as relu_mask
+    from .rg_lru import rg_lru as rg_lru
     from .rmsnorm import rmsnorm as rmsnorm
     from .rmsnorm_bias import rmsnorm_bias as rmsnorm_bias
     from .rmsnorm_fp8 import rmsnorm_fp8 as rmsnorm_fp8
@@ -280,6 +282,7 @@ if TYPE_CHECKING:
     from .row_rms import row_rms as row_rms
     from .row_scale import row_scale as row_scale
     from .row_sum import row_sum as row_sum
+    from .running_mean import running_mean as running_mean
     from .saxpy import saxpy as saxpy
     from .scale_shift import scale_shift as scale_shift
     from .scaled_matmul_fp8 import scaled_matmul_fp8 as scaled_matmul_fp8
@@ -407,6 +410,7 @@ __all__ = [
     "dgelu_dbias_row_fp8",
     "dgelu_tanh",
     "dgroup_norm",
+    "discounted_returns",
     "dlayernorm",
     "dlog_softmax",
     "drelu",
@@ -503,6 +507,7 @@ __all__ = [
     "relu",
     "relu6",
     "relu_mask",
+    "rg_lru",
     "rmsnorm",
     "rmsnorm_bias",
     "rmsnorm_fp8",
@@ -531,6 +536,7 @@ __all__ = [
     "row_rms",
     "row_scale",
     "row_sum",
+    "running_mean",
     "saxpy",
     "scale_shift",
     "scaled_matmul_fp8",

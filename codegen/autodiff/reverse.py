@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from codegen.autodiff.scans import pulled_scan
 from codegen.autodiff.simplify import Algebra
 from codegen.errors import Mistake
 from codegen.graph.contraction import is_definite, marks, meetings
 from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, lost_axes, topological
-from codegen.graph.ops import OPS, REDUCTIONS
+from codegen.graph.ops import OPS, REDUCTIONS, SCANS
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import output_parts
 from codegen.language.formula import Reader
@@ -250,6 +251,9 @@ class Reverse:
             return [(table, self.evaluated(_parsed(rule), picked))]
         if node.op == "pick":
             raise Mistake("no kernel for the gradient of a table that is read at a computed index")
+        if node.op in SCANS:
+            found = pulled_scan(node, g, self.graph, self.evaluated)
+            return [(a, value) for a, value in found if id(a) in self.active]
         rules = OPS[node.op].grad if node.op in OPS else ("",) * len(node.args)
         if node.op in REDUCTIONS:
             rules = (REDUCTIONS[node.op][3],)

@@ -39,10 +39,11 @@ import numpy as np
 from scipy import special
 
 from codegen.checking.intervals import distance, lost, reach
+from codegen.checking.scanbound import scanned
 from codegen.graph.contraction import is_approximable
 from codegen.graph.emit import leaf_key
-from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, topological
-from codegen.graph.ops import OPS, REDUCTIONS
+from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, along_of, lost_axes, topological
+from codegen.graph.ops import OPS, REDUCTIONS, SCANS
 from codegen.runtime.xla.random import random_bits
 
 # The allowed relative error of a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
@@ -230,6 +231,10 @@ class Analysis:
             return self.reduction(node, args[0])
         if node.op == "pick":
             return self.picked(node, args, leaves)
+        if node.op in SCANS:
+            dimension = self.dimensions[along_of(node).axis][0]
+            value, error, beyond = scanned(node, [(a.value, a.error) for a in args], dimension, self)
+            return Bound(value, error, beyond | np.any([a.overflow.any() for a in args]))
         overflow = np.zeros((), bool)
         for arg in args:
             overflow = overflow | arg.overflow

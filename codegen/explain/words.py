@@ -11,6 +11,7 @@ from codegen.plan.access import Access, Plan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Staged
 from codegen.plan.reductions import Reduction
+from codegen.plan.scanning import Scan
 
 
 def words(
@@ -69,6 +70,9 @@ class ElementwiseWords:
         self.plan = plan
 
     def kind(self) -> str:
+        if isinstance(self.plan, Scan):
+            way = f"{'from the end ' if self.plan.along.reverse else ''}along {self.plan.along.axis}"
+            return f"scan: {listed(dict.fromkeys(n.op for n in self.plan.scans))} {way}, with what is computed element by element"
         what = "no reduction and no contraction, so an output element needs one element of each input or part"
         return f"{self.plan.kind}: {what}"
 

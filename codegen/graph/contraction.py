@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.graph.nodes import Node, topological
-from codegen.graph.ops import OPS, PINNED, REDUCTIONS
+from codegen.graph.ops import IN_STAGES, OPS, PINNED, REDUCTIONS
 
 SUMS = frozenset({"add", "sub"})
 # Functions that multiply or divide their argument before any addition; others may begin with a sum
@@ -131,9 +131,9 @@ def users_of(nodes: Iterable[Node]) -> dict[int, list[Node]]:
 
 
 def made_of(value: Node) -> list[Node]:
-    """The float operations that a value is made of, up to inputs and reductions."""
-    found = topological([value], lambda n: n.op in REDUCTIONS or n.op == "contract")
-    return [n for n in found if n.op not in REDUCTIONS and is_computed(n)]
+    """The float operations that a value is made of, up to inputs, reductions and scans."""
+    found = topological([value], lambda n: n.op in IN_STAGES or n.op == "contract")
+    return [n for n in found if n.op not in IN_STAGES and is_computed(n)]
 
 
 def takers_of(node: Node, users: dict[int, list[Node]]) -> Iterator[Node]:

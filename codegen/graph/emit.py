@@ -14,8 +14,8 @@ from typing import Any
 
 from codegen.graph.contraction import Rounding
 from codegen.graph.names import temporaries
-from codegen.graph.nodes import ROWS, Node, Statement, lost_axes, topological
-from codegen.graph.ops import OPS, REDUCTIONS
+from codegen.graph.nodes import ROWS, Node, Statement, along_of, lost_axes, topological
+from codegen.graph.ops import IN_STAGES, OPS, REDUCTIONS, SCANS
 
 WIDTH = 96  # the most characters of an expression
 
@@ -67,7 +67,7 @@ class Dialect:
 def leaf_key(node: Node) -> tuple[Any, ...]:
     if node.op == "take":
         return "take", node.args[0].attr, node.args[1].attr, node.attr
-    if node.op in REDUCTIONS:
+    if node.op in IN_STAGES:
         return node.op, node.attr, id(node)
     return node.op, node.attr
 
@@ -215,6 +215,8 @@ class _Emitter:
             return self.reduction(node), ATOM
         if node.op == "pick":
             return self.pick(node), ATOM
+        if node.op in SCANS:
+            return self.scan(node), ATOM
         op = OPS[node.op]
         if op.cute == op.jnp == "{0}":
             return self.text[id(node.args[0])], self.binding[id(node.args[0])]
@@ -284,6 +286,17 @@ class _Emitter:
         widened = node.kind == "int" and node.op in ("sum", "prod")
         dtype = f", dtype={self.dialect.integer}" if widened else ""
         return f"{REDUCTIONS[node.op][2]}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"
+
+    def scan(self, node: Node) -> str:
+        """A scan in jnp; a kernel computes it between the lines."""
+        along = along_of(node)
+        words = [f'"{node.op}"', str(self.dialect.order.index(along.axis) - len(self.dialect.order))]
+        words += [
+            str(along.reverse),
+            str(along.before),
+            *(self.typed_constant(a, a.kind) if a.is_const else self.text[id(a)] for a in node.args),
+        ]
+        return f"runtime.scanned({', '.join(words)})"
 
     def is_shared(self, node: Node) -> bool:
         """Whether neighbouring elements of a vector are divided by one value, in whatever kernel."""

@@ -113,6 +113,21 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class Along:
+    """The attribute of a scan: its axis; whether it runs from the axis' end; whether it gives the state before each element
+    instead of the state after it."""
+
+    axis: str
+    reverse: bool = False
+    before: bool = False
+
+    @property
+    def back(self) -> Along:
+        """The other way, with the state before each element."""
+        return Along(self.axis, not self.reverse, True)
+
+
+@dataclass(frozen=True)
 class Call:
     """A call of a composite function, whose result is a node: its arguments by name."""
 
@@ -314,3 +329,9 @@ def lost_axes(reduction: Node) -> tuple[str, ...]:
     """The axes that a reduction reduces, in the spec's order."""
     assert isinstance(reduction.attr, tuple)
     return reduction.attr
+
+
+def along_of(scan: Node) -> Along:
+    """How a scan runs."""
+    assert isinstance(scan.attr, Along)
+    return scan.attr

@@ -176,3 +176,14 @@ REDUCTIONS = {
     "any": ("logic", False, "jnp.any", "0"),
     "all": ("logic", True, "jnp.all", "0"),
 }  # fmt: skip
+
+# Scans: the names of their operands. Each gives the state after (or before) every element along an axis, in order from the
+# `initial` state or the operation's identity. scan: h = a h + b.
+SCANS = {
+    "cumsum": ("e",),
+    "cumprod": ("e",),
+    "cummax": ("e",),
+    "cumlogsumexp": ("e",),
+    "scan": ("a", "b", "initial"),
+}
+IN_STAGES = REDUCTIONS.keys() | SCANS.keys()  # results that later kernels read from memory

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from codegen.graph.contraction import is_approximable
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, dtypes_of, topological
-from codegen.graph.ops import OPS
+from codegen.graph.ops import OPS, SCANS
 
 STATISTICS = frozenset({"sum", "mean", "max", "min"})
 PREDICATES = frozenset({"isnan", "isinf", "isfinite"})  # the same for a value and its approximation
@@ -76,6 +76,8 @@ def _ways(
     for node in reversed(order):
         own = ways[id(node)]
         passed = {(t, True) for t, _ in own} if node.op in STATISTICS else own
+        if node.op in SCANS:  # errors of a long scan's operands add up
+            passed = {("float32", False)}
         for argument in node.args:
             if id(argument) in ways:
                 ways[id(argument)] |= passed

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from codegen.errors import Mistake, known, shown
-from codegen.graph.nodes import DTYPES, ROWS, Call, Leaf, Node, Put, dtypes_of, topological
-from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS
+from codegen.graph.nodes import DTYPES, ROWS, Along, Call, Leaf, Node, Put, dtypes_of, topological
+from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, SCANS
 from codegen.language.prelude import Composite, prelude
 from codegen.language.scope import Scope
 from codegen.language.statements import SPLIT, Follows, Placed, construct, literal, together
@@ -30,8 +30,6 @@ EVERY_AXIS = ast.Constant(None)  # a draw's axes where a call names none
 INSTEAD = {
     "std": "write sqrt(var(x, axis=N))",
     "sort": "no function sorts: pass the sorted array as an input",
-    "cumsum": "no function scans an axis: pass the running sums as an input",
-    "cumprod": "no function scans an axis: pass the running products as an input",
 }
 # What serves instead of an operation on integers
 NUMBER = "write where(condition, 1, 0) for the bool"
@@ -52,11 +50,18 @@ ULP = 2.0**-23  # of float32 from 1 to 2: the distance of uniform numbers
 
 WAYS = ("set", "add", "max", "min")  # of `put`
 
+_SCAN = ("a", "b", "axis", "initial", "reverse", "before")
+_DEFAULTS: dict[str, ast.expr] = {
+    "initial": ast.Constant(0.0),
+    "reverse": ast.Constant(False),
+    "before": ast.Constant(False),
+}
+
 
 @functools.cache
 def functions() -> tuple[str, ...]:
     """The names of all functions that a formula may call."""
-    names = (set(OPS) - OPERATORS) | set(REDUCTIONS) | set(SPECIAL) | set(prelude())
+    names = (set(OPS) - OPERATORS) | set(REDUCTIONS) | set(SCANS) | set(SPECIAL) | set(prelude())
     return tuple(sorted(name for name in names if not name.startswith("_")))
 
 
@@ -213,6 +218,8 @@ class Reader:
             return made
         if name in REDUCTIONS:
             return self.reduction(tree, name)
+        if name in SCANS:
+            return self.scan(tree, name)
         internal = self.bound is not None or not name.startswith(
             "_"
         )  # only the language's own formulas may call "_" names
@@ -454,6 +461,40 @@ class Reader:
             value = self.to_float(value)
         dims = [d for d in value.dims if d not in axes]
         return self.graph.node(name, (value,), self.graph.order(axes), kind=value.kind, dims=dims)
+
+    def scan(self, tree: ast.Call, name: str) -> Node:
+        """A value that has the axis along which it is computed: its dims are those of all operands."""
+        operands = SCANS[name]
+        params = (*operands, "axis", "reverse", "before") if name != "scan" else _SCAN
+        defaults = tuple(_DEFAULTS.get(p) for p in params)
+        given = self.arguments(tree, params, defaults)
+        *found, axes = together(
+            [*(functools.partial(self.read, given[o]) for o in operands), lambda: self.axes(given["axis"])]
+        )
+        if len(axes) != 1 or axes[0] == ROWS:
+            raise self.fail(
+                given["axis"], f"{name!r} runs along one named axis", f"as in axis={self.scope.example_axis}"
+            )
+        for operand, value in zip(operands, found, strict=True):
+            if value.kind != "float" and not value.is_const:
+                hint = "write where(condition, 1.0, 0.0)" if value.kind == "bool" else "write 1.0 * value"
+                raise self.fail(given[operand], f"{name!r} takes floats, not {with_article(value.kind)}", hint)
+        values = [self.to_float(v) for v in found]
+        if name == "scan" and axes[0] in values[2].dims:
+            message = f"'initial' has the axis {axes[0]}, along which 'scan' runs"
+            raise self.fail(given["initial"], message, "it is the state before the first element")
+        dims = {d for v in values for d in v.dims}
+        if axes[0] not in dims:
+            has = f"they vary along {', '.join(self.graph.order(dims))}" if dims else "they are scalars"
+            raise self.fail(given["axis"], f"{name!r} along {axes[0]}, which its arguments do not have", has)
+        along = Along(axes[0], self.flag(given["reverse"]), self.flag(given["before"]))
+        return self.graph.node(name, tuple(values), along, kind="float", dims=dims)
+
+    def flag(self, tree: ast.expr) -> bool:
+        word = tree.value if isinstance(tree, ast.Constant) else getattr(tree, "id", None)
+        if word not in (True, False, "true", "false") or (isinstance(word, int) and not isinstance(word, bool)):
+            raise self.fail(tree, "it is true or false, known when the kernel is built", "as in reverse=true")
+        return word in (True, "true")
 
     def sum_of_same(self, tree: ast.AST, value: Node, axes: tuple[str, ...], same: list[str]) -> Node:
         """A sum along axes, of which the value lacks the `same`: there it is multiplied by their size."""

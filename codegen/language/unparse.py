@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from codegen.graph.emit import ATOM, BINDING, PLAIN, literal, parenthesised
 from codegen.graph.names import temporaries
-from codegen.graph.nodes import Call, Chain, Leaf, Node, axes_text, lost_axes, topological
-from codegen.graph.ops import OPERATORS, OPS, REDUCTIONS
+from codegen.graph.nodes import Call, Chain, Leaf, Node, along_of, axes_text, lost_axes, topological
+from codegen.graph.ops import OPERATORS, OPS, REDUCTIONS, SCANS
 
 WIDTH = 100  # the most characters of an expression
 SIGNS = {
@@ -105,6 +105,12 @@ class _Writer:
             return f"cast({args[0][0]}, {node.attr})", ATOM
         if node.op in REDUCTIONS:
             return f"{node.op}({args[0][0]}, axis={axes_text(lost_axes(node))})", ATOM
+        if node.op in SCANS:
+            along, texts = along_of(node), [text for text, _ in args]
+            words = [*texts[:2], f"axis={along.axis}"]
+            words += [f"initial={texts[2]}"] if len(texts) > 2 and not node.args[2].is_const else []
+            words += [f"{word}=true" for word in ("reverse", "before") if getattr(along, word)]
+            return f"{node.op}({', '.join(words)})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]
         if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:
             # integers that are converted to float here: nothing else in the text says so

@@ -23,7 +23,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.graph.nodes import DTYPES, Statement
+from codegen.graph.nodes import DTYPES, Along, Statement
 from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
 from codegen.plan.launches import Extents
 from codegen.plan.planner import MAX_AXES, TAKES, Names, Planner
@@ -139,7 +139,7 @@ def _tile_launch(vec: int, extents: Extents, threads: int) -> Launch:
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:
     """The plan for a checked spec. Raises `SpecError` if no kernel can compute it."""
-    planner = _Elementwise(spec, statements)
+    planner = PlannedElements(spec, statements)
     problems = planner.refusals()
     if problems:
         raise SpecError(problems)
@@ -148,10 +148,12 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:
 
 def tile_plan(spec: Spec, statements: tuple[Statement, ...], borders: Container[str]) -> Elementwise:
     """The plan of a chain that is computed tile by tile: each of `borders` begins a group, and nothing is collapsed."""
-    return _Elementwise(spec, statements).elementwise(borders)
+    return PlannedElements(spec, statements).elementwise(borders)
 
 
-class _Elementwise(Planner):
+class PlannedElements(Planner):
+    """How a kernel that has every element of its outputs reaches its arrays."""
+
     def refusals(self) -> list[Diagnostic]:
         """The first reason why no kernel can compute the op."""
         first = self.spec.outputs[0]
@@ -177,6 +179,8 @@ class _Elementwise(Planner):
     def elementwise(self, borders: Container[str] | None = None) -> Elementwise:
         apart = {n.attr for n in self.nodes if n.op in ("index", "size", *TAKES)}
         apart |= {at.axis for at in self.puts.values()}
+        scanned = {n.attr.axis for n in self.nodes if isinstance(n.attr, Along)}
+        apart |= scanned
         groups = self.groups(apart, borders or ())
         tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
         # `take` computes its table's own coordinates, `index` a group's: neither can be split away
@@ -192,7 +196,7 @@ class _Elementwise(Planner):
         views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
         names = Names(self.spec, self.statements)
 
-        turned = self.turned(tokens, len(groups)) if borders is None and not self.puts else None
+        turned = self.turned(tokens, len(groups)) if borders is None and not self.puts and not scanned else None
 
         def mode(own: tuple[int | str, ...]) -> str:
             found = _mode(own, len(groups))

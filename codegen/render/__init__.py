@@ -12,6 +12,7 @@ from codegen import extras, library
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.scanning import Scan
 from codegen.render.columns import WalkContext
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
@@ -19,6 +20,7 @@ from codegen.render.gemms import GemmContext
 from codegen.render.literals import dict_literal, line_literal
 from codegen.render.records import DerivedKernel, Head, Module
 from codegen.render.rows import RowContext
+from codegen.render.scans import ScanContext
 from codegen.render.turned import TurnedContext
 from codegen.render.wrapping import wrapped
 from codegen.spec.embedding import to_data
@@ -42,6 +44,8 @@ def environment() -> jinja2.Environment:
 
 
 def context_of(op: Op) -> Context:
+    if isinstance(op.plan, Scan):
+        return ScanContext(op)
     if isinstance(op.plan, Elementwise):
         return ElementwiseContext(op) if op.plan.turned is None else TurnedContext(op)
     if isinstance(op.plan, Gemm):

@@ -50,10 +50,11 @@ DEVICE = (
     "partials",
     "reduce",
     "rowwise",
+    "scan",
     "turned",
 )  # the names that generated kernels use from `codegen.device`
 
-LAUNCHES = ("Contraction", "Launch", "RowLaunch", "Walk")  # and from `codegen.shared`
+LAUNCHES = ("Contraction", "Launch", "RowLaunch", "ScanLaunch", "Walk")  # and from `codegen.shared`
 
 
 class Context:

@@ -155,6 +155,46 @@ class ElementwiseKernel(Kernel):
     finished: tuple[str, ...] = ()  # the stores after all rows of a thread's tile
 
 
+# Scans
+
+
+@dataclass(frozen=True)
+class ScanFunction(Function):
+    """A function of a kernel that scans: the operands of a scan, or the outputs."""
+
+    tuple: bool  # whether it gives a tuple, also of one value
+    extra: list[str]  # the parameters that are no operands
+    states: int  # how many scans' states it takes
+    arguments: list[str]  # for the extra parameters
+    op: str  # the scan, or "" for the outputs
+    before: bool
+
+    @property
+    def returns(self) -> str:
+        return super().returns + ("," if self.tuple and len(self.results) == 1 else "")
+
+
+@dataclass(frozen=True)
+class ScanKernel(Kernel):
+    """The values of `scan.py.jinja`."""
+
+    functions: list[ScanFunction]
+    place: int
+    reverse: bool
+    compute: str
+    extents: str
+    axes: str
+    settings: list[str]
+    tile_params: list[str]
+    arguments: list[str]  # of the chain's functions, for one vector
+    written: list[str]
+    loads: list[str]
+    loaded: str
+    stores: list[str]
+    results: str
+    launch_arguments: str
+
+
 @dataclass(frozen=True)
 class Heads:
     """The first lines of an epilogue's functions."""

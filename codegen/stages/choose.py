@@ -5,11 +5,11 @@ from __future__ import annotations
 from codegen.errors import Mistake, SpecError
 from codegen.graph.contraction import is_definite
 from codegen.graph.nodes import ROWS, Node, Statement, topological
-from codegen.graph.ops import REDUCTIONS
+from codegen.graph.ops import REDUCTIONS, SCANS
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
 from codegen.plan import contractions as gemms
-from codegen.plan import elementwise, reducing
+from codegen.plan import elementwise, reducing, scanning
 from codegen.plan.access import Group, View, tokens_of
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
@@ -41,7 +41,10 @@ def kernel_of(spec: Spec) -> Elementwise | Reduction | Gemm:
             return gemm_plan(products, one_kernel(after))
         except SpecError as error:
             raise SpecError([in_chain(spec, d) for d in error.diagnostics]) from None
-    reduces = any(node.op in REDUCTIONS for node in topological(s.value for s in statements))
+    ops = {node.op for node in topological(s.value for s in statements)}
+    if ops & SCANS.keys():
+        return scanning.make_plan(spec, statements)
+    reduces = bool(ops & REDUCTIONS.keys())
     return reducing.make_plan(spec, statements) if reduces else elementwise.make_plan(spec, statements)
 
 

@@ -15,7 +15,7 @@ from codegen.errors import Mistake, SpecError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Statement, topological
-from codegen.graph.ops import PINNED, REDUCTIONS
+from codegen.graph.ops import IN_STAGES, PINNED
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
 from codegen.plan.op import Op
@@ -42,7 +42,7 @@ def cut(spec: Spec, kernel: Kernel) -> Stages | None:
     """The stages of an op. None if no part of the op has a `kernel`, or if the op is too large to search for parts. Raises
     `SpecError` if some part has none."""
     nodes = list(topological(s.value for s in spec.read.statements))
-    if len(nodes) > MOST_NODES or sum(n.op in REDUCTIONS for n in nodes) > MOST_REDUCTIONS:
+    if len(nodes) > MOST_NODES or sum(n.op in IN_STAGES for n in nodes) > MOST_REDUCTIONS:
         return None
     made = _Cut(spec, kernel)
     ops = made.stages()
@@ -55,7 +55,7 @@ class _Cut:
         self.statements = spec.read.statements
         self.outputs = {a.name: a for a in spec.outputs}
         nodes = list(topological(s.value for s in self.statements))
-        self.reductions = [n for n in nodes if n.op in REDUCTIONS]
+        self.reductions = [n for n in nodes if n.op in IN_STAGES]
         self.pinned = [value for value, _ in meetings(nodes)]
         self.decided = {id(n.args[0]) for n in nodes if n.op == PINNED and pin_types(n)}  # by marks of the spec's own
         self.read, self.variables = spec.float_types(spec.inputs), dict(spec.types)
@@ -126,7 +126,7 @@ class _Cut:
         ready: set[int] = set()
         blocked: list[Node] = []
         for node in topological(values, self.is_known):
-            if node.op not in REDUCTIONS or self.is_known(node):
+            if node.op not in IN_STAGES or self.is_known(node):
                 continue
             before = topological([node.args[0]], self.is_known)
             if any(n in blocked for n in before) or not self.attempt([node]):
@@ -265,7 +265,7 @@ class _Cut:
         """Raises the reason why no kernel computes the first value that waits."""
         values = [s.value for s in self.statements if s.name in {a.name for a in waiting}]
         first = next(
-            (n for n in topological(values, self.is_known) if n.op in REDUCTIONS and not self.is_known(n)), None
+            (n for n in topological(values, self.is_known) if n.op in IN_STAGES and not self.is_known(n)), None
         )
         try:
             self.made_of([waiting[0] if first is None else first])

@@ -24,6 +24,7 @@ KINDS = {
     "row": "Along rows",
     "column": "Over rows",
     "row+column": "Along rows and over them",
+    "scan": "Scans",
     "gemm": "Matrix products",
     "staged": "Several kernels",
 }

@@ -14,6 +14,7 @@ from codegen.plan.access import INT_MAX, Access, Plan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.reductions import Reduction, Statistic
+from codegen.plan.scanning import Scan
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
 from codegen.shared import COUNTER
@@ -201,6 +202,9 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
     if not extents:
         return Extents(1, 1)
     inner, total = divisor(extents[-1]), divisor(_product(extents))
+    if isinstance(plan, Scan):
+        others = _product(tuple(n for i, n in enumerate(extents) if i != plan.place))
+        return Extents(inner, total, *(n if isinstance(n, int) else None for n in (extents[plan.place], others)))
     if isinstance(plan, Elementwise):
         return Extents(inner, total, turned=None if plan.turned is None else divisor(extents[plan.turned]))
     if not isinstance(plan, Reduction):

@@ -35,7 +35,7 @@ from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from codegen.graph.nodes import ROWS, topological
+from codegen.graph.nodes import ROWS, Along, topological
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding.shards import Shards, Split, axis_of
@@ -61,10 +61,11 @@ def whole_axes(op: CalledOp) -> set[str]:
 
 
 def asked_axes(op: CalledOp) -> set[str]:
-    """The axes that a kernel needs whole: axes along which it reduces rows, whose positions or sizes the chain uses, and from
+    """The axes that a kernel needs whole: axes along which it reduces rows or scans, whose positions or sizes the chain uses, and from
     which it picks one element for each row."""
     found = {axis for s in (*op.plan.rows, *op.plan.inner) for axis in s.axes}
     found |= {str(n.attr) for n in topological(s.value for s in op.statements) if n.op in ("index", "size", "take")}
+    found |= {n.attr.axis for n in topological(s.value for s in op.statements) if isinstance(n.attr, Along)}
     return found - whole_axes(op)
 
 

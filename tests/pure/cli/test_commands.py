@@ -94,7 +94,8 @@ def test_the_list_is_searched(run):
     assert run("list", "nonsuch", *specs) == (2, "", "error: no op has 'nonsuch' in its name or summary\n")
     error = run("list", "--kind", "matrix", *specs).err
     assert (
-        error == "error: --kind 'matrix': the ops are of the kinds column, elementwise, gemm, row, row+column, staged\n"
+        error
+        == "error: --kind 'matrix': the ops are of the kinds column, elementwise, gemm, row, row+column, scan, staged\n"
     )
 
 

@@ -17,6 +17,7 @@ from codegen.explain.svg import draw
 from codegen.explain.tables import as_text, size_text, time_text
 from codegen.language.sizes import default_shape, parse_shape
 from codegen.pipeline import read_op
+from codegen.plan.scanning import Scan
 from codegen.render.package import find_specs
 from tests.places import SPECS
 
@@ -102,7 +103,11 @@ def test_every_op_is_explained(name):
     assert len(report["costs"]) == len(list(bindings(op.spec)))
     for cost in report["costs"]:
         assert 0 < cost["bytes"]["fused"] <= cost["bytes"]["unfused"]
-        assert max(cost["launch"]["vector_bytes"].values()) in (16, 32)  # 32: two accesses, of what rows share
+        widest = max(cost["launch"]["vector_bytes"].values())
+        if isinstance(op.plan, Scan) and not op.plan.innermost:
+            assert widest == 4  # lanes have neighbouring columns, and several vectors each
+            continue
+        assert widest in (16, 32)  # 32: two accesses, of what rows share
 
 
 # The graph, the kernel, the roofline

@@ -97,6 +97,11 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "reference_starred": {8: "reference: x * jnp.ones(x.sum(-1, keepdims=True).shape) * 2"},
     "reference_statements": {9: "  z = jnp.exp(x)", 13: "  z = jnp.exp(x)"},
     "save_forms": {10: "  - rstd", 11: "  - rstd"},
+    "scans": {
+        10: "  a = cumsum(x, axis=N)", 11: "  b = cumsum(x, axis=N)", 12: "  c = cumsum(1.0 * n, axis=S)",
+        13: "  d = cummax(where(x > 0, 1.0, 0.0), axis=S)", 16: "  g = cumsum(x, axis=S, reverse=true)",
+        17: "  k = scan(x, x, axis=S)", 18: "  m = cumlogsumexp(x, S, reverse=true)",
+    },
     "schedule": {10: "  threads: 1024", 11: "  vector_bytes: 16", 13: "  sm_90a: {threads: 256}", 14: "  sm_80: {threads: 1024}"},
     "schedule_list": {9: "schedule:\n  threads: 128"},
     "size_of_a_contracted_axis": {5: "params: {d: 64}\ninputs:", 12: "  y = s / sqrt(d)"},

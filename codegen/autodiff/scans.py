@@ -1,0 +1,86 @@
+"""The derivatives of scans: scans the other way.
+
+Of h_t = a_t h_(t-1) + b_t, with the cotangents g_t of h_t, the adjoint of h_t is l_t = g_t + a_(t+1) l_(t+1). With
+m_t = a_t l_t it is l_t = g_t + m_(t+1), where m_t = a_t m_(t+1) + a_t g_t is such a recurrence itself, the other way. Then b_t
+has the gradient l_t, a_t has l_t h_(t-1), and the initial state has m of the first element. Each other scan is such a
+recurrence near its own values: of cumprod a is x, of cumlogsumexp a_t is exp(y_(t-1) - y_t), of cummax it is 1 where y_t is the
+state before it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Mapping
+
+from codegen.errors import Mistake
+from codegen.graph.nodes import Along, Graph, Node, along_of
+from codegen.parsing import parse_expression
+
+Names = Mapping[str, Node | tuple[str, ...]]
+Evaluated = Callable[[ast.expr, Names], Node]
+
+# How much of the state before an element is in the state after it (y and p are these states, x is the element), and
+# the derivative of the state by the element, from the state's adjoint l
+STEPS = {
+    "cumprod": ("x", "l * p"),
+    "cummax": ("where(x > p, 0, where(x == p, 0.5, 1))", "l * where(x > p, 1, where(x == p, 0.5, 0))"),
+    "cumlogsumexp": ("exp(p - where(isfinite(y), y, 0))", "l * exp(x - where(isfinite(y), y, 0))"),
+}
+
+
+def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list[tuple[Node, Node]]:
+    """The contributions of a scan to its arguments' adjoints, from its own adjoint `g`. Raises `Mistake` where there is none."""
+    along = along_of(node)
+
+    def scan(a: Node, b: Node) -> Node:
+        b = b if along.axis in a.dims else _with_axis(b, along, value)
+        return _scan(graph, "scan", (a, b, graph.const(0.0)), along.back)
+
+    def value(formula: str, **names: Node) -> Node:
+        return evaluated(_parsed(formula), names)
+
+    if node.op == "cumsum":
+        (x,) = node.args
+        back = _scan(
+            graph, "cumsum", (_with_axis(g, along, value),), Along(along.axis, not along.reverse, along.before)
+        )
+        return [(x, back)]
+    if node.op != "scan":
+        (x,) = node.args
+        if along.before:
+            raise Mistake(f"no kernel for the gradient of {node.op!r} before each element yet")
+        known = {"x": x, "y": node, "p": _scan(graph, node.op, node.args, Along(along.axis, along.reverse, True))}
+        kept, own = STEPS[node.op]
+        a = value(kept, **known)
+        adjoint = value("g + m", g=g, m=scan(a, value("a * g", a=a, g=g)))
+        return [(x, value(own, l=adjoint, **known))]
+    a, b, initial = node.args
+    if along.before:
+        state, later = node, scan(a, g)
+        adjoint, first = later, value("g + a * l", g=g, a=a, l=later)
+    else:
+        state = _scan(graph, "scan", node.args, Along(along.axis, along.reverse, True))
+        later = scan(a, value("a * g", a=a, g=g))
+        adjoint = value("g + m", g=g, m=later)
+        first = value("a * l", a=a, l=adjoint)
+    found = [(a, value("l * h", l=adjoint, h=state)), (b, adjoint)]
+    if not initial.is_const:
+        place = f"size({along.axis}) - 1" if along.reverse else "0"
+        found.append((initial, value(f"where(index({along.axis}) == {place}, first, 0)", first=first)))
+    return found
+
+
+def _with_axis(g: Node, along: Along, value: Callable[..., Node]) -> Node:
+    """A cotangent that may lack the axis, because it is the same everywhere."""
+    return g if along.axis in g.dims else value(f"where(index({along.axis}) >= 0, g, 0)", g=g)
+
+
+def _scan(graph: Graph, op: str, args: tuple[Node, ...], along: Along) -> Node:
+    dims = [axis for arg in args for axis in arg.dims]
+    return graph.node(op, args, along, kind="float", dims=dims)
+
+
+@functools.cache
+def _parsed(formula: str) -> ast.expr:
+    return parse_expression(formula)

@@ -1,0 +1,326 @@
+"""Device functions of kernels that scan along an axis.
+
+Threads walk along the axis tile by tile. In a tile a thread has some elements that follow each other; it combines them, and
+threads exchange what theirs come to: lanes by shuffles where the axis is innermost, then warps through shared memory. The states
+after a tile are carried to the next. Every combination has a fixed order: two runs agree to the bit.
+
+What elements come to is a tuple of numbers that `_combine` joins: (a, b) for h = a h + b, (largest, sum of exponentials) for
+cumlogsumexp, one number for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Numeric
+from cutlass.memory import SmemAllocator
+
+from codegen.device import access
+from codegen.device.flat import Axis, Flat, Place
+from codegen.device.functions import Vector
+from codegen.shared import WARP, ScanLaunch
+
+Element = tuple[Any, ...]
+
+
+def grid(how: ScanLaunch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
+    """How a kernel is launched for outputs of these extents."""
+    return {"grid": (_others(extents, axis) // how.each + 1, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
+
+
+def _others(extents: Sequence[Int32], axis: int) -> Int64:
+    """The number of positions along all axes but one."""
+    size = Int64(1)
+    for i, extent in enumerate(extents):
+        size = size if i == axis else size * extent
+    return size
+
+
+@dataclass(frozen=True)
+class Step(Flat):
+    """One of a thread's vectors. Where it lies outside the arrays, it reads from inside and writes nothing."""
+
+    inside: Boolean
+
+    def store(self, values: Vector | tuple[Vector, ...], dst: cute.Tensor) -> None:
+        parts = len(values) if isinstance(values, tuple) else 0
+        _write(self.inside, access.registers_of(values, dst, self.how.vec), self._own(dst, parts))
+
+    def store_at(self, src: cute.Tensor, dst: cute.Tensor, place: Place) -> None:
+        _write_at(self, src, dst, place)
+
+
+@cute.jit
+def _write(inside: Boolean, src: cute.Tensor, dst: cute.Tensor):
+    if inside:
+        cute.autovec_copy(src, dst)
+
+
+@cute.jit
+def _write_at(step: cutlass.Constexpr[Step], src: cute.Tensor, dst: cute.Tensor, place: cutlass.Constexpr[tuple]):
+    if step.inside:
+        Flat.store_at(step, src, dst, place)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A thread's way along the axis."""
+
+    how: ScanLaunch
+    extents: tuple[Int32, ...]
+    axis: int
+    reverse: bool
+    first: tuple[Int32, ...]  # its position along the other axes
+    there: Boolean  # whether it has one
+    tiles: Int32
+    warp: Int32  # which of those that share the axis
+    group: Int32  # of warps that share it, of a block
+
+    @property
+    def innermost(self) -> bool:
+        return self.axis == len(self.extents) - 1
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return tuple(Axis(i) for i in range(len(self.extents)))
+
+    @property
+    def width(self) -> int:
+        """The scans of a thread."""
+        return 1 if self.innermost else self.how.vec
+
+    def steps(self, tile: Int32) -> list[Step]:
+        """A thread's vectors in a tile, in the scan's order."""
+        how, size = self.how, self.extents[self.axis]
+        unit = how.vec if self.innermost else 1
+        thread = self.warp * WARP + cute.arch.lane_idx() if self.innermost else self.warp
+        per_tile = how.along * (WARP if self.innermost else 1)
+        found = []
+        for u in range(how.steps):
+            place = ((tile * per_tile + thread) * how.steps + u) * unit
+            inside = self.there & (place < size)
+            place = cutlass.select_(place < size, place, size - unit)
+            place = size - unit - place if self.reverse else place
+            first = tuple(place if i == self.axis else f for i, f in enumerate(self.first))
+            start = Int64(0)
+            for extent, at in zip(self.extents, first, strict=True):
+                start = start * extent + at
+            start = cute.assume(start, divby=how.vec)
+            found.append(Step(how, self.extents, start, Int64(how.vec), first, inside))
+        return found
+
+
+def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) -> Walk:
+    """This thread's way along an axis of outputs with these extents."""
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    innermost = axis == len(extents) - 1
+    warp = tidx // WARP
+    group = warp // how.along
+    column = Int64(bidx) * (how.threads // WARP // how.along) + group
+    others = _others(extents, axis)
+    if not innermost:
+        column = (column * WARP + cute.arch.lane_idx()) * how.vec
+    there = column < others
+    column = cutlass.select_(there, column, Int64(0))
+    first: list[Int32] = []
+    for i in reversed(range(len(extents))):
+        if i == axis:
+            first.insert(0, Int32(0))
+        else:
+            first.insert(0, Int32(column % extents[i]))
+            column = column // extents[i]
+    per_tile = how.along * how.steps * (WARP * how.vec if innermost else 1)
+    size = extents[axis]
+    tiles = cutlass.select_(others > 0, (size + per_tile - 1) // per_tile, Int32(0))
+    return Walk(how, tuple(extents), axis, reverse, tuple(first), there, tiles, warp % how.along, group)
+
+
+# What elements come to
+
+
+def _identity(op: str, dtype: type[Numeric]) -> Element:
+    one, zero, least = dtype(1.0), dtype(0.0), dtype(-float("inf"))
+    return {
+        "scan": (one, zero),
+        "cumsum": (zero,),
+        "cumprod": (one,),
+        "cummax": (least,),
+        "cumlogsumexp": (least, zero),
+    }[op]
+
+
+def _combine(op: str, first: Element, second: Element) -> Element:
+    """What two runs of elements come to, one after the other."""
+    if op == "scan":
+        return first[0] * second[0], second[0] * first[1] + second[1]
+    (a, *_), (b, *_) = first, second
+    if op == "cumsum":
+        return (a + b,)
+    if op == "cumprod":
+        return (a * b,)
+    top = _pick((a > b) | (a != a), a, b)
+    if op == "cummax":
+        return (top,)
+    base = _base(top)
+    return top, first[1] * cute.math.exp(a - base) + second[1] * cute.math.exp(b - base)
+
+
+def _base(top: Any) -> Any:
+    """What exponents are relative to: 0 instead of an infinity."""
+    return _pick((top == float("inf")) | (top == -float("inf")), type(top)(0.0), top)
+
+
+def _state(op: str, element: Element) -> Any:
+    if op == "cumlogsumexp":
+        return _base(element[0]) + cute.math.log(element[1])
+    return element[-1]
+
+
+def _element(op: str, values: list[Any]) -> Element:
+    if op == "cumlogsumexp":
+        return values[0], type(values[0])(1.0)
+    return tuple(values[:2])
+
+
+def _select(condition: Boolean, a: Element, b: Element) -> Element:
+    return tuple(_pick(condition, p, q) for p, q in zip(a, b, strict=True))
+
+
+def _pick(condition: Boolean, a: Numeric, b: Numeric) -> Numeric:
+    return type(a)(cutlass.select_(condition, a, b))
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What is carried along the axis: registers (numbers, scans of a thread); and shared memory for all warps' elements of two
+    tiles (tile, warp, slot, scan, number), where several share the axis."""
+
+    held: cute.Tensor
+    shared: cute.Tensor | None
+    dtype: type[Numeric]
+
+
+def carried(op: str, walk: Walk, dtype: type[Numeric]) -> Carried:
+    """The state before the first element."""
+    identity = _identity(op, dtype)
+    held = cute.make_rmem_tensor((len(identity), walk.width), dtype)
+    for w in range(walk.width):
+        for n, value in enumerate(identity):
+            held[n, w] = value
+    shared = None
+    if walk.how.along > 1:
+        slots = 1 if walk.innermost else WARP
+        shape = (len(identity), walk.width, slots, walk.how.threads // WARP, 2)
+        shared = SmemAllocator().allocate_tensor(dtype, cute.make_layout(shape), 16)
+    return Carried(held, shared, dtype)
+
+
+def states(
+    op: str, walk: Walk, steps: list[Step], own: Carried, operands: list[tuple[Vector, ...]], before: bool, tile: Int32
+) -> list[Vector]:
+    """The states after (or before) each element of a thread's vectors."""
+    dtype, vec, width = own.dtype, walk.how.vec, walk.width
+    columns = [_elements(op, walk, steps, operands, w, dtype) for w in range(width)]
+    local = []  # for each scan: what the thread's elements come to, up to each
+    for elements in columns:
+        runs = [elements[0]]
+        for element in elements[1:]:
+            runs.append(_combine(op, runs[-1], element))
+        local.append(runs)
+    starts = [_held(own, w) for w in range(width)]
+    if op == "scan":  # at the beginning, the initial state
+        initial = _scalars(operands[0][2], vec)
+        starts = [(a, _pick(tile == 0, initial[w].to(dtype), h)) for w, (a, h) in enumerate(starts)]
+    ahead = _exchanged(op, walk, own, [runs[-1] for runs in local], starts, tile)
+    found = [cute.make_rmem_tensor((vec,), dtype) for _ in steps]
+    for w, (runs, start) in enumerate(zip(local, ahead, strict=True)):
+        all_runs = [None, *runs[:-1]] if before else runs
+        for k, run in enumerate(all_runs):
+            value = _state(op, start if run is None else _combine(op, start, run))
+            if not walk.innermost:
+                found[k][w] = value
+            else:
+                at = k % vec
+                found[k // vec][vec - 1 - at if walk.reverse else at] = value
+    return [registers.load() for registers in found]
+
+
+def _scalars(value: Vector, vec: int) -> list[Any]:
+    registers = cute.make_rmem_tensor((vec,), value.dtype)
+    registers.store(value)
+    return [registers[i] for i in range(vec)]
+
+
+def _elements(
+    op: str, walk: Walk, steps: list[Step], operands: list[tuple[Vector, ...]], w: int, dtype: type[Numeric]
+) -> list[Element]:
+    """One scan's elements of a thread, in order; the identity for those outside the arrays."""
+    found = []
+    for step, values in zip(steps, operands, strict=True):
+        each = [_scalars(v, walk.how.vec) for v in values]
+        places = [w] if not walk.innermost else list(range(walk.how.vec))
+        for i in reversed(places) if walk.reverse else places:
+            element = _element(op, [numbers[i].to(dtype) for numbers in each])
+            found.append(_select(step.inside, element, _identity(op, dtype)))
+    return found
+
+
+def _held(own: Carried, w: int) -> Element:
+    return tuple(own.held[n, w] for n in range(cute.size(own.held, mode=[0])))
+
+
+def _exchanged(
+    op: str, walk: Walk, own: Carried, totals: list[Element], starts: list[Element], tile: Int32
+) -> list[Element]:
+    """For each scan of a thread, what all elements before its own come to, the earlier tiles' included; carries what the whole
+    tile comes to."""
+    lane, along = cute.arch.lane_idx(), walk.how.along
+    within: list[Element] = []
+    if walk.innermost:
+        within, totals = map(list, zip(*(_over_lanes(op, t, own.dtype) for t in totals), strict=True))
+    if along > 1:
+        slot = 0 if walk.innermost else lane
+        tells = (lane == 0) if walk.innermost else Boolean(True)
+        _tell(tells, own.shared, totals, slot, walk.group * along + walk.warp, tile % 2)
+        cute.arch.sync_threads()
+    found = []
+    for w, (total, start) in enumerate(zip(totals, starts, strict=True)):
+        ahead, mine = start, start
+        if along == 1:
+            ahead = _combine(op, start, total)
+        else:
+            assert own.shared is not None
+            for other in range(along):
+                mine = _select(walk.warp == other, ahead, mine)
+                place = (w, slot, walk.group * along + other, tile % 2)
+                ahead = _combine(op, ahead, tuple(own.shared[n, *place] for n in range(len(total))))
+        for n, number in enumerate(ahead):
+            own.held[n, w] = number
+        found.append(_combine(op, mine, within[w]) if within else mine)
+    return found
+
+
+def _over_lanes(op: str, total: Element, dtype: type[Numeric]) -> tuple[Element, Element]:
+    """What the elements of the lanes before this one come to, and those of the whole warp."""
+    lane, apart = cute.arch.lane_idx(), 1
+    while apart < WARP:
+        other = tuple(cute.arch.shuffle_sync_up(n, apart, mask_and_clamp=0) for n in total)
+        total = _select(lane >= apart, _combine(op, other, total), total)
+        apart *= 2
+    before = tuple(cute.arch.shuffle_sync_up(n, 1, mask_and_clamp=0) for n in total)
+    before = _select(lane > 0, before, _identity(op, dtype))
+    return before, tuple(cute.arch.shuffle_sync(n, WARP - 1) for n in total)
+
+
+@cute.jit
+def _tell(tells: Boolean, shared: cute.Tensor, totals: cutlass.Constexpr[list], slot: Int32, warp: Int32, half: Int32):
+    """Write what a warp's elements come to where the others read it."""
+    if tells:
+        for w in cutlass.range_constexpr(len(totals)):
+            for n in cutlass.range_constexpr(len(totals[w])):
+                shared[n, w, slot, warp, half] = totals[w][n]

@@ -1,0 +1,101 @@
+"""Scans: interpreted kernels, and the jnp form, against a loop in float64; under `vmap`; on a sharded array; and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from codegen.plan.launches import Extents
+from tests.making import make_op, spec_text
+
+
+@pytest.fixture(scope="module")
+def op(tmp_path_factory):
+    """All scans of a row, in both positions of their axis, with what is before and after them."""
+    made = {}
+    for axes in ("R, S", "R, S, D"):
+        for reverse in ("false", "true"):
+            way = f"axis=S, reverse={reverse}"
+            chain = f"h = scan(a, 2.0 * b, {way}, initial=h0); y = h + 1.0; p = cumprod(a, {way}, before=true); "
+            chain += f"m = cummax(b, {way}); e = cumlogsumexp(b, {way}); s = cumsum(b * h, {way})"
+            first = axes.replace(", S", "")
+            text = spec_text(
+                f"a: float32[{axes}]; b: float32[{axes}]; h0: float32[{first}]",
+                "; ".join(f"{name}: float32[{axes}]" for name in "ypmes"),
+                chain,
+            )
+            made[axes, reverse == "true"] = make_op(tmp_path_factory.mktemp("scans"), text)
+    return made
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def looped(a, b, h0, reverse: bool) -> dict[str, np.ndarray]:
+    """What a loop gives, along the second axis."""
+    found = {name: np.zeros(a.shape) for name in "ypmes"}
+    h, p, s, m, e = h0.copy(), np.ones_like(h0), np.zeros_like(h0), np.full_like(h0, -np.inf), np.full_like(h0, -np.inf)
+    for t in range(a.shape[1])[:: -1 if reverse else 1]:
+        found["p"][:, t] = p
+        h = a[:, t] * h + 2 * b[:, t]
+        p, s, m = p * a[:, t], s + b[:, t] * h, np.maximum(m, b[:, t])
+        e = np.logaddexp(e, b[:, t])
+        for name, value in zip("ymes", (h + 1, m, e, s), strict=True):
+            found[name][:, t] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "reverse"),
+    [((3, 1), False), ((2, 67), True), ((1, 2052), False), ((1, 300, 8), True)],
+    ids=["one element", "a warp, no vectors", "two tiles of all warps", "several tiles across lanes"],
+)
+def test_scans_agree_with_a_loop(op, shape, reverse):
+    a, b, h0 = np.tanh(values(*shape)), values(*shape, seed=1), values(shape[0], *shape[2:], seed=2)
+    made = op["R, S" if len(shape) == 2 else "R, S, D", reverse]
+    expected = looped(a, b, h0, reverse)
+    given = [jnp.asarray(x, jnp.float32) for x in (a, b, h0)]
+    for implementation in ("interpret", "xla"):
+        got = made(*given, implementation=implementation)
+        for name, value in expected.items():
+            np.testing.assert_allclose(
+                getattr(got, name), value, rtol=1e-4, atol=1e-4, err_msg=f"{implementation} {name}"
+            )
+
+
+def test_a_mapped_axis_joins_the_rows(op):
+    given = [jnp.asarray(values(2, 3, *s, seed=i), jnp.float32) for i, s in enumerate(((40,), (40,), ()))]
+    made = op["R, S", True]
+    mapped = jax.vmap(lambda *xs: made(*xs, implementation="interpret"))(*given)
+    for i in range(2):
+        for got, expected in zip(mapped, made(*(x[i] for x in given), implementation="interpret"), strict=True):
+            np.testing.assert_array_equal(got[i], expected)
+
+
+def test_a_sharded_axis_is_gathered_where_it_is_scanned(op):
+    mesh = jax.make_mesh((2,), ("d",), devices=jax.devices()[:2])
+    a, b, h0 = np.tanh(values(2, 6)), values(2, 6, seed=1), values(2, seed=2)
+    given = [jax.device_put(jnp.asarray(x, jnp.float32), NamedSharding(mesh, PartitionSpec(None, "d"))) for x in (a, b)]
+    got = jax.jit(lambda *xs: op["R, S", False](*xs))(*given, jnp.asarray(h0, jnp.float32))
+    for name, value in looped(a, b, h0, False).items():
+        np.testing.assert_allclose(getattr(got, name), value, rtol=2e-5, atol=2e-5)
+
+
+def test_warps_share_the_scans_of_few_columns(op):
+    plan = op["R, S, D", False].plan
+    dtypes = {a.array.name: "float32" for a in (*plan.loads, *plan.stores)}
+    many = plan.launch(dtypes, Extents(4096, None, 4096, 2**20), {})
+    few = plan.launch(dtypes, Extents(64, None, 4096, 64), {})
+    short = plan.launch(dtypes, Extents(64, None, 8, 64), {})
+    assert (many.along, few.along, short.along) == (1, 16, 1)
+
+
+def test_a_running_product_has_its_gradient_where_an_element_is_zero(tmp_path):
+    """By hand: of x, 0, z the running products are x, 0, 0; their sum with weights c has the slopes c0, c1 x + c2 x z, 0."""
+    made = make_op(tmp_path, spec_text("x: float32[S]", "y: float32[S]", "y = cumprod(x, axis=S)"))
+    x, c = jnp.asarray([3.0, 0.0, 5.0]), jnp.asarray([1.0, 10.0, 100.0])
+    for implementation in ("interpret", "xla"):
+        got = jax.grad(lambda x, i=implementation: jnp.sum(c * made(x, implementation=i)))(x)
+        np.testing.assert_allclose(got, [1, 10 * 3 + 100 * 15, 0])

@@ -5,4 +5,3 @@ from codegen.device.division import *  # noqa: F403
 from codegen.device.elementary import *  # noqa: F403
 from codegen.device.functions import *  # noqa: F403
 from codegen.device.integers import floor_divide, modulo, popcount, random_bits, shift_left, shift_right  # noqa: F401
-from codegen.device.scales import exponent, ldexp, ldexp_near  # noqa: F401

@@ -18,8 +18,8 @@ def launch(rows, columns, op=QUANTIZE):
     return op.plan.launch({"x": "bfloat16"}, Extents(columns, rows * columns, turned=rows), {})
 
 
-# Whole vectors; narrower ones; tiles that end within vectors; one row; one column; many blocks
-@pytest.mark.parametrize("shape", [(2, 24, 16), (4, 6), (3, 9, 17), (1, 40), (40, 1), (150, 200), (0, 3)])
+# Whole vectors; narrower ones; tiles that end within vectors; nothing
+@pytest.mark.parametrize("shape", [(2, 24, 16), (4, 6), (3, 9, 17), (0, 16)])
 def test_a_transposed_output_is_the_other_one_transposed(shape):
     x = normal(*shape).astype(jnp.bfloat16)
     q, transposed = QUANTIZE(x, 0.5, implementation="interpret")
@@ -48,8 +48,8 @@ def test_axes_of_heads_move_and_an_input_is_transposed(tmp_path):
     )  # fmt: skip
     op = make_op(tmp_path, text)
     for implementation in ("interpret", "xla"):
-        testing.check_op(op, implementation, examples=2)
-    testing.check_gradient(op, "interpret", examples=2)
+        testing.check_op(op, implementation, examples=1)
+    testing.check_gradient(op, "interpret", examples=1)
 
 
 def test_a_mapped_axis_joins_the_rows():

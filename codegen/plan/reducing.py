@@ -359,8 +359,8 @@ class _Reductions(Planner):
             collapsed=self.collapsed,
         )
         along = set(self.axes) - set(self.axes[: self.place])
-        dear = any(n.op in COSTLY and along & set(n.dims) for n in self.nodes)
-        whole = replace(whole, dear=dear, alive=most_alive([s.value for s in self.statements], along))
+        costly = any(n.op in COSTLY and along & set(n.dims) for n in self.nodes)
+        whole = replace(whole, costly=costly, alive=most_alive([s.value for s in self.statements], along))
         if whole.kind != "row+column":
             return whole
         reached = {id(n) for n in topological(s.node for s in rows)}
@@ -415,18 +415,18 @@ class _Reductions(Planner):
         roots = [[s.operand for s in rows if s.stage == i] for i in range(stages)]
         roots.append([s.value for s in self.statements if any(s.name == o.name for o in self.spec.outputs)])
         passes: dict[int, set[int]] = {}
-        dear: set[int] = set()
+        costly: set[int] = set()
         for number, values in enumerate(roots):
             for node in topological([v for v in values if not of_row(v)], of_row):
                 passes.setdefault(id(node), set()).add(number)
-                if not of_row(node) and (node.op in COSTLY or any(id(a) in dear for a in node.args)):
-                    dear.add(id(node))
+                if not of_row(node) and (node.op in COSTLY or any(id(a) in costly for a in node.args)):
+                    costly.add(id(node))
         shared = {i for i, found in passes.items() if len(found) > 1}
         below = {id(a) for n in self.nodes if id(n) in shared for a in n.args}
         chain = {id(s.value): s.name for s in self.statements}
         found = []
         for node in self.nodes:
-            if id(node) in shared and id(node) in dear and id(node) not in below and node.kind == "float":
+            if id(node) in shared and id(node) in costly and id(node) not in below and node.kind == "float":
                 name = names.beside(chain.get(id(node)) or names.statistic("value", id(node)), REDUCING_NAMES)
                 found.append(Carried(name, node, min(passes[id(node)])))
         return tuple(found)

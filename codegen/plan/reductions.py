@@ -120,7 +120,7 @@ class Reduction:
     ]  # the groups of a row's position that column statistics keep: only rows at the same place are reduced together
     order: tuple[str, ...]  # every axis: those of the jnp form's operands
     collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
-    dear: bool = False  # over rows: an expensive value is computed for each column
+    costly: bool = False  # over rows: an expensive value is computed for each column
     alive: int = 1  # the most values of a column that are alive at once
     first: Reduction | None = None  # row+column: writes the statistics of rows that are too long for this kernel
 
@@ -251,7 +251,7 @@ class Reduction:
         """Extents of the innermost axis at which the kernel goes about it in another way: a vector, what a thread keeps, a
         warp's vectors, what a warp keeps."""
         vec = self.width(dtypes, schedule)
-        room = walking.most_kept(self.dear, False) if self.rows and self.columns else THREAD_BYTES
+        room = walking.most_kept(self.costly, False) if self.rows and self.columns else THREAD_BYTES
         kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))
         return vec, kept, 32 * vec, 32 * kept
 
@@ -389,16 +389,16 @@ class Reduction:
         cluster = schedule.get("cluster", cluster)
         short = cluster == 1 and not ragged and count in SHORT_ROWS
         most = 1 if short else max(1, kept // alone_bytes)
-        if self.dear and self.carried:
+        if self.costly and self.carried:
             most = min(most, max(1, MOST_DEAR // (vec * (self.column_bytes(dtypes) + 4 * len(self.carried)))))
         per_row = 1
         while per_row < MAX_THREADS:
             # One more vector of a ragged row, which few threads have, does not double the threads if registers allow
-            full = cluster == 1 and (per_row < WARP or self.dear)
+            full = cluster == 1 and (per_row < WARP or self.costly)
             if per_row * cluster * most >= (count if full else columns // vec):
                 break
             per_row *= 2
-        per_row = walking.fewest_idle(per_row, count, count if self.dear else columns // vec, most, cluster)
+        per_row = walking.fewest_idle(per_row, count, count if self.costly else columns // vec, most, cluster)
         per_row = schedule.get("threads_per_row", per_row)
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
@@ -409,15 +409,15 @@ class Reduction:
             return self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
         beside = schedule.get("threads", self.least_threads(columns, per_row, dtypes)) // per_row
         threads = max(1, beside) * per_row
-        own, dear = whole * width, 4 * vec * vectors * len(self.carried)
-        carried = 0 < dear <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
+        own, costly = whole * width, 4 * vec * vectors * len(self.carried)
+        carried = 0 < costly <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
         needed = walking.BESIDE_VALUES + self.alive * vec + vectors * (width + 4 * vec * len(self.carried)) // 4
         deep = cluster > 1 and self.alone and own > THREAD_BYTES
         lean = deep or (ragged and own >= THREAD_BYTES and (cluster > 1 or not carried))
         resident = 0
         if lean and cluster > 1 and self.alone:
             resident = self._resident(vec, own, deep)
-        elif self.dear and needed >= MANY_REGISTERS:
+        elif self.costly and needed >= MANY_REGISTERS:
             spread = clusters(arch) and cluster == 1 and not ragged and not schedule
             if threads == per_row > walking.CLUSTER_THREADS and needed * RESIDENT >= walking.REGISTERS_OF_SM and spread:
                 return self._along(vec, ragged, dtypes, extents, {"cluster": 2}, arch)
@@ -474,7 +474,7 @@ class Reduction:
         own, width = dict(schedule), vec * self.column_bytes(dtypes)
         written = vec * sum(4 for a in self.stores if a.mode == "flat")
         if self.collapsed:
-            return walking.everything(vec, ragged, width, written, self.dear, extents.total, own, arch)
+            return walking.everything(vec, ragged, width, written, self.costly, extents.total, own, arch)
         columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
         inner = extents.inner
         if self.by_place and columns is not None and rows is not None and inner is not None:
@@ -500,7 +500,7 @@ class Reduction:
         waves = 4 if self.inner else 1  # they compute more than they read: a block that has finished makes room
         lanes = self.lanes(vec)
         how = walking.tiles(
-            vec, ragged, width, written, lanes, values, self.dear, waves, columns, rows, apart, own, arch
+            vec, ragged, width, written, lanes, values, self.costly, waves, columns, rows, apart, own, arch
         )
         return replace(how, each=each, first=first, crossing=crossing)
 
@@ -518,7 +518,7 @@ class Reduction:
             width=width,
             fixed=vec * sum(n for a, n in sizes.items() if not self.of_row(a)),
             sums=wide * (vec // each) * sum(s.over == "column" for s in self.columns),
-            dear=self.dear,
+            costly=self.costly,
             alive=self.alive,
             folds=len(self.stages),
             stageable=all(sent_for(a, n) for a, n in sizes.items() if self.of_row(a)),

@@ -76,7 +76,7 @@ class Needs:
     fixed: int  # of inputs that all rows share
     sums: int  # of the columns' results
     stageable: bool  # every input of a row can be prefetched in vectors
-    dear: bool  # an expensive value is computed of each column: registers for that
+    costly: bool  # an expensive value is computed of each column: registers for that
     alive: int  # the most values of a column that are alive at once
     folds: int  # along a row, one after the other
 
@@ -111,9 +111,9 @@ def shared_memory(arch: str | None) -> int:
     return next(known, LEAST_SHARED) * 1024
 
 
-def most_kept(dear: bool, ragged: bool) -> int:
+def most_kept(costly: bool, ragged: bool) -> int:
     """The bytes of a row that a thread holds if the row can have more threads."""
-    return WALKED_THREAD_BYTES if not dear else COSTLY_THREAD_BYTES // (2 if ragged else 1)
+    return WALKED_THREAD_BYTES if not costly else COSTLY_THREAD_BYTES // (2 if ragged else 1)
 
 
 def whole(
@@ -133,16 +133,16 @@ def whole(
     sizes: tuple[int, ...] = (1,)
     if clusters(arch) and count * needs.width > ROW_BYTES_UNSHARED:
         sizes = CLUSTERS
-    elif clusters(arch) and needs.dear:
+    elif clusters(arch) and needs.costly:
         sizes = (1, *CLUSTERS)
     if "cluster" in schedule:
         sizes = (schedule["cluster"],)
     uneven = arch is not None and arch.startswith(UNEVEN)
     found: list[WalkLaunch] = []
     for cluster in sizes:
-        most = max(1, min(most_kept(needs.dear, ragged) // needs.width, MOST_FOLDED // (needs.width + needs.sums)))
-        most = max(1, min(most, REGISTERS // needs.alive // vec)) if needs.dear else most
-        few = needs.dear and cluster > 1 and CLUSTER_THREADS * cluster * most >= count
+        most = max(1, min(most_kept(needs.costly, ragged) // needs.width, MOST_FOLDED // (needs.width + needs.sums)))
+        most = max(1, min(most, REGISTERS // needs.alive // vec)) if needs.costly else most
+        few = needs.costly and cluster > 1 and CLUSTER_THREADS * cluster * most >= count
         per_row = 1
         while per_row < (CLUSTER_THREADS if few else MOST_THREADS) and per_row * cluster * most < count:
             per_row *= 2
@@ -159,7 +159,7 @@ def whole(
         wide = (
             PACED_ROOM if may_pace and apart == 1 else WIDE_ROOM
         )  # the code that tells rows apart would lack registers
-        room = 0 if needs.dear else wide if exact and clusters(arch) else ROOM
+        room = 0 if needs.costly else wide if exact and clusters(arch) else ROOM
         how: tuple[int, bool, bool, bool] | None = held(
             needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident
         )
@@ -183,7 +183,7 @@ def whole(
             shared_sums, paced=paced, parts=parts, long=long,
         )  # fmt: skip
         large = cluster > 1 and threads > CLUSTER_THREADS
-        crowded = needs.dear and not ragged and (vectors > most or large)
+        crowded = needs.costly and not ragged and (vectors > most or large)
         if at_once > 1 and filled(full * apart, slots) > 0.75 and not crowded:
             return launch
         found.append(launch)
@@ -202,7 +202,7 @@ def fewest_idle(per_row: int, count: int, full: int, most: int, cluster: int) ->
 
 def busy_resident(needs: Needs, vectors: int, vec: int, ragged: bool) -> int:
     """The threads for which an SM has registers. In rows without masks, values of all a thread's vectors are alive at once."""
-    if not needs.dear and not ragged:
+    if not needs.costly and not ragged:
         return RESIDENT
     data = vectors * (needs.width + needs.fixed) // 4
     values = needs.alive * vec * (1 if ragged else vectors)
@@ -258,11 +258,11 @@ def held(
             for shared_sums in (False, True):
                 data = row + fixed + (0 if shared_sums else sums)
                 if (shared_sums or data <= room) and threads * (at_once * row + shared_sums * sums) <= shared:
-                    lean = (data > CROWDED and needs.folds > 1) or (needs.dear and at_once == 2)
+                    lean = (data > CROWDED and needs.folds > 1) or (needs.costly and at_once == 2)
                     return at_once, True, shared_sums, lean
-    if (ragged or needs.dear) and row + fixed <= MASKED_ROOM and threads * sums <= shared:
+    if (ragged or needs.costly) and row + fixed <= MASKED_ROOM and threads * sums <= shared:
         return 1, False, True, True
-    if ragged or needs.dear:
+    if ragged or needs.costly:
         return None
     if row + sums + fixed <= PLAIN_ROOM:
         return 1, False, False, True
@@ -278,7 +278,7 @@ def tiles(
     written: int,
     lanes: int,
     values: bool,
-    dear: bool,
+    costly: bool,
     waves: int,
     columns: int | None,
     rows: int | None,
@@ -287,10 +287,10 @@ def tiles(
     arch: str | None,
 ) -> WalkLaunch:
     """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a
-    vector's results; `values`: each row also has values of its own; `dear`: an expensive value is computed; `waves`:
+    vector's results; `values`: each row also has values of its own; `costly`: an expensive value is computed; `waves`:
     how often all SMs are filled, at least."""
     threads = schedule.get("threads", MASKED_THREADS if ragged else THREADS)
-    at_once = 1 if ragged else rows_at_once(width, written, values, dear, arch)
+    at_once = 1 if ragged else rows_at_once(width, written, values, costly, arch)
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
@@ -335,14 +335,14 @@ def everything(
     ragged: bool,
     width: int,
     written: int,
-    dear: bool,
+    costly: bool,
     total: int | None,
     schedule: dict[str, int],
     arch: str | None,
 ) -> WalkLaunch:
     """The launch if all arrays are one long row."""
     threads = schedule.get("threads", THREADS)
-    at_once, wide = rows_at_once(width, written, False, dear, None if ragged else arch), threads * vec
+    at_once, wide = rows_at_once(width, written, False, costly, None if ragged else arch), threads * vec
     rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
     parts = max(1, min(resident * processors(arch), -(-rows // at_once), _most_parts.get()))
     return WalkLaunch(
@@ -350,8 +350,8 @@ def everything(
     )
 
 
-def rows_at_once(width: int, written: int, values: bool, dear: bool, arch: str | None) -> int:
+def rows_at_once(width: int, written: int, values: bool, costly: bool, arch: str | None) -> int:
     """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows."""
-    most = (DEAR_BYTES if clusters(arch) else LEAST_BYTES) if dear else BYTES
+    most = (DEAR_BYTES if clusters(arch) else LEAST_BYTES) if costly else BYTES
     less = 2 if values else 1
     return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written)))

@@ -366,9 +366,8 @@ class RowContext(RowAccess):
         )
 
     def kernel_settings(self) -> list[str]:
-        text = " ".join(self.arguments_text())
         lines = []
-        if self.wide and "compute" in text:
+        if self.wide and any("compute" in text for text in self.arguments_text()):
             lines.append(self.compute_line())
         lines += self.flag_lines({p for f in self.kernel_functions() for p in f.params})
         return lines

@@ -1,4 +1,4 @@
-"""The program: its commands, and how its mistakes end.
+"""The program: its commands, and how its errors end.
 
 Heavy imports stand inside the commands: `codegen --help` and everything up to `codegen build` load neither JAX nor
 CuTe DSL.
@@ -65,7 +65,7 @@ for name, command in (
 
 
 def main() -> None:
-    """Run the command line; user mistakes end in one message and exit status 2."""
+    """Run the command line; user errors end in one message and exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a locale cannot encode is escaped, as it is on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

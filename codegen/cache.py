@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import Mistake, named, printable, shown
+from codegen.errors import UserError, named, printable, shown
 
 LIMIT = "1G"  # what entries may take together, unless CODEGEN_CACHE_LIMIT says otherwise
 _MAGIC = b"cutefuse kernel\n"
@@ -64,11 +64,11 @@ def location() -> Path | None:
 
 
 def limit() -> int:
-    """The bytes that entries may take: CODEGEN_CACHE_LIMIT, as in 512M; 0 keeps nothing. Raises `Mistake`."""
+    """The bytes that entries may take: CODEGEN_CACHE_LIMIT, as in 512M; 0 keeps nothing. Raises `UserError`."""
     text = os.environ.get("CODEGEN_CACHE_LIMIT") or LIMIT
     found = re.fullmatch(r"(\d{1,15})([KMG]?)B?", text.strip().upper())
     if not found:
-        raise Mistake(
+        raise UserError(
             f"CODEGEN_CACHE_LIMIT is {shown(text)}", "it is a number of bytes, as in 512M or 2G; 0 keeps none"
         )
     return int(found[1]) * _UNITS[found[2]]

@@ -1,7 +1,7 @@
 """User errors: their places, their messages, and how they print.
 
 An error that a user can make is a `SpecError`. Any other failure of the generator is a bug and stays an ordinary exception.
-Code that does not know the place raises `Mistake`. Code that knows the place turns it into a `SpecError` with a `Span`.
+Code that does not know the place raises `UserError`. Code that knows the place turns it into a `SpecError` with a `Span`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Span:
     length: int = 1
 
 
-class Mistake(Exception):
+class UserError(Exception):
     """A user's error without a place in a file. `hint` says what is known or what to write instead. `place` is the 0-based
     row and column in the text that was read, and the length, where they are known."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.autodiff.backward import backward_of
-from codegen.errors import Diagnostic, Mistake, SpecError
+from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.language.chain import read_chain
 from codegen.language.check import check
 from codegen.language.reference import read_reference
@@ -21,7 +21,7 @@ from codegen.stages.choose import plan_of
 
 def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Op:
     """Read, check and plan one spec: a file, with what was measured for its op, what it holds, or its data. Raises `SpecError`
-    with every mistake found."""
+    with every error found."""
     spec, diagnostics = read_spec(path, data)
     if spec is None:
         raise SpecError(diagnostics)
@@ -41,7 +41,7 @@ def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) 
     if diagnostics := list(_not_in_place(op)):
         raise SpecError(diagnostics)
     asked = spec.save or not isinstance(spec.grad, str)
-    if asked and isinstance(backward := backward_of(op), Mistake):
+    if asked and isinstance(backward := backward_of(op), UserError):
         message = f"no kernel for what 'grad' or 'save' ask for: {backward.message}"
         raise SpecError(
             [spec.source.diagnostic(spec.chain.span, message, "delete them: jax.vjp of the jnp form serves")]
@@ -56,7 +56,7 @@ def _measured(path: Path) -> tuple[Tuned, ...]:
 
 
 def _not_in_place(op: Op) -> Iterable[Diagnostic]:
-    """A mistake for each entry of `aliases` that no kernel follows."""
+    """An error for each entry of `aliases` that no kernel follows."""
     for output, source in op.spec.aliases:
         if why := why_not_in_place(op.plan, output, source):
             message = f"no kernel writes {output!r} into the buffer of {source!r}: {why}"

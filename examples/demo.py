@@ -1,4 +1,4 @@
-"""From ten lines of YAML to results: bias + ReLU, then SwiGLU rounded to float8, then a mistake.
+"""From ten lines of YAML to results: bias + ReLU, then SwiGLU rounded to float8, then an error.
 
 Run it with `make demo`. The kernels run on an NVIDIA GPU where there is one; elsewhere they are compiled all the same,
 and what the compiler made is interpreted on the CPU.
@@ -101,7 +101,7 @@ def run_silu_mul_fp8() -> None:
 
 
 def make_a_mistake() -> None:
-    heading("A mistake in a spec", "what codegen build says")
+    heading("An error in a spec", "what codegen build says")
     text = (ROOT / "specs/silu_mul_fp8.yaml").read_text().replace("q = silu(g) * u /", "q = silu(g) * uu /", 1)
     try:
         read_op("specs/silu_mul_fp8.yaml", text)

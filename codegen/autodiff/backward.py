@@ -10,7 +10,7 @@ from typing import Any
 
 from codegen.autodiff.products import pull
 from codegen.autodiff.reverse import Backward, Reverse
-from codegen.errors import Mistake, SpecError
+from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Leaf, topological
 from codegen.language.reference import Reference
 from codegen.plan.op import Gemm, Op, Staged
@@ -59,7 +59,7 @@ class Derived:
         summary = f"The gradients of {base}, without those that all rows share."
         try:
             op, how = _of_some(self.op.spec, self.how, self._of_rows, f"{base}_frozen", summary)
-        except (SpecError, Mistake):
+        except (SpecError, UserError):
             return None
         if isinstance(op.plan, Staged) and op.plan.kernels >= self.op.plan.kernels:
             return None
@@ -68,33 +68,33 @@ class Derived:
         return Derived(op, how, self.forward, products)
 
 
-_found: weakref.WeakKeyDictionary[Op, Derived | Mistake] = weakref.WeakKeyDictionary()
+_found: weakref.WeakKeyDictionary[Op, Derived | UserError] = weakref.WeakKeyDictionary()
 
 
-def backward_of(op: Op) -> Derived | Mistake:
+def backward_of(op: Op) -> Derived | UserError:
     """The op's backward, or the reason why kernels cannot compute it."""
     if op not in _found:
         _found[op] = _backward_of(op)
     return _found[op]
 
 
-def _backward_of(op: Op) -> Derived | Mistake:
+def _backward_of(op: Op) -> Derived | UserError:
     if op.spec.grad == "none":
-        return Mistake("the spec says `grad: none`")
+        return UserError("the spec says `grad: none`")
     try:
         if isinstance(op.plan, Gemm):
             return gemm_backward(op.spec, op.plan)
         return row_backward(op)
     except SpecError as error:
-        return Mistake(error.diagnostics[0].message)
-    except Mistake as mistake:
-        return mistake
+        return UserError(error.diagnostics[0].message)
+    except UserError as error:
+        return error
 
 
 def _of_some(
     spec: Spec, how: Backward, names: Sequence[str], called: str = "", summary: str = ""
 ) -> tuple[Op, Backward]:
-    """A backward with only some of its outputs, `called` by another name. Raises `SpecError` or `Mistake` if no kernel can compute
+    """A backward with only some of its outputs, `called` by another name. Raises `SpecError` or `UserError` if no kernel can compute
     it."""
     own = _only(spec, names)
     made = derived(replace(own, op=called or own.op, summary=summary or own.summary))
@@ -149,7 +149,7 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
         return op, how
     try:
         op, how = _of_some(op.spec, how, kept)
-    except (SpecError, Mistake):
+    except (SpecError, UserError):
         return op, how
     return op, replace(how, same=tuple(same))
 
@@ -157,15 +157,15 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
 def row_backward(op: Op) -> Derived:
     """The backward of an op that does not contract: of these, the one of fewest kernels. It takes statistics of rows from the
     forward, if that saves a sweep; takes none; takes statistics of columns. Of an op in stages, it takes what these write. If
-    there is none, the same with the gradients of tables added up by index after the kernel. Raises `SpecError` or `Mistake` if
+    there is none, the same with the gradients of tables added up by index after the kernel. Raises `SpecError` or `UserError` if
     there is none."""
     spec, held = op.spec, op.plan.held if isinstance(op.plan, Staged) else ()
     takes = any(n.op == "take" for n in spec.read.nodes)
-    reasons: dict[str | None, SpecError | Mistake] = {}
+    reasons: dict[str | None, SpecError | UserError] = {}
     for by_index in (False, True) if takes else (False,):
         try:
             reverse = Reverse(spec, by_index=by_index, held=held)
-        except (SpecError, Mistake) as reason:
+        except (SpecError, UserError) as reason:
             reasons.setdefault(None, reason)
             continue
         tried: set[tuple[str, ...]] = set()
@@ -176,7 +176,7 @@ def row_backward(op: Op) -> Derived:
                 if how.saved not in tried:  # else it saves the same values as an earlier one
                     tried.add(how.saved)
                     found.append(_row_backward(op, how))
-            except (SpecError, Mistake) as reason:
+            except (SpecError, UserError) as reason:
                 reasons.setdefault(statistics, reason)
             if found and not isinstance(found[-1].op.plan, Staged):
                 return found[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from codegen.autodiff.reverse import Backward, Reverse
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, WIDE, Leaf, Statement
 from codegen.language.chain import output_parts
@@ -28,10 +28,10 @@ class Pulled:
 
 def pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec) -> Pulled:
     """The backward of an op's epilogue. It takes the products, or a value of the chain with their axes, whichever reads least.
-    Raises `Mistake` if no kernel can compute it."""
+    Raises `UserError` if no kernel can compute it."""
     try:
         return _pull(spec, products, epilogue, kept_dtype(spec, products))
-    except Mistake:
+    except UserError:
         # With products that are not rounded it may use the forward's statistics, and then waits for fewer reductions
         return _pull(spec, products, epilogue, "float32")
 
@@ -59,7 +59,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     for save in ((), *((name,) for name in tiles[:MOST_TILES])):
         try:
             found.append(reverse.backward(save=save))
-        except Mistake as reason:
+        except UserError as reason:
             reasons.append(reason)
     if not found:
         raise reasons[0]

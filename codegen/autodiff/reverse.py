@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from codegen.autodiff.scans import pulled_scan
 from codegen.autodiff.simplify import Algebra
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.graph.contraction import is_definite, marks, meetings
 from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, lost_axes, topological
@@ -94,7 +94,7 @@ class Reverse:
     `kept` is the type of saved values. If it is not float32, the backward's inputs are rounded to it, but the forward had them in
     more bits; so the backward does not take statistics from outputs, since they are not statistics of the rounded inputs. With
     `by_index`, the gradients of all tables are added up by index, also if each index selects from its own row. `held` are the
-    values, by name, that the op's stages write in any case. Raises `Mistake` if there is no derivative that kernels can compute.
+    values, by name, that the op's stages write in any case. Raises `UserError` if there is no derivative that kernels can compute.
     """
 
     def __init__(
@@ -106,12 +106,14 @@ class Reverse:
         self.saved_type = spec.compute if kept == "float32" else kept
         self.statements = spec.read.statements
         if len(self.statements) > MAX_STATEMENTS // 2:
-            raise Mistake(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
+            raise UserError(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
         operations = sum(1 for _ in topological(s.value for s in self.statements))
         if operations > MOST_OPERATIONS:
-            raise Mistake(f"the backward of {operations} operations; one of more than {MOST_OPERATIONS} is left to jnp")
+            raise UserError(
+                f"the backward of {operations} operations; one of more than {MOST_OPERATIONS} is left to jnp"
+            )
         if any(s.at for s in self.statements):
-            raise Mistake("no kernel for the gradient of 'put'")
+            raise UserError("no kernel for the gradient of 'put'")
         self.graph = self.scope.graph
         self.calls = self.graph.calls
         self.made = {a.name for a in spec.outputs}
@@ -250,7 +252,7 @@ class Reverse:
             picked: dict[str, Node | tuple[str, ...]] = {"i": index, "g": g}
             return [(table, self.evaluated(_parsed(rule), picked))]
         if node.op == "pick":
-            raise Mistake("no kernel for the gradient of a table that is read at a computed index")
+            raise UserError("no kernel for the gradient of a table that is read at a computed index")
         if node.op in SCANS:
             found = pulled_scan(node, g, self.graph, self.evaluated)
             return [(a, value) for a, value in found if id(a) in self.active]
@@ -258,7 +260,7 @@ class Reverse:
         if node.op in REDUCTIONS:
             rules = (REDUCTIONS[node.op][3],)
         if not all(rules):
-            raise Mistake(f"no kernel for the gradient of {node.op!r} yet")
+            raise UserError(f"no kernel for the gradient of {node.op!r} yet")
         known: dict[str, Node | tuple[str, ...]] = {**dict(zip("abc", node.args, strict=False)), "y": node, "g": g}
         if isinstance(node.attr, tuple):
             known["axis"] = node.attr
@@ -279,11 +281,11 @@ class Reverse:
 
     def backward(self, statistics: str | None = None, save: tuple[str, ...] | None = None) -> Backward:
         """The backward that takes the values of the chain in `save`, or in the spec's own `save` if None. The forward may also save
-        `statistics` of "rows" or of "columns" for it, or those that it has "held". Raises `Mistake` if kernels cannot compute it."""
+        `statistics` of "rows" or of "columns" for it, or those that it has "held". Raises `UserError` if kernels cannot compute it."""
         outputs, assigned = self.results, self.assigned
         self.taken, self.save = set(self.known), self.spec.save if save is None else save
         if not assigned:
-            raise Mistake("no output varies with an input that has a derivative")
+            raise UserError("no output varies with an input that has a derivative")
         saved = self.saved(assigned)
         ways = {"rows": self.statistics, "columns": self.column_statistics, "held": self.held_statistics}
         more_saved = ways[statistics](assigned, saved) if statistics and not self.save else {}
@@ -306,7 +308,7 @@ class Reverse:
         )  # fmt: skip
         spec = derived_spec(spec, f"{self.spec.path} (backward)", values, self.taken)
         if len(spec.read.statements) > MAX_STATEMENTS:
-            raise Mistake(f"the backward has more than {MAX_STATEMENTS} statements")
+            raise UserError(f"the backward has more than {MAX_STATEMENTS} statements")
         forward = None
         if not {a.name for a in more} <= self.held.keys():
             forward = replace(
@@ -388,7 +390,7 @@ class Reverse:
         It takes an output if it then reads fewer arrays or has fewer reductions. An output is rounded to its type, so one that a
         few operations compute again is recomputed: 1 - y * y of a rounded tanh near 1 has few correct bits. An output that is
         `coarse` is recomputed too, and so is one that elements are compared with, such as their maximum, unless it is `exact`.
-        Raises `Mistake` if elements are compared with a value in `save` that is not `exact`.
+        Raises `UserError` if elements are compared with a value in `save` that is not `exact`.
         """
         compared = {id(a) for a in _compared(topological(s.value for s in assigned))}
         values = {s.name: s.value for s in self.statements if s.part is None}
@@ -397,7 +399,7 @@ class Reverse:
         for name, value in chosen.items():
             if id(value) in compared and value.op in ("max", "min") and not self.exact(name, value):
                 what = f"elements that are recomputed are compared with {name!r}, and may differ in the last bit"
-                raise Mistake(f"it cannot be saved: {what}")
+                raise UserError(f"it cannot be saved: {what}")
         most = max(len(a.axes) for a in self.spec.inputs)
         now = self.cost(assigned, chosen)
         for name, value in values.items():

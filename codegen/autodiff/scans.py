@@ -13,7 +13,7 @@ import ast
 import functools
 from collections.abc import Callable, Mapping
 
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.graph.nodes import Along, Graph, Node, along_of
 from codegen.parsing import parse_expression
 
@@ -30,7 +30,7 @@ STEPS = {
 
 
 def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list[tuple[Node, Node]]:
-    """The contributions of a scan to its arguments' adjoints, from its own adjoint `g`. Raises `Mistake` where there is none."""
+    """The contributions of a scan to its arguments' adjoints, from its own adjoint `g`. Raises `UserError` where there is none."""
     along = along_of(node)
 
     def scan(a: Node, b: Node) -> Node:
@@ -49,7 +49,7 @@ def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list
     if node.op != "scan":
         (x,) = node.args
         if along.before:
-            raise Mistake(f"no kernel for the gradient of {node.op!r} before each element yet")
+            raise UserError(f"no kernel for the gradient of {node.op!r} before each element yet")
         known = {"x": x, "y": node, "p": _scan(graph, node.op, node.args, Along(along.axis, along.reverse, True))}
         kept, own = STEPS[node.op]
         a = value(kept, **known)

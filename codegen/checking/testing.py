@@ -23,7 +23,7 @@ from codegen.checking.agreement import BrokenReference, Disagreement, Report, co
 from codegen.checking.draw import Case, walking_far
 from codegen.checking.expected import cpu_options, error_bounds, reference_values
 from codegen.checking.gradients import check_gradient_case
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.plan.limits import lacks
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
@@ -145,7 +145,7 @@ def check_case(
     _check_case(op, implementation, arch, case, report, run)
     if implementation == "interpret" and isinstance(op, GemmOp):
         other = next(a for a in ("sm_80", "sm_89") if not lacks(op, case.types, a))
-        with contextlib.suppress(Mistake):
+        with contextlib.suppress(UserError):
             if isinstance(op.launch_for(case.types, case.axes).tiles, Tiles):
                 _check_case(op, implementation, other, case, report, run)
 

@@ -13,7 +13,7 @@ import typer
 
 from codegen.cli.completing import built_ops
 from codegen.cli.project import PACKAGE, SPECS, Project, checked_architectures
-from codegen.errors import Mistake, SpecError, printable
+from codegen.errors import SpecError, UserError, printable
 from codegen.targets import USUAL
 
 Specs = Annotated[Path | None, typer.Option("--specs", help="The folder of specs.", show_default=str(SPECS))]
@@ -62,11 +62,11 @@ def print_error(error: Exception) -> None:
 
 @contextlib.contextmanager
 def usage() -> Iterator[None]:
-    """A context in which a `Mistake` is an error of the command line. Raises `UsageError`."""
+    """A context in which a `UserError` is an error of the command line. Raises `UsageError`."""
     try:
         yield
-    except Mistake as mistake:
-        raise UsageError("\n  ".join(filter(None, (mistake.message, mistake.hint)))) from None
+    except UserError as error:
+        raise UsageError("\n  ".join(filter(None, (error.message, error.hint)))) from None
 
 
 def read_types(text: str) -> dict[str, str]:

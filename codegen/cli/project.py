@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, shown
+from codegen.errors import Diagnostic, Span, SpecError, UserError, known, shown
 from codegen.targets import ARCHITECTURES
 
 SECTION = "[tool.cutefuse]"
@@ -62,7 +62,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _mistake(path, "", "", f"cannot read the file: {error}") from None
+        raise _error(path, "", "", f"cannot read the file: {error}") from None
 
 
 def _section(path: Path, text: str) -> Any:
@@ -80,10 +80,10 @@ def _section(path: Path, text: str) -> Any:
 
 def _project(path: Path, text: str, section: Any) -> Project:
     if not isinstance(section, dict):
-        raise _mistake(path, text, "cutefuse", f"{SECTION} must be a table", 'such as specs = "specs"')
+        raise _error(path, text, "cutefuse", f"{SECTION} must be a table", 'such as specs = "specs"')
     for key in section:
         if key not in KEYS:
-            raise _mistake(path, text, key, f"unknown key {shown(key)} in {SECTION}", known(key, KEYS))
+            raise _error(path, text, key, f"unknown key {shown(key)} in {SECTION}", known(key, KEYS))
     folders = {key: _folder(path, text, key, section[key]) for key in ("specs", "package", "tests") if key in section}
     return Project(
         folders.get("specs", _seen(path.parent / SPECS)),
@@ -98,7 +98,7 @@ def _folder(path: Path, text: str, key: str, value: object) -> Path:
         return Path()
     if not isinstance(value, str) or not value:
         why = 'relative to this file; tests = "" writes none' if key == "tests" else "relative to this file"
-        raise _mistake(path, text, key, f"{key} must be the path of a folder", why)
+        raise _error(path, text, key, f"{key} must be the path of a folder", why)
     return _seen(path.parent / value)
 
 
@@ -106,19 +106,19 @@ def _architectures(path: Path, text: str, section: Mapping[str, Any]) -> tuple[s
     value = section.get("arch", [])
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _mistake(path, text, "arch", "arch must be a list of architectures", 'such as arch = ["sm_90a"]')
+        raise _error(path, text, "arch", "arch must be a list of architectures", 'such as arch = ["sm_90a"]')
     try:
         return checked_architectures(names)
-    except Mistake as mistake:
-        raise _mistake(path, text, "arch", mistake.message, mistake.hint) from None
+    except UserError as error:
+        raise _error(path, text, "arch", error.message, error.hint) from None
 
 
 def checked_architectures(names: list[str]) -> tuple[str, ...]:
-    """Architectures by name, without repeats. Raises `Mistake` for an unknown name."""
+    """Architectures by name, without repeats. Raises `UserError` for an unknown name."""
     names = [name.strip() for name in names]
     for name in names:
         if name not in ARCHITECTURES:
-            raise Mistake(f"no architecture {shown(name)}", known(name, ARCHITECTURES, "there are"))
+            raise UserError(f"no architecture {shown(name)}", known(name, ARCHITECTURES, "there are"))
     return tuple(dict.fromkeys(names))
 
 
@@ -131,7 +131,7 @@ def _shown(path: Path) -> str:
     return str(_seen(path))
 
 
-def _mistake(path: Path, text: str, key: str, message: str, hint: str = "") -> SpecError:
+def _error(path: Path, text: str, key: str, message: str, hint: str = "") -> SpecError:
     """An error at the section's line with the key, or at the section."""
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if line.strip().startswith(SECTION)), 0)

@@ -11,7 +11,7 @@ from typing import Any
 from codegen import extras
 from codegen.cli.project import Project
 from codegen.cli.schema import SCHEMA_FILE
-from codegen.errors import Mistake, named
+from codegen.errors import UserError, named
 
 with extras.needed("build"):
     import yaml
@@ -70,13 +70,13 @@ HOOK = """\
 
 
 def has_section(pyproject: Path) -> bool:
-    """Whether a pyproject.toml has a section [tool.cutefuse]. Raises `Mistake` where it is not valid TOML."""
+    """Whether a pyproject.toml has a section [tool.cutefuse]. Raises `UserError` where it is not valid TOML."""
     tool = _toml(pyproject, _read(pyproject)).get("tool")
     return isinstance(tool, dict) and "cutefuse" in tool
 
 
 def with_section(pyproject: Path, project: Project) -> str:
-    """The text of a pyproject.toml with a section for the project's folders added at its end. Raises `Mistake`."""
+    """The text of a pyproject.toml with a section for the project's folders added at its end. Raises `UserError`."""
     before = _read(pyproject)
     tests = "" if project.tests == Path() else project.tests.as_posix()
     folders = {"specs": project.specs.as_posix(), "package": project.package.as_posix(), "tests": tests}
@@ -90,12 +90,12 @@ def _toml(path: Path, text: str, hint: str = "") -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise Mistake(f"{named(path)}: {error}", hint) from None
+        raise UserError(f"{named(path)}: {error}", hint) from None
 
 
 def with_hook(path: Path) -> str:
     """The text of a .pre-commit-config.yaml that runs `codegen check` before every commit; unchanged where it already does.
-    Raises `Mistake` where the hook cannot be added at its end."""
+    Raises `UserError` where the hook cannot be added at its end."""
     before = _read(path)
     if "codegen check" in before:
         return before
@@ -106,7 +106,7 @@ def with_hook(path: Path) -> str:
     old, new = _yaml(before), _yaml(text)
     repos = old.get("repos") if isinstance(old, dict) else None
     if not isinstance(repos, list) or new != {**old, "repos": [*repos, *_yaml(HOOK)]}:
-        raise Mistake(f"{named(path)}: its hooks are not at its end", f"add this to its `repos`:\n{HOOK}")
+        raise UserError(f"{named(path)}: its hooks are not at its end", f"add this to its `repos`:\n{HOOK}")
     return text
 
 

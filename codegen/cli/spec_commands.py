@@ -45,11 +45,11 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
     from codegen.cli.outputs import put
     from codegen.cli.scaffold import starter
     from codegen.cli.schema import keep_schema
-    from codegen.graph.names import op_name_mistake
+    from codegen.graph.names import op_name_error
 
-    mistake = op_name_mistake(op)
-    if mistake:
-        raise UsageError(f"{mistake.message}\n  {mistake.hint}")
+    error = op_name_error(op)
+    if error:
+        raise UsageError(f"{error.message}\n  {error.hint}")
     project = find_project().at(specs)
     path = project.specs / f"{op}.yaml"
     if path.exists():

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from codegen.autodiff.backward import Derived, backward_of
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.explain.estimate import work
 from codegen.explain.launching import Binding, bindings, launch_facts, launch_of, launched, stages_of
 from codegen.explain.words import words
@@ -346,8 +346,8 @@ def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> d
             return choosing.found(op.tuning, op.spec.op, arch, binding.types, sizes)
 
         how = op.plan.in_one_kernel(binding, functools.partial(elements, shape=shape), arch, find)
-    except Mistake as mistake:
-        return {"arch": arch, "one_kernel": False, "why": mistake.message, "tiles": {}}
+    except UserError as error:
+        return {"arch": arch, "one_kernel": False, "why": error.message, "tiles": {}}
     return {
         "arch": arch,
         "one_kernel": how.fast,

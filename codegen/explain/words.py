@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.graph.nodes import ROWS, lost_axes, part_text
 from codegen.plan.access import Access, Plan
 from codegen.plan.elementwise import Elementwise
@@ -205,7 +205,7 @@ class GemmWords:
         )
         tile = self.plan.tile
         how = "on sm_90a its epilogue in the same kernel, where a row's bytes are a multiple of 16 and that is faster; else after XLA's matmul"
-        if isinstance(tile, Mistake):
+        if isinstance(tile, UserError):
             how = f"its epilogue in a kernel after XLA's matmul: {tile.message}"
         elif tile.folds:
             how += f"; its tiles write partial results of {listed(dict.fromkeys(f.name for f in tile.folds))}, which are reduced after it"

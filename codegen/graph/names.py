@@ -7,7 +7,7 @@ import keyword
 import re
 from collections.abc import Collection, Iterator
 
-from codegen.errors import Mistake, shown
+from codegen.errors import UserError, shown
 
 # Names that generated files use at module level, and Python's names that must keep their meaning there.
 RESERVED = frozenset("""
@@ -38,18 +38,18 @@ AXIS = re.compile(r"[A-Z][A-Za-z0-9_]*")
 MAX_NAME = 64
 
 
-def op_name_mistake(name: str) -> Mistake | None:
+def op_name_error(name: str) -> UserError | None:
     """The error for a name that an op cannot have, if any."""
-    return name_mistake(name, "an op", PACKAGE_NAMES)
+    return name_error(name, "an op", PACKAGE_NAMES)
 
 
-def name_mistake(name: str, what: str, also: frozenset[str] = frozenset()) -> Mistake | None:
+def name_error(name: str, what: str, also: frozenset[str] = frozenset()) -> UserError | None:
     """The error for a name that `what` cannot have, if any. `also` are names that are taken too."""
     if not NAME.fullmatch(name) or len(name) > MAX_NAME:
         hint = f"names are lower-case letters, digits and underscores, at most {MAX_NAME}, a letter first"
-        return Mistake(f"{shown(name)} is not a valid name for {what}", hint)
+        return UserError(f"{shown(name)} is not a valid name for {what}", hint)
     if keyword.iskeyword(name) or name in RESERVED or name in also:
-        return Mistake(f"{name!r} cannot name {what}: Python or the generated file uses it", "pick another name")
+        return UserError(f"{name!r} cannot name {what}: Python or the generated file uses it", "pick another name")
     return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.errors import Mistake
+from codegen.errors import UserError
 
 ROWS = "..."  # one logical axis for any number of leading axes
 
@@ -212,7 +212,7 @@ class Graph:
     def const(self, value: bool | int | float) -> Node:
         kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise Mistake(f"the integer constant {_short(value)} does not fit 64 bits", "write it as a float: 1e20")
+            raise UserError(f"the integer constant {_short(value)} does not fit 64 bits", "write it as a float: 1e20")
         return self.node("const", attr=value, kind=kind, dims=())
 
     def order(self, dims: Iterable[str]) -> tuple[str, ...]:

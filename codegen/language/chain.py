@@ -10,7 +10,7 @@ import keyword
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 
-from codegen.errors import Diagnostic, Mistake, shown
+from codegen.errors import Diagnostic, UserError, shown
 from codegen.graph.names import RESERVED
 from codegen.graph.nodes import Chain, Leaf, Node, Put, Statement, topological
 from codegen.language.formula import functions, part_names, reader, with_article
@@ -59,7 +59,7 @@ def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
 
 def split_statement(node: ast.stmt) -> tuple[ast.Name, int | None, ast.expr]:
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-        raise Placed(node, Mistake("not a statement of the form `name = expression`", "as in z = x + bias"))
+        raise Placed(node, UserError("not a statement of the form `name = expression`", "as in z = x + bias"))
     target = node.targets[0]
     if isinstance(target, ast.Name):
         return target, None, node.value
@@ -68,7 +68,7 @@ def split_statement(node: ast.stmt) -> tuple[ast.Name, int | None, ast.expr]:
         if isinstance(part, ast.Constant) and type(part.value) is int:
             return target.value, part.value, node.value
     hint = "assign a name, or an output's part such as y[0]"
-    raise Placed(target, Mistake("only a name or a part of an output can be assigned", hint))
+    raise Placed(target, UserError("only a name or a part of an output can be assigned", hint))
 
 
 def check_target(spec: Spec, target: ast.Name, part: int | None, assigned: Container[tuple[str, int | None]]) -> None:
@@ -76,23 +76,23 @@ def check_target(spec: Spec, target: ast.Name, part: int | None, assigned: Conta
     output = next((a for a in spec.outputs if a.name == name), None)
     if (name, part) in assigned:
         text = name if part is None else f"{name}[{part}]"
-        raise Placed(target, Mistake(f"{text!r} is assigned twice", "give the second value a name of its own"))
+        raise Placed(target, UserError(f"{text!r} is assigned twice", "give the second value a name of its own"))
     if any(a.name == name for a in spec.inputs) or any(p.name == name for p in spec.params):
         hint = "give the value a name of its own"
-        raise Placed(target, Mistake(f"{name!r} is an input or a parameter and cannot be assigned", hint))
+        raise Placed(target, UserError(f"{name!r} is an input or a parameter and cannot be assigned", hint))
     if output is None:
         if part is not None:
-            raise Placed(target, Mistake(f"{shown(name)} has no parts: it is not an output", "assign a plain name"))
+            raise Placed(target, UserError(f"{shown(name)} has no parts: it is not an output", "assign a plain name"))
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > 64:
             hint = "names are lower-case letters, digits and underscores, at most 64, a letter first"
-            raise Placed(target, Mistake(f"{shown(name)} is not a valid name for a value", hint))
+            raise Placed(target, UserError(f"{shown(name)} is not a valid name for a value", hint))
         if name in RESERVED or name in functions() or keyword.iskeyword(name):
             message = f"{name!r} cannot name a value: the language or the generated file uses it"
-            raise Placed(target, Mistake(message, "pick another name"))
+            raise Placed(target, UserError(message, "pick another name"))
     elif output.parts is None and part is not None:
-        raise Placed(target, Mistake(f"{name!r} is {output} and has no parts", f"assign it whole: {name} = ..."))
+        raise Placed(target, UserError(f"{name!r} is {output} and has no parts", f"assign it whole: {name} = ..."))
     elif output.parts is not None and (part is None or not 0 <= part < output.parts):
-        raise Placed(target, Mistake(f"{name!r} is {output}; its parts are assigned one by one", part_names(output)))
+        raise Placed(target, UserError(f"{name!r} is {output}; its parts are assigned one by one", part_names(output)))
 
 
 def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr, at: Put | None = None) -> Node:
@@ -102,10 +102,10 @@ def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr,
     if extra:
         hint = f"reduce over {', '.join(extra)}, or declare {output.name!r} with {'it' if len(extra) == 1 else 'them'}"
         message = f"{output.name!r} is {output} but this varies along {', '.join(extra)}"
-        raise Placed(tree, Mistake(message, hint))
+        raise Placed(tree, UserError(message, hint))
     if "bool" in (kind, value.kind) and kind != value.kind:
         hint = "write where(condition, 1, 0) to get numbers, a comparison to get a bool"
-        raise Placed(tree, Mistake(f"{output.name!r} is {output} but this is {with_article(value.kind)}", hint))
+        raise Placed(tree, UserError(f"{output.name!r} is {output} but this is {with_article(value.kind)}", hint))
     if value.is_const and kind == "float":
         value = scope.graph.const(float(value.attr))  # type: ignore[arg-type]
     elif value.is_const and kind == "int":
@@ -132,7 +132,7 @@ def read_tables(
         if statement.at and leaves.count(statement.at.table) > 1:
             line, hint = assigned[statement.name, statement.part], "compute the value in an op before"
             message = f"'put' writes into {statement.at.table!r}, which something else uses"
-            yield line.diagnostic(Placed(line.tree.value, Mistake(message, hint)))  # type: ignore[union-attr]
+            yield line.diagnostic(Placed(line.tree.value, UserError(message, hint)))  # type: ignore[union-attr]
 
 
 def unassigned(spec: Spec, assigned: Container[tuple[str, int | None]], broken: set[str]) -> Iterator[Diagnostic]:
@@ -153,7 +153,7 @@ def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line
     for (name, _), line in assigned.items():
         if name not in scope.outputs | scope.used:
             target = line.tree.targets[0]  # type: ignore[union-attr]
-            yield line.diagnostic(Placed(target, Mistake(f"{name!r} is never used", "use it, or delete the line")))
+            yield line.diagnostic(Placed(target, UserError(f"{name!r} is never used", "use it, or delete the line")))
     for array in spec.inputs:
         if array.name not in scope.used:
             hint = "use it in the chain, or delete it"
@@ -185,9 +185,9 @@ def line_assigning(spec: Spec, target: str) -> Line | None:
     return next((line for line in read_lines(spec.chain)[0] if line.target == target), None)
 
 
-def in_chain(spec: Spec, mistake: Diagnostic) -> Diagnostic:
+def in_chain(spec: Spec, error: Diagnostic) -> Diagnostic:
     """An error in a derived chain, placed at the line of the spec's own chain that assigns the same name."""
-    line = line_assigning(spec, mistake.source.partition("=")[0].strip())
+    line = line_assigning(spec, error.source.partition("=")[0].strip())
     if line is None or not isinstance(line.tree, ast.Assign):
-        return spec.source.diagnostic(spec.chain.span, mistake.message, mistake.hint)
-    return line.diagnostic(Placed(line.tree.value, Mistake(mistake.message, mistake.hint)))
+        return spec.source.diagnostic(spec.chain.span, error.message, error.hint)
+    return line.diagnostic(Placed(line.tree.value, UserError(error.message, error.hint)))

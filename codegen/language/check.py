@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from codegen.errors import Diagnostic, Mistake, known, shown
+from codegen.errors import Diagnostic, UserError, known, shown
 from codegen.graph.nodes import ROWS
 from codegen.language.formula import reader, with_article
 from codegen.language.scope import make_scope
@@ -81,18 +81,18 @@ def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
             try:
                 if not isinstance(line.tree, ast.Expr) or line is not lines[0]:
                     assert line.tree
-                    raise Placed(line.tree, Mistake("a gradient is one expression", "as in dy * (y > 0)"))
+                    raise Placed(line.tree, UserError("a gradient is one expression", "as in dy * (y > 0)"))
                 value = reader(scope)(line.tree.value)
                 if value.kind == "bool":
                     raise Placed(
-                        line.tree, Mistake("a gradient is a number, not a bool", "write where(condition, dy, 0)")
+                        line.tree, UserError("a gradient is a number, not a bool", "write where(condition, dy, 0)")
                     )
                 own = () if array is None else array.axes
                 extra = [axis for axis in value.dims if axis not in own]
                 if name in inputs and extra:
                     axes = ", ".join(extra)
                     message = f"the gradient of {name!r} varies along {axes}, which {name!r} does not"
-                    raise Placed(line.tree, Mistake(message, f"sum over {axes}"))
+                    raise Placed(line.tree, UserError(message, f"sum over {axes}"))
             except Placed as error:
                 yield from line.diagnostics(error)
 

@@ -15,7 +15,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from codegen.errors import Mistake, known, shown
+from codegen.errors import UserError, known, shown
 from codegen.graph.nodes import DTYPES, ROWS, Along, Call, Leaf, Node, Put, dtypes_of, topological
 from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, SCANS
 from codegen.language.prelude import Composite, prelude
@@ -86,14 +86,14 @@ class Reader:
         self.derived = derived  # a derivative: it may sum a value over axes that the value lacks
 
     def fail(self, tree: ast.AST, message: str, hint: str = "") -> Placed:
-        return Placed(self.site or tree, Mistake(message, hint))
+        return Placed(self.site or tree, UserError(message, hint))
 
     def __call__(self, tree: ast.expr) -> Node:
         """The value of an expression. Raises `Placed`."""
         try:
             return self.read(tree)
         except RecursionError:
-            raise Placed(tree, Mistake("nested too deeply", SPLIT)) from None
+            raise Placed(tree, UserError("nested too deeply", SPLIT)) from None
 
     def read(self, tree: ast.expr) -> Node:
         method = getattr(self, "read_" + type(tree).__name__, None)
@@ -111,13 +111,13 @@ class Reader:
         if not isinstance(value, bool | int | float):
             raise self.fail(tree, f"the literal {literal(value)} is not part of the language", "write a number")
         if isinstance(value, float) and math.isinf(value):  # a literal that Python could not hold
-            raise Placed(self.site or tree, Mistake("no float64 holds this number", "write inf for infinity"))
+            raise Placed(self.site or tree, UserError("no float64 holds this number", "write inf for infinity"))
         return self.const(tree, value)
 
     def const(self, tree: ast.AST, value: bool | int | float) -> Node:
         try:
             return self.graph.const(value)
-        except Mistake as error:
+        except UserError as error:
             raise Placed(self.site or tree, error) from None
 
     def read_Name(self, tree: ast.Name) -> Node:

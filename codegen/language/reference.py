@@ -12,7 +12,7 @@ import keyword
 import math
 from typing import TypeGuard
 
-from codegen.errors import Mistake, SpecError, known, shown
+from codegen.errors import SpecError, UserError, known, shown
 from codegen.language.statements import MAX_STATEMENTS, SPLIT, Line, Placed, construct, literal, read_lines, together
 from codegen.parsing import check_compiles
 from codegen.spec.spec import Spec
@@ -57,8 +57,8 @@ def read_reference(spec: Spec) -> Reference:
         except Placed as error:
             diagnostics += line.diagnostics(error)
         except (RecursionError, ValueError):  # ValueError: an integer too long to print
-            mistake = Mistake("nested too deeply, or a number too long", SPLIT)
-            diagnostics.append(line.diagnostic(Placed(line.tree, mistake)))
+            deep = UserError("nested too deeply, or a number too long", SPLIT)
+            diagnostics.append(line.diagnostic(Placed(line.tree, deep)))
     missing = [name for name in outputs if name not in checker.assigned | broken]
     if missing and len(lines) <= MAX_STATEMENTS and (len(outputs) > 1 or not diagnostics):
         hint = "with one output it may be an expression, else statements that assign every output"
@@ -91,9 +91,9 @@ class _Checker:
             if isinstance(node, ast.Expr) and alone:
                 broken |= {a.name for a in self.spec.outputs}
                 message = "one expression, but the op has several outputs"
-                raise Placed(node, Mistake(message, "write a statement `name = ...` for each"))
+                raise Placed(node, UserError(message, "write a statement `name = ...` for each"))
             message = "not a statement of the form `name = expression`"
-            raise Placed(node, Mistake(message, "as in z = jnp.exp(x)"))
+            raise Placed(node, UserError(message, "as in z = jnp.exp(x)"))
         target = node.targets[0]
         elements = target.elts if isinstance(target, ast.Tuple) else [target]
         names = [e.id for e in elements if isinstance(e, ast.Name)]
@@ -101,7 +101,7 @@ class _Checker:
         for element in elements:
             if not isinstance(element, ast.Name) or not _plain_name(element.id):
                 raise Placed(
-                    element, Mistake("only names can be assigned", "names are letters, digits and underscores")
+                    element, UserError("only names can be assigned", "names are letters, digits and underscores")
                 )
         self.expression(node.value, ())
         text = _printed(node)
@@ -114,45 +114,47 @@ class _Checker:
             instead = "write it with functions of jnp"
             if isinstance(node, ast.Starred):
                 instead = "write the elements out, or keep axes: keepdims=True"
-            raise Placed(node, Mistake(f"{construct(node)} is not allowed in a reference", instead))
+            raise Placed(node, UserError(f"{construct(node)} is not allowed in a reference", instead))
         if isinstance(node, ast.Name):
             allowed = self.names | self.assigned | set(local)
             if node.id in ("jnp", "jax"):
-                raise Placed(node, Mistake(f"{node.id!r} is a module", "use its functions, as in jnp.maximum(x, 0)"))
+                raise Placed(node, UserError(f"{node.id!r} is a module", "use its functions, as in jnp.maximum(x, 0)"))
             if node.id in allowed | self.broken:
                 return
             if node.id in self.later:
                 hint = "a name can be used in the lines below the one that assigns it"
-                raise Placed(node, Mistake(f"{node.id!r} has no value yet", hint))
+                raise Placed(node, UserError(f"{node.id!r} has no value yet", hint))
             if node.id in {a.name for a in self.spec.outputs}:
                 hint = "compute it from the inputs and the parameters"
-                raise Placed(node, Mistake(f"{node.id!r} has no value yet", hint))
+                raise Placed(node, UserError(f"{node.id!r} has no value yet", hint))
             hint = known(node.id, allowed | {"jnp", "jax"})
-            raise Placed(node, Mistake(f"unknown name {shown(node.id)}", hint))
+            raise Placed(node, UserError(f"unknown name {shown(node.id)}", hint))
         elif isinstance(node, ast.Attribute):
             self.attribute(node, local)
         elif isinstance(node, ast.Constant):
             if not isinstance(node.value, bool | int | float | str | type(...) | None):
                 message = f"the literal {literal(node.value)} is not allowed in a reference"
-                raise Placed(node, Mistake(message, "write a number"))
+                raise Placed(node, UserError(message, "write a number"))
             if isinstance(node.value, float) and math.isinf(node.value):
-                raise Placed(node, Mistake("no float64 holds this number", "write jnp.inf for infinity"))
+                raise Placed(node, UserError("no float64 holds this number", "write jnp.inf for infinity"))
         elif isinstance(node, ast.Lambda):
             if ast.unparse(node.args) != ", ".join(names := [a.arg for a in node.args.args]):
                 raise Placed(
-                    node, Mistake("this form of lambda is not allowed in a reference", "as in lambda a, b: a + b")
+                    node, UserError("this form of lambda is not allowed in a reference", "as in lambda a, b: a + b")
                 )
             for argument in node.args.args:
                 if not _plain_name(argument.arg):
                     message = f"{shown(argument.arg)} is not a valid name for an argument"
-                    raise Placed(argument, Mistake(message, "pick another name"))
+                    raise Placed(argument, UserError(message, "pick another name"))
             self.expression(node.body, (*local, *names))
         else:
             name = node.arg if isinstance(node, ast.keyword) else "ok"
             if name is None:
-                raise Placed(node, Mistake("'**' in a call is not allowed in a reference", "write every argument out"))
+                raise Placed(
+                    node, UserError("'**' in a call is not allowed in a reference", "write every argument out")
+                )
             if not _plain_name(name):
-                raise Placed(node, Mistake(f"no function takes an argument named {shown(name)}", "check its name"))
+                raise Placed(node, UserError(f"no function takes an argument named {shown(name)}", "check its name"))
             together([functools.partial(self.expression, child, local) for child in ast.iter_child_nodes(node)])
 
     def attribute(self, node: ast.Attribute, local: tuple[str, ...]) -> None:
@@ -166,13 +168,13 @@ class _Checker:
             )
             if not good or not all(map(_plain_name, path[1:])):
                 hint = "it may use jnp, jax.nn, jax.lax, jax.random, jax.jvp, jax.vjp and jax.grad"
-                raise Placed(node, Mistake(f"{shown('.'.join(path))} is not allowed in a reference", hint))
+                raise Placed(node, UserError(f"{shown('.'.join(path))} is not allowed in a reference", hint))
             return
         if len(path) > 1 and path[0] not in self.names | self.assigned | self.broken | set(local):
             self.expression(_base(node), local)
         if node.attr not in _METHODS:
             hint = known(node.attr, _METHODS, "attributes")
-            raise Placed(node, Mistake(f"the attribute {shown(node.attr)} is not allowed in a reference", hint))
+            raise Placed(node, UserError(f"the attribute {shown(node.attr)} is not allowed in a reference", hint))
         self.expression(node.value, local)
 
 
@@ -192,7 +194,7 @@ def _printed(node: ast.AST) -> str:
     try:
         check_compiles(text)
     except SyntaxError as error:
-        raise Placed(node, Mistake("Python warns about this", error.msg)) from None
+        raise Placed(node, UserError("Python warns about this", error.msg)) from None
     return text
 
 

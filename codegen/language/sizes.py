@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Mapping
 
-from codegen.errors import Mistake, known
+from codegen.errors import UserError, known
 from codegen.graph.nodes import DTYPES
 from codegen.language.statements import read_lines
 from codegen.spec.spec import Array, Spec
@@ -17,19 +17,19 @@ DEFAULT_BITS = 25  # an output has 2**25 elements if a spec has no `bench`: as m
 
 
 def parse_shape(spec: Spec, text: str) -> dict[str, int]:
-    """Reads a shape such as `...=8192,N=4096`. An axis that is left out has its size in `default_shape`. Raises `Mistake`."""
+    """Reads a shape such as `...=8192,N=4096`. An axis that is left out has its size in `default_shape`. Raises `UserError`."""
     shape: dict[str, int] = {}
     form = f"write it as in {format_shape(default_shape(spec))}"
     for pair in text.split(","):
         name, equals, size = (word.strip() for word in pair.partition("="))
         if not equals or not size.isdigit() or not 0 < int(size[:16]) < 2**40 or len(size) > 16:
-            raise Mistake(f"cannot read {pair.strip()!r} of the shape {text!r}", form)
+            raise UserError(f"cannot read {pair.strip()!r} of the shape {text!r}", form)
         if name not in spec.axes:
-            raise Mistake(f"{spec.op} has no axis {name!r}", known(name, spec.axes, "its axes"))
+            raise UserError(f"{spec.op} has no axis {name!r}", known(name, spec.axes, "its axes"))
         if name in shape:
-            raise Mistake(f"the axis {name} is given twice in {text!r}")
+            raise UserError(f"the axis {name} is given twice in {text!r}")
         if spec.extents.get(name, int(size)) != int(size):
-            raise Mistake(f"the spec fixes {name} at {spec.extents[name]}")
+            raise UserError(f"the spec fixes {name} at {spec.extents[name]}")
         shape[name] = int(size)
     return default_shape(spec) | shape
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.errors import Diagnostic, Mistake, shown
+from codegen.errors import Diagnostic, UserError, shown
 from codegen.parsing import parse
 from codegen.spec.tree import Scalar
 
@@ -25,9 +25,9 @@ SPLIT = "split it in several names"
 class Placed(Exception):
     """An error at an ast node, and `more` errors elsewhere in the same expression."""
 
-    def __init__(self, node: ast.AST, mistake: Mistake):
-        super().__init__(mistake.message)
-        self.node, self.mistake = node, mistake
+    def __init__(self, node: ast.AST, error: UserError):
+        super().__init__(error.message)
+        self.node, self.cause = node, error
         self.more: list[Placed] = []
 
 
@@ -35,7 +35,7 @@ class Follows(Placed):
     """An error that follows from another one. It is not reported."""
 
     def __init__(self, node: ast.AST):
-        super().__init__(node, Mistake("follows from another error"))
+        super().__init__(node, UserError("follows from another error"))
 
 
 def together(makers: Iterable[Callable[[], Any]]) -> list[Any]:
@@ -92,7 +92,7 @@ class Line:
         end = len(text)
         if getattr(node, "end_lineno", None) == row + 1:
             end = len(text.encode()[: node.end_col_offset].decode(errors="ignore"))
-        return self.at(row, column, max(1, end - column), error.mistake.message, error.mistake.hint)
+        return self.at(row, column, max(1, end - column), error.cause.message, error.cause.hint)
 
 
 # A string or a comment: brackets inside do not count
@@ -131,22 +131,22 @@ def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`")
         unread = Line(scalar, first, text, None)
         try:
             tree, *more = parse_python(text).body
-        except Mistake as error:
+        except UserError as error:
             place = error.place or (0, len(text) - len(text.lstrip()), 1)
             lines.append(unread)
             diagnostics.append(unread.at(*place, error.message, error.hint or form))
             continue
         lines.append(Line(scalar, first, text, None if more else tree))
         if more:
-            mistake = Mistake("one statement a line", "write each `name = expression` on a line of its own")
-            diagnostics.append(unread.diagnostic(Placed(more[0], mistake)))
+            several = UserError("one statement a line", "write each `name = expression` on a line of its own")
+            diagnostics.append(unread.diagnostic(Placed(more[0], several)))
     return lines, diagnostics
 
 
 def parse_python(text: str) -> ast.Module:
-    """A statement parsed by Python. Raises `Mistake`, with a `place` if Python gives one."""
+    """A statement parsed by Python. Raises `UserError`, with a `place` if Python gives one."""
     if len(text) > MAX_FORMULA:
-        raise Mistake(f"a statement of {len(text)} characters; at most {MAX_FORMULA}", SPLIT)
+        raise UserError(f"a statement of {len(text)} characters; at most {MAX_FORMULA}", SPLIT)
     lead = len(text) - len(text.lstrip(" \t"))
     try:
         return _shifted(parse(text[lead:]), lead)
@@ -154,9 +154,9 @@ def parse_python(text: str) -> ast.Module:
         row = max(0, (error.lineno or 1) - 1)
         column = max(0, (error.offset or 1) - 1) + (lead if row == 0 else 0)
         message = f"cannot read this: {_plain(error.msg)}"
-        raise Mistake(message, SPLIT if "too many" in message else "", (row, column, 1)) from None
+        raise UserError(message, SPLIT if "too many" in message else "", (row, column, 1)) from None
     except (RecursionError, MemoryError):
-        raise Mistake("nested too deeply", SPLIT) from None
+        raise UserError("nested too deeply", SPLIT) from None
 
 
 # The messages of Python that users see; others differ between its versions

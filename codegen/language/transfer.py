@@ -149,7 +149,7 @@ class _Transfer:
                     value = stored(self.spec, self.scope, outputs[statement.name], value, _NOWHERE, statement.at)
             except Placed as error:
                 place, line = Span(self.title, 1, 1, 1), f"{statement.target} = ..."
-                raise SpecError([Diagnostic(place, error.mistake.message, error.mistake.hint, line)]) from None
+                raise SpecError([Diagnostic(place, error.cause.message, error.cause.hint, line)]) from None
             found.append(Statement(statement.name, statement.part, value, statement.at))
         return Chain(tuple(found), self.graph)
 

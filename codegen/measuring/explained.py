@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.explain.launching import Binding, bindings
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_bytes, elements
@@ -19,10 +19,10 @@ LARGEST = 1 << 24  # elements of an array that fit the interpreter's memory
 
 
 def check_size(spec: Spec, shape: Shape) -> None:
-    """Raises `Mistake` where a call is too large for the interpreter, which keeps every thread's registers."""
+    """Raises `UserError` where a call is too large for the interpreter, which keeps every thread's registers."""
     count, name = max((elements(a.axes, shape), a.name) for a in spec.arrays)
     if count > LARGEST:
-        raise Mistake(
+        raise UserError(
             f"{name!r} has {count} elements, too many to interpret", f"at most {LARGEST}: give a smaller --shape"
         )
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import jax
 
 from codegen import extras
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.explain.launching import Binding
 from codegen.explain.tables import time_text
 from codegen.graph.nodes import DTYPES
@@ -98,7 +98,7 @@ class Kernel:
 
     @property
     def planned(self) -> Any:
-        """The planned launch. Raises `Mistake`."""
+        """The planned launch. Raises `UserError`."""
         return self.op.launch_for(self.types, self.axes, self.arch)
 
     @property
@@ -176,7 +176,7 @@ def tasks_of(
                 continue
             for shape in shapes(op):
                 task = Task(op.spec.op, kernel.spec.op, binding.types, tuple(shape.items()))
-                with contextlib.suppress(Mistake):
+                with contextlib.suppress(UserError):
                     found = Kernel(op, task, arch)
                     if found.sizes and found.planned:
                         yield task

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import replace
 
-from codegen.errors import Diagnostic, Mistake, SpecError
+from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Statement, put_inputs, topological
 from codegen.language.chain import in_chain, line_with
@@ -46,13 +46,13 @@ class _Splitter:
         for node in nodes:
             try:
                 leaves[id(node)] = self.leaf(node)
-            except Mistake as mistake:
-                problems.append(self.place(node, mistake))
+            except UserError as error:
+                problems.append(self.place(node, error))
         contracted = {str(n.attr) for n in nodes} - {axis for a in spec.outputs for axis in a.axes}
         for node in topological(s.value for s in self.statements):
             if node.op == "size" and node.attr in contracted:
                 message = f"no kernel for the size of {node.attr}, which '@' contracts"
-                problems.append(self.place(node, Mistake(message, "pass it, or what is made of it, as a parameter")))
+                problems.append(self.place(node, UserError(message, "pass it, or what is made of it, as a parameter")))
         if spec.doubles:
             span = next(a.span for a in spec.inputs if "float64" in spec.dtypes(a)) or spec.chain.span
             message = "no kernel for a contraction (@) in float64"
@@ -66,7 +66,7 @@ class _Splitter:
             raise SpecError(problems)
         return tuple(self.found.values()), self.epilogue(leaves)
 
-    def place(self, node: Node, mistake: Mistake) -> Diagnostic:
+    def place(self, node: Node, error: UserError) -> Diagnostic:
         line = line_with(self.spec, self.statements, node)
         assert isinstance(line.tree, ast.Assign)
 
@@ -76,22 +76,22 @@ class _Splitter:
             return node.op == "contract" and isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult)
 
         found = [n for n in ast.walk(line.tree) if isinstance(n, ast.expr) and shows(n)]
-        return line.diagnostic(Placed(found[0] if found else line.tree.value, mistake))
+        return line.diagnostic(Placed(found[0] if found else line.tree.value, error))
 
     def leaf(self, node: Node) -> Leaf:
         """The epilogue's input for a contraction."""
         left, right = (n.args[0] if n.op == "float" else n for n in node.args)
         for side in (left, right):
             if not isinstance(side.attr, Leaf) or side.op != "input":
-                raise Mistake("'@' takes inputs as they are", "compute what it is to take in an op of its own")
+                raise UserError("'@' takes inputs as they are", "compute what it is to take in an op of its own")
             if self.spec.array(side.attr.name).default is not None:
-                raise Mistake(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
+                raise UserError(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
         if self.last(left, right) > self.last(right, left):
             left, right = right, left  # b has the columns
         a, b, axis = left.attr, right.attr, str(node.attr)
         assert isinstance(a, Leaf) and isinstance(b, Leaf)
         if a.part is not None:
-            raise Mistake(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
+            raise UserError(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
         product = self.found[a.name, b.name, axis] = self.product(a, b, axis, node)
         return Leaf(product.acc.name, b.part)
 
@@ -106,7 +106,7 @@ class _Splitter:
         for array in (first, second):
             for dim in array.dims:
                 if axis in dim.names and (dim.parts is not None or len(dim.names) > 1):
-                    raise Mistake(f"'@' over {axis}, of which {array.name!r} has parts", "give it an axis of its own")
+                    raise UserError(f"'@' over {axis}, of which {array.name!r} has parts", "give it an axis of its own")
         dims = {d.names: d for array in (first, second) for d in array.dims if axis not in d.names}
         order = [d for _, d in sorted(dims.items(), key=lambda item: self.spec.axes.index(item[0][0]))]
         kinds = {"float": "float32", "int": "int32"}

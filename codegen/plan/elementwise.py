@@ -161,7 +161,7 @@ class PlannedElements(Planner):
             if {*self.written_to[output.name]} != {*self.written_to[first.name]}:
                 message = f"{output.name!r} is {output} but {first.name!r} is {first}"
                 hint = "the outputs of an element-wise op share their axes: make it an op of its own"
-                return [self.mistake(message, hint, output)]
+                return [self.error(message, hint, output)]
         if unknown := self.refuse_sizes("no output has"):
             return [unknown]
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
@@ -170,10 +170,10 @@ class PlannedElements(Planner):
                 if axis not in known:
                     message = f"the axis {axis} of {output.name!r} is on no input that is always there"
                     hint = "its size would be unknown: give an input without a default that axis"
-                    return [self.mistake(message, hint, output)]
+                    return [self.error(message, hint, output)]
         if len(self.axes) > MAX_AXES:
             message = f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}"
-            return [self.mistake(message, "join axes that every array has together", first)]
+            return [self.error(message, "join axes that every array has together", first)]
         return []
 
     def elementwise(self, borders: Container[str] | None = None) -> Elementwise:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.graph.nodes import Node, Statement
 from codegen.language.reference import Reference
 from codegen.plan.access import INT_MAX, Access, BoundTypes, Group, View
@@ -81,7 +81,7 @@ class Gemm:
 
     products: tuple[Product, ...]
     epilogue: Op
-    tile: Tile | Mistake  # why there is none
+    tile: Tile | UserError  # why there is none
     kind: str = "gemm"
 
     def __getattr__(self, name: str) -> Any:
@@ -93,7 +93,7 @@ class Gemm:
     @property
     def kernels(self) -> int:
         """The number of kernels: those of the epilogue, and the matmul if it is a kernel of its own."""
-        return self.epilogue.plan.kernels + (isinstance(self.tile, Mistake) or bool(self.tile.folds))
+        return self.epilogue.plan.kernels + (isinstance(self.tile, UserError) or bool(self.tile.folds))
 
     @property
     def accs(self) -> tuple[str, ...]:
@@ -107,9 +107,9 @@ class Gemm:
         find: Callable[[Mapping[str, int]], Tuned | None] = lambda sizes: None,
     ) -> GemmLaunch:
         """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes;
-        `find` gives the measured launch for such sizes. Raises `Mistake` if there is none."""
+        `find` gives the measured launch for such sizes. Raises `UserError` if there is none."""
         tile, (first, *_) = self.tile, self.products
-        if isinstance(tile, Mistake):
+        if isinstance(tile, UserError):
             raise tile
         spec = self.epilogue.spec
         dtypes = {a.name: types.dtype(a) for a in spec.arrays}
@@ -118,5 +118,5 @@ class Gemm:
         extents = {name: count(own) for name, own in axes.items()}
         for name, extent in extents.items():
             if extent > INT_MAX:
-                raise Mistake(f"{extent} {' x '.join(axes[name])}: more than a kernel's coordinate holds")
+                raise UserError(f"{extent} {' x '.join(axes[name])}: more than a kernel's coordinate holds")
         return tile.launch(dtypes, extents, spec.math == "precise", arch, find(extents))

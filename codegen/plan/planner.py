@@ -7,7 +7,7 @@ import ast
 from collections.abc import Container, Iterable
 from typing import Any
 
-from codegen.errors import Diagnostic, Mistake
+from codegen.errors import Diagnostic, UserError
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.chain import line_with, written_axes
@@ -47,24 +47,24 @@ class Planner:
         others |= {a for n in self.nodes if n.op in REDUCTIONS for a in lost_axes(n)}
         return tuple(a for a in self.spec.axes if a in used and (a not in tables or a in others))
 
-    def mistake(self, message: str, hint: str, array: Array) -> Diagnostic:
+    def error(self, message: str, hint: str, array: Array) -> Diagnostic:
         return self.spec.source.diagnostic(array.span or self.spec.chain.span, message, hint)
 
-    def mistake_in_chain(self, node: Node, message: str, hint: str) -> Diagnostic:
+    def error_in_chain(self, node: Node, message: str, hint: str) -> Diagnostic:
         """An error at the first statement that computes this node."""
         line = line_with(self.spec, self.statements, node)
         assert isinstance(line.tree, ast.Assign)
         found = [n for n in ast.walk(line.tree) if _named(n) == node.op]
         if isinstance(node.attr, tuple) and len(found) > 1:  # reductions, by the axes that they reduce
             found = [n for n in found if _axes_named(n) == {*node.attr}]
-        return line.diagnostic(Placed(found[0] if len(found) == 1 else line.tree.value, Mistake(message, hint)))
+        return line.diagnostic(Placed(found[0] if len(found) == 1 else line.tree.value, UserError(message, hint)))
 
     def refuse_sizes(self, why: str) -> Diagnostic | None:
         """An error for the size of an axis that the kernel does not run over, since none of its coordinates counts it."""
         for node in self.nodes:
             if node.op == "size" and node.attr not in self.axes:
                 message = f"no kernel for the size of {node.attr} yet, an axis that {why}"
-                return self.mistake_in_chain(node, message, "pass it as a parameter")
+                return self.error_in_chain(node, message, "pass it as a parameter")
         return None
 
     def refuse_names(self) -> Diagnostic | None:

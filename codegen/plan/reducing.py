@@ -190,28 +190,26 @@ class _Reductions(Planner):
         unfit = self.unfit(self.place)
         if unfit:
             node, message, hint = unfit
-            return self.mistake_in_chain(node, message, hint)
+            return self.error_in_chain(node, message, hint)
         return None
 
     def refuse_picks(self) -> Diagnostic | None:
         for name in self.puts:
             message = f"no kernel that reduces puts {name!r} at an index's places"
-            return self.mistake(message, "make two ops: one that reduces, one that puts", self.spec.array(name))
+            return self.error(message, "make two ops: one that reduces, one that puts", self.spec.array(name))
         for node in self.nodes:
             if node.op == "pick":
                 message = "no kernel that reduces takes at a computed index"
-                return self.mistake_in_chain(node, message, "make two ops: one that takes, one that reduces")
+                return self.error_in_chain(node, message, "make two ops: one that takes, one that reduces")
         return None
 
     def refuse_orders(self) -> Diagnostic | None:
         if arrays := self.spec.disagreeing:
             words = [f"{a.name!r}, {a}" for a in arrays]
             message = f"no order of the axes fits {', '.join(words[:-1])} and {words[-1]}"
-            return self.mistake(
-                message, "a kernel that reduces does not transpose: give all the same order", arrays[-1]
-            )
+            return self.error(message, "a kernel that reduces does not transpose: give all the same order", arrays[-1])
         if len(self.axes) > MAX_AXES:
-            return self.mistake(f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}", "", self.spec.outputs[0])
+            return self.error(f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}", "", self.spec.outputs[0])
         return None
 
     def refuse_waiting(self) -> Diagnostic | None:
@@ -225,7 +223,7 @@ class _Reductions(Planner):
             message = f"a reduction would wait for another one: this needs {what} over {axes} first"
         else:
             message = f"every row would wait for all others: this needs {what} over {axes}"
-        return self.mistake_in_chain(first, message, "make two ops: one that reduces, one that takes its result")
+        return self.error_in_chain(first, message, "make two ops: one that reduces, one that takes its result")
 
     def refuse_places(self) -> Diagnostic | None:
         """Reductions over rows that meet at different places: at those of both, few rows or a single one would meet."""
@@ -235,7 +233,7 @@ class _Reductions(Planner):
             return None
         first, other = kept[0][0], next(n for n, own in kept if own != kept[0][1])
         what = f"over {', '.join(lost_axes(first))} and over {', '.join(lost_axes(other))}"
-        return self.mistake_in_chain(other, f"no kernel reduces {what}", "make two ops of it")
+        return self.error_in_chain(other, f"no kernel reduces {what}", "make two ops of it")
 
     def refuse_late_rows(self) -> Diagnostic | None:
         """An error for a value that is computed once all rows are reduced and is itself reduced along rows."""
@@ -244,7 +242,7 @@ class _Reductions(Planner):
         for node in topological(values, lambda n: id(n) in over):
             if node in self.along:
                 what = f"the results of all rows need another reduction ({node.op}) over {', '.join(lost_axes(node))}"
-                return self.mistake_in_chain(node, what, "make it an op of its own")
+                return self.error_in_chain(node, what, "make it an op of its own")
         return None
 
     def refuse_groups_of_rows(self) -> Diagnostic | None:
@@ -257,7 +255,7 @@ class _Reductions(Planner):
         for node in topological(values, lambda n: n.op in REDUCTIONS):
             if id(node) in groups:
                 message = f"a value of each row needs a reduction ({node.op}) over {', '.join(lost_axes(node))}, groups of the row"
-                return self.mistake_in_chain(node, message, "make it an op of its own")
+                return self.error_in_chain(node, message, "make it an op of its own")
         return None
 
     @functools.cached_property
@@ -283,7 +281,7 @@ class _Reductions(Planner):
             depth[id(node)] = max((depth[id(a)] for a in node.args), default=0) + (node.op in REDUCTIONS)
             if depth[id(node)] > MAX_STAGES:
                 message = f"more than {MAX_STAGES} reductions one after the other, each of the one before"
-                return self.mistake_in_chain(node, message, "make several ops of it")
+                return self.error_in_chain(node, message, "make several ops of it")
         return None
 
     def refuse_outputs(self) -> Diagnostic | None:
@@ -297,7 +295,7 @@ class _Reductions(Planner):
             for axis in output.axes:
                 if axis not in known:
                     message = f"the axis {axis} of {output.name!r} is on no input that is always there"
-                    return self.mistake(message, "its size would be unknown: give such an input that axis", output)
+                    return self.error(message, "its size would be unknown: give such an input that axis", output)
             constant = not any(n.op == "input" for n in topological([statement.value]))
             values = [s.value for s in self.written() if s.name == statement.name] if constant else [statement.value]
             found = [over[id(n)] for n in topological(values) if id(n) in over]
@@ -305,17 +303,17 @@ class _Reductions(Planner):
             texts = [_brackets(w) for w in wanted]
             if found and any(n.op == "take" for n in topological([statement.value], lambda n: id(n) in over)):
                 message = f"{output.name!r} takes from a table after a reduction over rows"
-                return self.mistake(message, "take before it, or make it an op of its own", output)
+                return self.error(message, "take before it, or make it an op of its own", output)
             if output.axes not in wanted:
                 what = f"{'column' if found else 'row'} reductions here give {' or '.join(texts)}"
-                return self.mistake(f"{output.name!r} is {output}, but {what}", "make it an op of its own", output)
+                return self.error(f"{output.name!r} is {output}, but {what}", "make it an op of its own", output)
             if found and not set(wanted) <= {output.axes, ()}:
                 message = f"{output.name!r} needs column reductions of different axes: they give {' and '.join(texts)}"
-                return self.mistake(message, "make each an output, and join them in an op of its own", output)
+                return self.error(message, "make each an output, and join them in an op of its own", output)
         for axis in dict.fromkeys(a for n in (*self.along, *self.over) for a in lost_axes(n)):
             if axis not in known:
                 message = f"the axis {axis} of a reduction is on no input that is always there"
-                return self.mistake(
+                return self.error(
                     message, "its size would be unknown: give such an input that axis", self.spec.outputs[0]
                 )
         return None

@@ -82,19 +82,19 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
     along = along_of(scans[0])
     if reduced := [n for n in planner.nodes if n.op in REDUCTIONS]:
         hint = "give each an op of its own"
-        raise SpecError([planner.mistake_in_chain(reduced[0], "a kernel that scans does not reduce", hint)])
+        raise SpecError([planner.error_in_chain(reduced[0], "a kernel that scans does not reduce", hint)])
     for other in scans:
         if (along_of(other).axis, along_of(other).reverse) != (along.axis, along.reverse):
             message = "a kernel scans along one axis, in one direction"
-            raise SpecError([planner.mistake_in_chain(other, message, "give each scan an op of its own")])
+            raise SpecError([planner.error_in_chain(other, message, "give each scan an op of its own")])
     for output in spec.outputs:
         if along.axis not in output.axes:
             message = f"{output.name!r} lacks the axis {along.axis}, along which the kernel scans"
-            raise SpecError([planner.mistake(message, "give it an op of its own", output)])
+            raise SpecError([planner.error(message, "give it an op of its own", output)])
     for statement in statements:
         if statement.at is not None:
             message = f"{statement.name!r} is put where an index says, and the kernel scans"
-            raise SpecError([planner.mistake(message, "put it in an op of its own", spec.array(statement.name))])
+            raise SpecError([planner.error(message, "put it in an op of its own", spec.array(statement.name))])
     if problems := planner.refusals():
         raise SpecError(problems)
     plan = planner.elementwise()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.graph import online
 from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, reaching, topological
@@ -81,7 +81,7 @@ class Tile:
         tuned: Tuned | None = None,
     ) -> GemmLaunch:
         """The launch for arrays of these dtypes (by name, the factors' as "a" and "b") and these sizes: L, M, N, K;
-        with the tiles that were measured to be fastest, if they fit. Raises `Mistake` if there is none."""
+        with the tiles that were measured to be fastest, if they fit. Raises `UserError` if there is none."""
         factor = dtypes["a"]
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec = max(4, min(8, 16 // max(widths, default=2)))
@@ -94,7 +94,7 @@ class Tile:
             tiles = next((t for t in found if wanted and wanted <= asdict(t).items()), tiles)
             return GemmLaunch(vec, ragged, tiles, tuned.why if tuned.take == "xla" else "")
         if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
-            raise Mistake(f"no main loop for {factor} on {arch}")
+            raise UserError(f"no main loop for {factor} on {arch}")
         few = extents["M"] * extents["N"] <= 512 * 512
         own = self.small() if few else LARGE
         if factor in FLOAT8 and arch.startswith(EMULATED) and not few:
@@ -232,35 +232,35 @@ LARGE = AmpereTiles(128, 128, 64, warps_m=2, warps_n=2, stages=3, blocks=2)
 
 
 def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Statement, ...]) -> Tile:
-    """The plan of an epilogue within the tiles of a GEMM kernel. Raises `Mistake` if it cannot be computed there."""
+    """The plan of an epilogue within the tiles of a GEMM kernel. Raises `UserError` if it cannot be computed there."""
     first = products[0]
     a, b = first.a, first.b
     if len(products) > 2 or any(p.a != first.a or p.axis != first.axis for p in products):
-        raise Mistake("a GEMM kernel has one product, or two of the same rows")
+        raise UserError("a GEMM kernel has one product, or two of the same rows")
     if not a.dims or a.dims[-1].names != (first.axis,) or any(d.parts is not None for d in a.dims):
-        raise Mistake(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
+        raise UserError(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
     if len({(p.b.dims, p.b.dtype) for p in products}) > 1:
-        raise Mistake("the two products differ in shape or type")
+        raise UserError("the two products differ in shape or type")
     if b.dtype != a.dtype and not {*epilogue.dtypes(a.dtype), *epilogue.dtypes(b.dtype)} <= FLOAT8:
-        raise Mistake(f"{a.name!r} and {b.name!r} are of two types, which only those of 8 bits may be")
+        raise UserError(f"{a.name!r} and {b.name!r} are of two types, which only those of 8 bits may be")
     again = {x.name for p in products for x in (p.a, p.b)} & {x.name for x in epilogue.inputs}
     if again:
-        raise Mistake(f"the epilogue reads {', '.join(sorted(again))}, a factor of the product, as well")
+        raise UserError(f"the epilogue reads {', '.join(sorted(again))}, a factor of the product, as well")
     batch = tuple(x for x in b.axes if x in a.axes and x != first.axis)
     rows = tuple(x for x in a.axes if x not in (*batch, first.axis))
     columns = tuple(x for x in b.axes if x not in (*batch, first.axis))
     if len(columns) != 1 or not rows:
-        raise Mistake("a product of vectors: no tiles")
+        raise UserError("a product of vectors: no tiles")
     if a.axes != (*batch, *rows, first.axis) or b.axes[: len(batch)] != batch or len(b.dims) != len(batch) + 2:
-        raise Mistake("axes in an order that a GEMM kernel does not read")
+        raise UserError("axes in an order that a GEMM kernel does not read")
     column, order = columns[0], (*batch, *rows, columns[0])
     if any(n.op == "pick" for n in topological(s.value for s in statements)):
-        raise Mistake("a GEMM kernel takes at an input's indices, not at computed ones")
+        raise UserError("a GEMM kernel takes at an input's indices, not at computed ones")
     if any(s.at for s in statements):
-        raise Mistake("a GEMM kernel writes its tiles where they are, not at an index's places")
+        raise UserError("a GEMM kernel writes its tiles where they are, not at an index's places")
     if epilogue.disagreeing:
         words = " and ".join(f"{x.name!r} ({x})" for x in epilogue.disagreeing)
-        raise Mistake(f"a tile of a GEMM kernel has one order of axes, and {words} have several")
+        raise UserError(f"a tile of a GEMM kernel has one order of axes, and {words} have several")
     spec, statements, folds, exactness = _folded(epilogue, statements, order, rows, column)
     plan = tile_plan(spec, statements, {rows[0], column})
     folded = {f.value for f in folds}
@@ -268,7 +268,7 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     _check_extents(plan, {*folded, *(p.acc.name for p in products)}, batch, rows)
     parts = next((d for d in b.dims if d.parts is not None), None)
     if parts is not None and (parts.parts != 2 or column not in parts.names or len(products) > 1):
-        raise Mistake(f"{b.name!r} is {b}: a GEMM kernel takes parts of its columns, two of them")
+        raise UserError(f"{b.name!r} is {b}: a GEMM kernel takes parts of its columns, two of them")
     paired = "two" if len(products) == 2 else ""
     if parts is not None:
         paired = "halves" if parts.parts_first else "interleaved"
@@ -343,12 +343,12 @@ def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], ord
     those in `late`."""
     words = ", ".join(order)
     if not whole and not late:
-        raise Mistake(f"no output is a tile of ({words})")
+        raise UserError(f"no output is a tile of ({words})")
     for array in epilogue.outputs:
         if array in whole and array.name in late:
-            raise Mistake(f"{array.name!r} needs what all of its tiles come to")
+            raise UserError(f"{array.name!r} needs what all of its tiles come to")
         if array not in whole and array.name not in late:
-            raise Mistake(f"{array.name!r} is no tile of ({words}), nor made of what its tiles come to")
+            raise UserError(f"{array.name!r} is no tile of ({words}), nor made of what its tiles come to")
 
 
 def _check_extents(plan: Elementwise, held: set[str], batch: tuple[str, ...], rows: tuple[str, ...]) -> None:
@@ -359,12 +359,12 @@ def _check_extents(plan: Elementwise, held: set[str], batch: tuple[str, ...], ro
         own = [i for i, group in enumerate(plan.groups) if set(group.axes) <= set(some)]
         for i in own[1:]:
             if i not in there:
-                raise Mistake(
+                raise UserError(
                     f"no array that is there in every call has ({', '.join(plan.groups[i].axes)}), but rows count it"
                 )
     for load in plan.loads:
         if load.mode == "size" and load.group not in there:
-            raise Mistake(f"no array that is there in every call has the axis whose size is {load.name}")
+            raise UserError(f"no array that is there in every call has the axis whose size is {load.name}")
 
 
 def _check_fold(
@@ -372,9 +372,9 @@ def _check_fold(
 ) -> None:
     """Checks that a reduction of a value can begin within the tiles."""
     if any(n.op in REDUCTIONS for n in topological([value])):
-        raise Mistake("a reduction of what another one has to give first")
+        raise UserError("a reduction of what another one has to give first")
     if value.kind == "int" and integer != "int32":
-        raise Mistake(f"no tile is folded by {node.op!r} of {integer}")
+        raise UserError(f"no tile is folded by {node.op!r} of {integer}")
     lost = lost_axes(node)
     if set(value.dims) != set(order) or not (column in lost or set(rows) <= set(lost)):
-        raise Mistake(f"a reduction along ({', '.join(lost)}) of what has the axes ({', '.join(value.dims)})")
+        raise UserError(f"a reduction along ({', '.join(lost)}) of what has the axes ({', '.join(value.dims)})")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.graph.contraction import rounding
 from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, topological
@@ -31,7 +31,7 @@ class GemmContext(Context):
         own = op.spec.op == op.plan.epilogue.spec.op
         chain = f"{op.plan.epilogue.spec.op}_chain"
         tile = op.plan.tile
-        self.tile = None if isinstance(tile, Mistake) else TileContext(op, "" if own or tile.folds else chain)
+        self.tile = None if isinstance(tile, UserError) else TileContext(op, "" if own or tile.folds else chain)
 
     def kernel(self) -> GemmKernel | None:
         return None if self.tile is None else self.tile.kernel()

@@ -1,10 +1,10 @@
-"""Parses the notation of arrays, such as `T[..., (2 N)] = 0`, to an `Array`. Raises `Mistake`, with its place in the text."""
+"""Parses the notation of arrays, such as `T[..., (2 N)] = 0`, to an `Array`. Raises `UserError`, with its place in the text."""
 
 from __future__ import annotations
 
 import re
 
-from codegen.errors import Mistake, known, shown
+from codegen.errors import UserError, known, shown
 from codegen.graph.names import AXIS, MAX_NAME, RESERVED
 from codegen.graph.nodes import DTYPES, ROWS, dtypes_of
 from codegen.spec.spec import Array, Axis
@@ -14,26 +14,26 @@ _MAX_DIMS = 16
 
 
 def parse_dims(text: str) -> tuple[Axis, ...]:
-    """The axes of `..., (2 N)`. Raises `Mistake`."""
+    """The axes of `..., (2 N)`. Raises `UserError`."""
     dims: list[Axis] = []
     for start, word in _split_dims(text):
         place = (0, start, len(word))
         try:
             dim = _dim(word)
-        except Mistake as error:
+        except UserError as error:
             error.place = place
             raise
         if ROWS in dim.names and dims:
-            raise Mistake("'...' must be the first axis", "it means all leading axes: write T[..., N]", place)
+            raise UserError("'...' must be the first axis", "it means all leading axes: write T[..., N]", place)
         for name in dim.names:
             if any(name in other.names for other in dims) or dim.names.count(name) > 1:
-                raise Mistake(f"axis {name!r} is repeated", "give the second axis another name", place)
+                raise UserError(f"axis {name!r} is repeated", "give the second axis another name", place)
         if dim.parts is not None and any(other.parts is not None for other in dims):
             hint = "split the array into two inputs, or name one of the axes"
-            raise Mistake("at most one axis may have parts", hint, place)
+            raise UserError("at most one axis may have parts", hint, place)
         dims.append(dim)
         if len(dims) > _MAX_DIMS:
-            raise Mistake(f"an array has at most {_MAX_DIMS} axes", "`...` is any number of leading axes", place)
+            raise UserError(f"an array has at most {_MAX_DIMS} axes", "`...` is any number of leading axes", place)
     return tuple(dims)
 
 
@@ -48,7 +48,7 @@ def _split_dims(text: str) -> list[tuple[int, str]]:
             start = i + 1
     if depth > 0 or (text.strip() and any(not word for _, word in words)):
         hint = "axes are separated by commas: T[..., N], T[..., (2 N)], T[]"
-        raise Mistake(f"cannot read the axes {shown(f'[{text}]')}", hint, (0, 0, len(text)))
+        raise UserError(f"cannot read the axes {shown(f'[{text}]')}", hint, (0, 0, len(text)))
     return words if text.strip() else []
 
 
@@ -72,9 +72,9 @@ def _group(word: str) -> Axis:
         name, equals, extent = second.partition("=")
         if equals and "=" not in first and not _is_number(first):
             if not _is_number(extent) or len(extent) > 9 or not 1 <= int(extent) <= 65536:
-                raise Mistake(f"the size of {shown(name)} must be a number from 1 to 65536", form)
+                raise UserError(f"the size of {shown(name)} must be a number from 1 to 65536", form)
             return Axis((_axis(first), _axis(name)), extents=(None, int(extent)))
-    raise Mistake(f"cannot read the group {shown(word)}", form)
+    raise UserError(f"cannot read the group {shown(word)}", form)
 
 
 def _is_number(word: str) -> bool:
@@ -84,31 +84,35 @@ def _is_number(word: str) -> bool:
 def _parts(word: str) -> int:
     count = int(word) if len(word) < 6 else 1000
     if not 1 <= count <= 64:
-        raise Mistake(f"an axis of {word[:12]} parts", "an axis has 1 to 64 parts; give a longer axis a name")
+        raise UserError(f"an axis of {word[:12]} parts", "an axis has 1 to 64 parts; give a longer axis a name")
     return count
 
 
 def _axis(word: str) -> str:
     if not AXIS.fullmatch(word) or len(word) > MAX_NAME or word in RESERVED:
-        raise Mistake(f"{shown(word)} is not a valid name for an axis", "axes are named like N, K or Heads")
+        raise UserError(f"{shown(word)} is not a valid name for an axis", "axes are named like N, K or Heads")
     return word
 
 
 def parse_array(name: str, text: str, types: dict[str, tuple[str, ...]]) -> Array:
-    """The `Array` of `T[..., N] = 0`. Raises `Mistake`."""
+    """The `Array` of `T[..., N] = 0`. Raises `UserError`."""
     match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*(?:=\s*(.+?))?\s*", text)
     if not match:
-        raise Mistake(f"cannot read {shown(text)} as an array", "an array is DTYPE[axes], as in T[..., N] or float32[]")
+        raise UserError(
+            f"cannot read {shown(text)} as an array", "an array is DTYPE[axes], as in T[..., N] or float32[]"
+        )
     dtype, dims, default = match.groups()
     part = 1
     try:
         if dtype not in types and dtype not in DTYPES:
-            raise Mistake(f"unknown type {shown(dtype)}", known(dtype, [*types, *DTYPES], "types"), (0, 0, len(dtype)))
+            raise UserError(
+                f"unknown type {shown(dtype)}", known(dtype, [*types, *DTYPES], "types"), (0, 0, len(dtype))
+            )
         part = 2
         array = Array(name, dtype, parse_dims(dims))
         part = 3
         return array if default is None else Array(name, dtype, array.dims, _default(array, default, types))
-    except Mistake as error:
+    except UserError as error:
         _, column, length = error.place or (0, 0, len(default))
         error.place = (0, match.start(part) + column, length)
         raise
@@ -120,16 +124,18 @@ def _default(array: Array, text: str, types: dict[str, tuple[str, ...]]) -> floa
     value = {"inf": float("inf"), "+inf": float("inf"), "-inf": -float("inf"), "nan": float("nan")}.get(text.lower())
     try:
         value = as_kind(resolve(text) if value is None else value, kind)
-    except Mistake as error:
+    except UserError as error:
         error.hint = error.hint if kind == "float" else LARGEST
         raise
     if value is None:
         example = {"bool": "T[N] = true", "int": "T[N] = 0", "float": "T[N] = 1.0"}[kind]
-        raise Mistake(f"the default {shown(text)} of {array.name!r} is not of type {kind}", f"write it as in {example}")
+        raise UserError(
+            f"the default {shown(text)} of {array.name!r} is not of type {kind}", f"write it as in {example}"
+        )
     for dtype in dtypes:
         if kind == "int" and not dtype.low <= value <= dtype.high:
             hint = f"its range is {dtype.low} to {dtype.high}"
-            raise Mistake(f"the default {shown(text)} of {array.name!r} does not fit {dtype.name}", hint)
+            raise UserError(f"the default {shown(text)} of {array.name!r} does not fit {dtype.name}", hint)
     return value
 
 

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import Diagnostic, Mistake, Span, SpecError, known, nearest, shown
-from codegen.graph.names import IMPORTED_NAMES, KERNEL_NAMES, NAME, RESERVED, name_mistake, op_name_mistake
+from codegen.errors import Diagnostic, Span, SpecError, UserError, known, nearest, shown
+from codegen.graph.names import IMPORTED_NAMES, KERNEL_NAMES, NAME, RESERVED, name_error, op_name_error
 from codegen.graph.nodes import DTYPES, dtypes_of
 from codegen.spec.embedding import from_data
 from codegen.spec.notation import as_kind, kind_of, parse_array
@@ -76,7 +76,7 @@ class _Reader:
         self.places: dict[tuple[str, str], Span] = {}
         self.unread: set[Span] = set()  # scalars whose error is reported: they get no second one
 
-    def mistake(self, span: Span, message: str, hint: str = "") -> None:
+    def error(self, span: Span, message: str, hint: str = "") -> None:
         if span not in self.unread:
             self.diagnostics.append(self.source.diagnostic(span, message, hint))
 
@@ -85,8 +85,8 @@ class _Reader:
         `infinite` says whether infinity is allowed instead."""
         try:
             return value.resolve() if isinstance(value, Scalar) else None
-        except Mistake as error:
-            self.mistake(value.span, error.message, error.hint if infinite else LARGEST)
+        except UserError as error:
+            self.error(value.span, error.message, error.hint if infinite else LARGEST)
             self.unread.add(value.span)
             return None
 
@@ -101,11 +101,11 @@ class _Reader:
         meant: list[str] = []
         for key, _ in self.tree.items:
             if key.value not in KEYS:
-                self.mistake(key.span, f"unknown key {shown(key.value)}", known(key.value, KEYS, "a spec's keys"))
+                self.error(key.span, f"unknown key {shown(key.value)}", known(key.value, KEYS, "a spec's keys"))
                 meant += nearest(key.value, KEYS)
         missing = [key for key in REQUIRED if key not in self.values and key not in meant]
         if missing:
-            self.mistake(self.tree.span, f"missing {', '.join(map(repr, missing))}", "see `codegen new` for a start")
+            self.error(self.tree.span, f"missing {', '.join(map(repr, missing))}", "see `codegen new` for a start")
         empty = Scalar(self.source, "", "plain", 0, 0)
         spec = Spec(
             path=str(self.path),
@@ -137,7 +137,7 @@ class _Reader:
         if value is None:
             return None
         if not isinstance(value, Scalar) or not value.value.strip():
-            self.mistake(self.span(key), f"{key!r} must be text", f"write it as `{key}: |` and the lines below it")
+            self.error(self.span(key), f"{key!r} must be text", f"write it as `{key}: |` and the lines below it")
             return None
         return value
 
@@ -155,7 +155,7 @@ class _Reader:
         text = " ".join(value.value.split())
         if len(text) > _MAX_LINE:
             hint = f"it has at most {_MAX_LINE}; a `#` comment may be longer"
-            self.mistake(value.span, f"{key!r} has {len(text)} characters", hint)
+            self.error(value.span, f"{key!r} has {len(text)} characters", hint)
         return text
 
     def choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
@@ -164,18 +164,18 @@ class _Reader:
             return default
         if not isinstance(value, Scalar) or value.value not in choices:
             got = shown(value.value) if isinstance(value, Scalar) else "a collection"
-            self.mistake(self.span(key), f"{key!r} is {got}", f"it must be one of {', '.join(choices)}")
+            self.error(self.span(key), f"{key!r} is {got}", f"it must be one of {', '.join(choices)}")
             return default
         return value.value
 
     def name(self, scalar: Scalar, what: str, also: frozenset[str] = frozenset()) -> bool:
         """Whether a scalar is a name that a generated file may use for `what`; reports an error where not."""
         name = scalar.value
-        error = name_mistake(name, what, also)
+        error = name_error(name, what, also)
         if error is None and name in self.taken:
-            error = Mistake(f"{name!r} already names {self.taken[name]}", "give each its own name")
+            error = UserError(f"{name!r} already names {self.taken[name]}", "give each its own name")
         if error is not None:
-            self.mistake(scalar.span, error.message, error.hint)
+            self.error(scalar.span, error.message, error.hint)
             return False
         self.taken[name] = what
         return True
@@ -184,15 +184,15 @@ class _Reader:
         value = self.text("op")
         if value is None:
             return None
-        error = op_name_mistake(value.value)
+        error = op_name_error(value.value)
         if error is not None:
-            self.mistake(value.span, error.message, error.hint)
+            self.error(value.span, error.message, error.hint)
             return None
         if value.value != self.stem:
             hint = f"rename the file to {value.value}.yaml"
-            if op_name_mistake(self.stem) is None:
+            if op_name_error(self.stem) is None:
                 hint += f", or write `op: {self.stem}`"
-            self.mistake(value.span, f"the op {value.value!r} is in a file named {shown(self.stem)}", hint)
+            self.error(value.span, f"the op {value.value!r} is in a file named {shown(self.stem)}", hint)
         return value.value
 
     # Mappings
@@ -202,7 +202,7 @@ class _Reader:
         if value is None:
             return ()
         if not isinstance(value, Mapping):
-            self.mistake(
+            self.error(
                 self.span(key), f"{key!r} must be a mapping", f"write `{key}:` and below it one `name: ...` per line"
             )
             return ()
@@ -214,21 +214,21 @@ class _Reader:
             types[key.value] = ("float32",)  # where it is wrong: avoids a second error where it is used
             if not re.fullmatch(r"[A-Z][A-Za-z0-9]{0,15}", key.value) or key.value in RESERVED:
                 hint = "type variables are named like T: a capital letter first, at most 16 letters and digits"
-                self.mistake(key.span, f"{shown(key.value)} is not a valid name for a type variable", hint)
+                self.error(key.span, f"{shown(key.value)} is not a valid name for a type variable", hint)
                 continue
             items = value.items if isinstance(value, Sequence) else ()
             names = [item.value for item in items if isinstance(item, Scalar)]
             if not names or len(names) != len(items):
-                self.mistake(value.span, f"{key.value!r} must list dtypes", "as in T: [float32, bfloat16]")
+                self.error(value.span, f"{key.value!r} must list dtypes", "as in T: [float32, bfloat16]")
                 continue
             for i, (item, name) in enumerate(zip(items, names, strict=True)):
                 if name not in DTYPES:
-                    self.mistake(item.span, f"unknown dtype {shown(name)}", known(name, DTYPES))
+                    self.error(item.span, f"unknown dtype {shown(name)}", known(name, DTYPES))
                 elif name in names[:i]:
-                    self.mistake(item.span, f"{name!r} is listed twice", "delete one")
+                    self.error(item.span, f"{name!r} is listed twice", "delete one")
             if len({DTYPES[n].kind for n in names if n in DTYPES}) > 1:
                 hint = "a variable ranges over floats, over integers or over bool; write an op for each kind"
-                self.mistake(value.span, f"{key.value!r} mixes kinds of types", hint)
+                self.error(value.span, f"{key.value!r} mixes kinds of types", hint)
             types[key.value] = tuple(dict.fromkeys(n for n in names if n in DTYPES)) or types[key.value]
         return types
 
@@ -237,34 +237,34 @@ class _Reader:
         for key, _ in self.mapping("types") if not self.diagnostics else ():
             if key.value not in used:
                 hint = "use it in an array, or delete it"
-                self.mistake(key.span, f"the type variable {key.value!r} is not used by any array", hint)
+                self.error(key.span, f"the type variable {key.value!r} is not used by any array", hint)
 
     def arrays(self, key: str, inputs: bool) -> tuple[Array, ...]:
         found: list[Array] = []
         items = self.mapping(key)
         value = self.values.get(key)
         if isinstance(value, Mapping) and not items:
-            self.mistake(value.span, f"{key!r} has no array", "add one, as in x: T[..., N]")
+            self.error(value.span, f"{key!r} has no array", "add one, as in x: T[..., N]")
         for name, value in items:
             ok = self.name(name, f"an {key[:-1]}", frozenset() if inputs else KERNEL_NAMES | IMPORTED_NAMES)
             if not isinstance(value, Scalar):
-                self.mistake(value.span, f"{shown(name.value)} must be an array", "as in x: T[..., N]")
+                self.error(value.span, f"{shown(name.value)} must be an array", "as in x: T[..., N]")
                 continue
             try:
                 array = parse_array(name.value, value.value, self.types)
-            except Mistake as error:
+            except UserError as error:
                 span = value.at(*error.place) if error.place else value.span if value.value else name.span
-                self.mistake(span, error.message, error.hint)
+                self.error(span, error.message, error.hint)
                 continue
             if array.default is not None and not inputs:
-                self.mistake(value.span, f"the output {name.value!r} has a default", "only inputs may have one")
+                self.error(value.span, f"the output {name.value!r} has a default", "only inputs may have one")
             if array.default is None and inputs and found and found[-1].default is not None:
                 hint = "inputs are positional: put inputs with a default last"
-                self.mistake(name.span, f"{name.value!r} has no default but follows an input that has one", hint)
+                self.error(name.span, f"{name.value!r} has no default but follows an input that has one", hint)
             if ok:
                 found.append(Array(array.name, array.dtype, array.dims, array.default, name.span))
         if key in self.values and inputs and found and all(a.default is not None for a in found):
-            self.mistake(
+            self.error(
                 self.keys[key].span, "every input has a default", "at least one must be required: it gives the shape"
             )
         return tuple(found)
@@ -287,9 +287,7 @@ class _Reader:
         number = self.resolved(value, infinite=True)
         if isinstance(number, bool) or not isinstance(number, int | float):
             hint = "write `alpha: 1.0`, or {type: float|int|bool, default: ..., static: true|false, doc: ...}"
-            self.mistake(
-                value.span if value.value else name.span, f"the parameter {name.value!r} must be a number", hint
-            )
+            self.error(value.span if value.value else name.span, f"the parameter {name.value!r} must be a number", hint)
             return None
         kind = kind_of(number)
         self.fits_param(name, kind, number, value, typed=False)
@@ -299,27 +297,27 @@ class _Reader:
         """Reports a default outside a parameter's range."""
         if not fits(kind, default):
             hint = f"its range is {-(2**31)} to {2**31 - 1}" + ("" if typed else f"; write {place.value}.0 for a float")
-            self.mistake(place.span, f"the default {shown(place.value)} of {name.value!r} does not fit 32 bits", hint)
+            self.error(place.span, f"the default {shown(place.value)} of {name.value!r} does not fit 32 bits", hint)
 
     def long_param(self, name: Scalar, value: Tree) -> Param | None:
         if not isinstance(value, Mapping):
             hint = "write `alpha: 1.0`, or {type: float|int|bool, default: ..., static: true|false, doc: ...}"
-            self.mistake(value.span, f"the parameter {name.value!r} must be a number or a mapping", hint)
+            self.error(value.span, f"the parameter {name.value!r} must be a number or a mapping", hint)
             return None
         fields: dict[str, Scalar] = {}
         for key, item in value.items:
             if key.value not in ("type", "default", "static", "doc"):
                 hint = known(key.value, ("type", "default", "static", "doc"), "a parameter's keys")
-                self.mistake(key.span, f"unknown key {shown(key.value)}", hint)
+                self.error(key.span, f"unknown key {shown(key.value)}", hint)
             elif not isinstance(item, Scalar):
-                self.mistake(item.span, f"{key.value!r} must be a single value", "not a list or a mapping")
+                self.error(item.span, f"{key.value!r} must be a single value", "not a list or a mapping")
             else:
                 fields[key.value] = item
         kind, static, default, doc = "", True, None, ""
         if "type" in fields:
             kind = fields["type"].value
             if kind not in ("float", "int", "bool"):
-                self.mistake(
+                self.error(
                     fields["type"].span, f"unknown parameter type {shown(kind)}", "it must be one of float, int, bool"
                 )
                 return None
@@ -327,7 +325,7 @@ class _Reader:
             resolved = self.resolved(fields["static"])
             static = resolved is not False
             if not isinstance(resolved, bool):
-                self.mistake(
+                self.error(
                     fields["static"].span, f"'static' is {shown(fields['static'].value)}", "it must be true or false"
                 )
         if "default" in fields and (number := self.resolved(fields["default"], kind in ("", "float"))) is not None:
@@ -336,9 +334,7 @@ class _Reader:
             default = as_kind(number, kind)
             if default is None:
                 hint = {"float": "as in 1.0", "int": "as in 1", "bool": "it must be true or false"}[kind]
-                self.mistake(
-                    item.span, f"the default {shown(item.value)} of {name.value!r} is not of type {kind}", hint
-                )
+                self.error(item.span, f"the default {shown(item.value)} of {name.value!r} is not of type {kind}", hint)
             else:
                 self.fits_param(name, kind, default, item, "type" in fields)
         if "doc" in fields:
@@ -355,7 +351,7 @@ class _Reader:
         if isinstance(value, Scalar):
             choice = self.choice("grad", ("auto", "none"), "auto")
             if value.value == "auto" and inputs and not floating:
-                self.mistake(
+                self.error(
                     value.span,
                     "no input and no dynamic parameter is a float: there is nothing to differentiate",
                     "write `grad: none`",
@@ -366,7 +362,7 @@ class _Reader:
             self.places["grad", key.value] = key.span
             if not isinstance(item, Scalar) or not item.value:
                 span = key.span if isinstance(item, Scalar) else item.span
-                self.mistake(span, f"the gradient of {shown(key.value)} must be a formula", "as in x: dy * (y > 0)")
+                self.error(span, f"the gradient of {shown(key.value)} must be a formula", "as in x: dy * (y > 0)")
             else:
                 formulas.append((key.value, item))
         return tuple(formulas)
@@ -380,24 +376,22 @@ class _Reader:
             if isinstance(value, Scalar) and value.value:
                 target, span = value.value, value.span
             if not target:
-                self.mistake(
+                self.error(
                     span,
                     f"the value of {shown(key.value)} must be the name of an input",
                     "as in residual_out: residual",
                 )
             elif key.value not in declared[1]:
-                self.mistake(
-                    key.span, f"unknown output {shown(key.value)}", known(key.value, declared[1], "the outputs")
-                )
+                self.error(key.span, f"unknown output {shown(key.value)}", known(key.value, declared[1], "the outputs"))
             elif target not in declared[0]:
-                self.mistake(span, f"unknown input {shown(target)}", known(target, declared[0], "the inputs"))
+                self.error(span, f"unknown input {shown(target)}", known(target, declared[0], "the inputs"))
             elif key.value not in by_output or target not in by_input:
                 continue  # its error is reported elsewhere
             elif str(by_output[key.value]) != str(by_input[target]):
                 message = f"{key.value!r} is {by_output[key.value]} but {target!r} is {by_input[target]}"
-                self.mistake(span, message, "an output can take the buffer of an input of the same type and axes")
+                self.error(span, message, "an output can take the buffer of an input of the same type and axes")
             elif target in found.values():
-                self.mistake(span, f"two outputs cannot both take the buffer of {target!r}", "leave one of them out")
+                self.error(span, f"two outputs cannot both take the buffer of {target!r}", "leave one of them out")
             else:
                 found[key.value] = target
                 self.places["aliases", key.value] = key.span
@@ -411,7 +405,7 @@ class _Reader:
         for item in value.items if isinstance(value, Sequence) else (value,):
             if not isinstance(item, Scalar) or not NAME.fullmatch(item.value):
                 span = item.span if not isinstance(item, Scalar) or item.value else self.keys[key].span
-                self.mistake(span, f"{key!r} must list names of the chain", f"as in `{key}: [rstd]`")
+                self.error(span, f"{key!r} must list names of the chain", f"as in `{key}: [rstd]`")
             else:
                 self.places[key, item.value] = item.span
                 found.append(item.value)
@@ -425,17 +419,17 @@ class _Reader:
             if key.value == "why" and isinstance(value, Scalar):
                 found["why"] = self.sentence("why", value)
             elif key.value == "why":
-                self.mistake(value.span, "'why' must be text", "say what error it allows for")
+                self.error(value.span, "'why' must be text", "say what error it allows for")
             elif key.value not in ("rtol", "atol"):
                 hint = known(key.value, ("rtol", "atol", "why"), "a tolerance's keys")
-                self.mistake(key.span, f"unknown key {shown(key.value)}", hint)
+                self.error(key.span, f"unknown key {shown(key.value)}", hint)
             elif isinstance(resolved, bool) or not isinstance(resolved, int | float) or not 0 <= resolved < 1e6:
                 span = key.span if isinstance(value, Scalar) and not value.value else value.span
-                self.mistake(span, f"{key.value!r} must be a number from 0 to 1e6", f"as in {key.value}: 1e-3")
+                self.error(span, f"{key.value!r} must be a number from 0 to 1e6", f"as in {key.value}: 1e-3")
             else:
                 found[key.value] = float(resolved)
         if items and not found.get("why") and "why" not in {k.value for k, v in items if not isinstance(v, Scalar)}:
-            self.mistake(self.keys["tolerance"].span, "a tolerance needs a 'why'", "say what error it allows for")
+            self.error(self.keys["tolerance"].span, "a tolerance needs a 'why'", "say what error it allows for")
         return tuple(found.items())
 
     def declared(self, key: str) -> list[str]:
@@ -450,7 +444,7 @@ class _Reader:
         for key, value in self.mapping("domain"):
             self.places["domain", key.value] = value.span
             if key.value not in names:
-                self.mistake(
+                self.error(
                     key.span, f"unknown input {shown(key.value)}", known(key.value, names, "inputs and parameters")
                 )
             elif isinstance(value, Sequence):
@@ -463,7 +457,7 @@ class _Reader:
                 if low is not None and high is not None and low <= high:
                     found.append((key.value, (low, high)))
                 else:
-                    self.mistake(
+                    self.error(
                         value.span, f"cannot read the bounds of {key.value!r}", "they must be [lo, hi] with lo <= hi"
                     )
             elif isinstance(value, Scalar) and (
@@ -471,7 +465,7 @@ class _Reader:
             ):
                 found.append((key.value, value.value))
             else:
-                self.mistake(value.span, f"unknown domain of {key.value!r}", forms)
+                self.error(value.span, f"unknown domain of {key.value!r}", forms)
         return tuple(found)
 
     def schedule(self) -> tuple[tuple[str, object], ...]:
@@ -481,11 +475,11 @@ class _Reader:
             if name.value.startswith("sm_"):
                 if name.value not in ARCHITECTURES:
                     hint = known(name.value, ARCHITECTURES, "there are")
-                    self.mistake(name.span, f"there is no architecture {shown(name.value)}", hint)
+                    self.error(name.span, f"there is no architecture {shown(name.value)}", hint)
                 elif isinstance(value, Mapping):
                     found.append((name.value, tuple((k.value, self.setting(k, v)) for k, v in value.items)))
                 else:
-                    self.mistake(value.span, f"{name.value!r} must be a mapping", "as in sm_90a: {threads: 256}")
+                    self.error(value.span, f"{name.value!r} must be a mapping", "as in sm_90a: {threads: 256}")
             else:
                 found.append((name.value, self.setting(name, value)))
         return tuple(found)
@@ -495,7 +489,7 @@ class _Reader:
         limits = {"threads": (32, 1024), "vector_bytes": (1, 16)}
         if name.value not in limits:
             hint = "a schedule's keys: threads, vector_bytes, or an architecture such as sm_90a with these below it"
-            self.mistake(name.span, f"unknown key {shown(name.value)}", hint)
+            self.error(name.span, f"unknown key {shown(name.value)}", hint)
             return None
         low, high = limits[name.value]
         if (
@@ -505,7 +499,7 @@ class _Reader:
             or number & (number - 1)
         ):
             span = name.span if isinstance(value, Scalar) and not value.value else value.span
-            self.mistake(
+            self.error(
                 span, f"{name.value!r} must be a power of two from {low} to {high}", f"as in {name.value}: {high}"
             )
             return None
@@ -522,26 +516,26 @@ class _Reader:
             sizes: dict[str, int] = {}
             wrong = False
             if not isinstance(item, Mapping):
-                self.mistake(item.span, "a shape must be a mapping", "as in {...: 8192, N: 4096}")
+                self.error(item.span, "a shape must be a mapping", "as in {...: 8192, N: 4096}")
                 continue
             for key, size in item.items:
                 number = self.resolved(size)
                 if key.value not in axes:
-                    self.mistake(key.span, f"unknown axis {shown(key.value)}", known(key.value, axes, "the axes"))
+                    self.error(key.span, f"unknown axis {shown(key.value)}", known(key.value, axes, "the axes"))
                     wrong = True
                 elif isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**40:
-                    self.mistake(size.span, f"the size of {key.value!r} must be a positive integer", "as in N: 4096")
+                    self.error(size.span, f"the size of {key.value!r} must be a positive integer", "as in N: 4096")
                     wrong = True
                 else:
                     sizes[key.value] = number
             missing = sorted(axes - set(sizes) - fixed)
             if missing and not wrong:
-                self.mistake(
+                self.error(
                     item.span, f"no size for {', '.join(missing)}", "give every axis a size, as in {...: 8192, N: 4096}"
                 )
             found.append(tuple(sizes.items()))
         if not isinstance(value, Sequence) or not value.items:
-            self.mistake(self.span("bench"), "'bench' must be a list of shapes", "as in - {...: 8192, N: 4096}")
+            self.error(self.span("bench"), "'bench' must be a list of shapes", "as in - {...: 8192, N: 4096}")
         return tuple(found)
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from codegen.errors import Diagnostic, Mistake, Span, shown
+from codegen.errors import Diagnostic, Span, UserError, shown
 
 _INT = re.compile(r"[-+]?[0-9]{1,300}")  # few enough digits for float64
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -97,12 +97,12 @@ class Scalar:
         return [*places, at]
 
     def resolve(self) -> bool | int | float | str | None:
-        """The scalar's value. Raises `Mistake` for a number outside the range of float64."""
+        """The scalar's value. Raises `UserError` for a number outside the range of float64."""
         return resolve(self.value) if self.style == "plain" else self.value
 
 
 def resolve(text: str) -> bool | int | float | str | None:
-    """The value of a plain scalar's text. Raises `Mistake` for a number outside the range of float64."""
+    """The value of a plain scalar's text. Raises `UserError` for a number outside the range of float64."""
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE"):
@@ -122,9 +122,9 @@ def resolve(text: str) -> bool | int | float | str | None:
 LARGEST = "the largest number is about 1.8e308"
 
 
-def too_large(text: str, infinity: str) -> Mistake:
+def too_large(text: str, infinity: str) -> UserError:
     """The error for a number outside the range of float64."""
-    return Mistake(f"{shown(text)} is outside the range of float64", f"{LARGEST}; write {infinity} for infinity")
+    return UserError(f"{shown(text)} is outside the range of float64", f"{LARGEST}; write {infinity} for infinity")
 
 
 class Printed(Source):

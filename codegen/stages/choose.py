@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen.errors import Mistake, SpecError
+from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
 from codegen.graph.nodes import ROWS, Node, Statement, topological
 from codegen.graph.ops import REDUCTIONS, SCANS
@@ -54,13 +54,13 @@ def derived(spec: Spec) -> Op:
 
 
 def one_kernel(spec: Spec) -> Op:
-    """The same op as one kernel. Raises `SpecError` or `Mistake` if none can compute it."""
+    """The same op as one kernel. Raises `SpecError` or `UserError` if none can compute it."""
     return _made(spec, kernel_of(spec))
 
 
 def _made(spec: Spec, plan: Elementwise | Reduction | Gemm | Staged) -> Op:
     if isinstance(plan, Elementwise | Reduction) and not plan.loads:
-        raise Mistake("it reads nothing: what it gives does not depend on anything")
+        raise UserError("it reads nothing: what it gives does not depend on anything")
     return Op(spec, spec.read.statements, Reference(()), plan)
 
 
@@ -96,8 +96,8 @@ class _Whole(Planner):
 def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:
     try:
         return Gemm(products, epilogue, tile_of(products, epilogue.spec, epilogue.statements))
-    except Mistake as mistake:
-        return Gemm(products, epilogue, mistake)
+    except UserError as error:
+        return Gemm(products, epilogue, error)
 
 
 def _same_everywhere(value: Node) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from codegen.errors import Mistake, SpecError
+from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Statement, topological
@@ -23,7 +23,7 @@ from codegen.plan.reductions import Reduction
 from codegen.spec.spec import Array, Axis, Spec, types_of
 from codegen.stages.splitting import restricted
 
-Kernel = Callable[[Spec], Op]  # a spec to the op that one kernel computes; raises `SpecError` or `Mistake`
+Kernel = Callable[[Spec], Op]  # a spec to the op that one kernel computes; raises `SpecError` or `UserError`
 MOST_REDUCTIONS, MOST_NODES = 64, 600  # of an op that is cut: each part that is tried is planned
 Item = Node | Array  # a reduction, or an output of the spec
 
@@ -69,7 +69,7 @@ class _Cut:
         self.known: dict[int, Leaf] = {}
         self.left = list(spec.outputs)
         self.made: list[Op] = []
-        self.tried: dict[tuple[frozenset[int], frozenset[int]], Op | SpecError | Mistake] = {}
+        self.tried: dict[tuple[frozenset[int], frozenset[int]], Op | SpecError | UserError] = {}
 
     def result(self, node: Node) -> Array:
         """The array that holds a reduction for later stages: an output of the op, if one holds it without rounding."""
@@ -203,17 +203,17 @@ class _Cut:
         """Whether one kernel can compute these from known values."""
         try:
             self.made_of(items)
-        except (SpecError, Mistake):
+        except (SpecError, UserError):
             return False
         return True
 
     def made_of(self, items: Sequence[Item]) -> Op:
-        """The kernel that computes these. Raises `SpecError` or `Mistake` if there is none."""
+        """The kernel that computes these. Raises `SpecError` or `UserError` if there is none."""
         key = frozenset(map(id, items)), frozenset(self.known)
         if key not in self.tried:
             try:
                 self.tried[key] = self.planned(items)
-            except (SpecError, Mistake) as error:
+            except (SpecError, UserError) as error:
                 self.tried[key] = error
         found = self.tried[key]
         if isinstance(found, Exception):
@@ -247,7 +247,7 @@ class _Cut:
             and not plan.walked_groups
             and len(arrays) > 1
         ):
-            raise Mistake("no thread would reduce anything: partial results would be as large as what is reduced")
+            raise UserError("no thread would reduce anything: partial results would be as large as what is reduced")
         return op
 
     def assigned(self, items: Iterable[Item]) -> list[Statement]:
@@ -271,10 +271,8 @@ class _Cut:
             self.made_of([waiting[0] if first is None else first])
         except SpecError as error:
             raise SpecError([in_chain(self.spec, d) for d in error.diagnostics]) from None
-        except Mistake as mistake:
-            raise SpecError(
-                [self.spec.source.diagnostic(self.spec.chain.span, mistake.message, mistake.hint)]
-            ) from None
+        except UserError as error:
+            raise SpecError([self.spec.source.diagnostic(self.spec.chain.span, error.message, error.hint)]) from None
         raise AssertionError(f"{self.spec.op} was cut nowhere")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from codegen.errors import Mistake, known, shown
+from codegen.errors import UserError, known, shown
 from codegen.plan.launches import Tuned
 from codegen.shared import Tiles
 from codegen.tuning.choosing import FIELDS, SCHEDULE
@@ -30,25 +30,27 @@ def data_of(tuned: Tuned) -> dict[str, Any]:
 
 
 def entry_of(data: Mapping[str, Any]) -> Tuned:
-    """The measurement in data. Raises `Mistake`."""
+    """The measurement in data. Raises `UserError`."""
     for key in data:
         if key not in KEYS:
-            raise Mistake(f"unknown key {shown(str(key))}", known(str(key), KEYS))
+            raise UserError(f"unknown key {shown(str(key))}", known(str(key), KEYS))
     for key in ("types", "sizes", "launch", "measured"):
         if not isinstance(data.get(key, {}), Mapping):
-            raise Mistake(f"{key!r} must be a mapping", "")
+            raise UserError(f"{key!r} must be a mapping", "")
     if data.get("take") not in TAKES:
-        raise Mistake(f"'take' is {data.get('take')!r}", f"it is one of {', '.join(TAKES)}")
+        raise UserError(f"'take' is {data.get('take')!r}", f"it is one of {', '.join(TAKES)}")
     launch = dict(data.get("launch", {}))
     for name, value in launch.items():
         if name not in SETTINGS:
-            raise Mistake(f"unknown setting {shown(str(name))} of a launch", known(str(name), SETTINGS))
+            raise UserError(f"unknown setting {shown(str(name))} of a launch", known(str(name), SETTINGS))
         if not isinstance(value, bool | int | float):
-            raise Mistake(f"{name!r} must be a number, true or false", "")
+            raise UserError(f"{name!r} must be a number, true or false", "")
     sizes = []
     for name, bounds in data.get("sizes", {}).items():
         if not isinstance(bounds, list) or len(bounds) != 2 or not isinstance(bounds[0], int):
-            raise Mistake(f"the sizes of {name!r} are a least and a largest one", "as in [4096, 8191], or [4096, null]")
+            raise UserError(
+                f"the sizes of {name!r} are a least and a largest one", "as in [4096, 8191], or [4096, null]"
+            )
         sizes.append((str(name), bounds[0], bounds[1]))
     return Tuned(
         str(data.get("kernel", "")), str(data.get("arch", "")), tuple(data.get("types", {}).items()), tuple(sizes),

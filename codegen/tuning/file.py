@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen import extras
-from codegen.errors import Diagnostic, Mistake, Span, SpecError
+from codegen.errors import Diagnostic, Span, SpecError, UserError
 from codegen.plan.launches import Tuned
 from codegen.targets import ARCHITECTURES
 from codegen.tuning.entries import data_of, entry_of
@@ -54,29 +54,29 @@ def _read(path: Path, changed: int, size: int) -> Found:
 def read(path: Path) -> Found:
     """The measurements in a file. Raises `SpecError`."""
 
-    def mistake(message: str, hint: str = "", line: int = 1) -> SpecError:
+    def at(message: str, hint: str = "", line: int = 1) -> SpecError:
         return SpecError([Diagnostic(Span(str(path), line, 1), message, hint)])
 
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, UnicodeDecodeError) as error:
-        raise mistake(f"cannot read the file: {error}") from None
+        raise at(f"cannot read the file: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise mistake("not valid YAML", line=mark.line + 1 if mark else 1) from None
+        raise at("not valid YAML", line=mark.line + 1 if mark else 1) from None
     if path.stem not in ARCHITECTURES:
-        raise mistake(f"there is no architecture {path.stem!r}", "the file's name is that of one, as in sm_90a.yaml")
+        raise at(f"there is no architecture {path.stem!r}", "the file's name is that of one, as in sm_90a.yaml")
     if not isinstance(data, dict) or data.get("version") != VERSION or not isinstance(data.get("ops"), dict):
         hint = "`codegen tune` writes it: move this file, and run that again"
-        raise mistake(f"not a file of measured launches in version {VERSION}", hint)
+        raise at(f"not a file of measured launches in version {VERSION}", hint)
     found = {}
     for op, entries in data["ops"].items():
         try:
             if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-                raise Mistake("a list of measurements", "")
+                raise UserError("a list of measurements", "")
             found[str(op)] = tuple(entry_of(entry | {"arch": path.stem}) for entry in entries)
-        except Mistake as error:
-            raise mistake(f"{op}: {error.message}", error.hint) from None
+        except UserError as error:
+            raise at(f"{op}: {error.message}", error.hint) from None
     return found
 
 

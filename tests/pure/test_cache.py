@@ -16,7 +16,7 @@ import pytest
 
 from codegen import __main__ as command_line
 from codegen import cache
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from tests.turns import EVERY
 
 PARTS = {"module": bytes(range(256)) * 40, "ptx": b".version 8.8\n" * 50, "nothing": b""}
@@ -277,7 +277,7 @@ def test_limits(text, expected, monkeypatch):
 @pytest.mark.parametrize("text", ["lots", "-1", "1.5G", "1T", "1e9", "9" * 16])
 def test_a_bad_limit_says_what_it_should_be(text, folder, monkeypatch, capsys):
     monkeypatch.setenv("CODEGEN_CACHE_LIMIT", text)
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         cache.limit()
     run(monkeypatch, status=2)
     expected = f"error: CODEGEN_CACHE_LIMIT is '{text}'\n  it is a number of bytes, as in 512M or 2G; 0 keeps none\n"

@@ -96,17 +96,17 @@ def message(spec: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "yaml mistake")], ids=title)
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "yaml error")], ids=title)
 def test_every_mistake_has_the_message_shown(document):
-    """A block of `yaml mistake` is followed by its `text error`; UPDATE=1 rewrites the messages."""
-    pairs = re.compile(r"^(```yaml mistake\n(.*?)^```\n\n```text error\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
+    """A block of `yaml error` is followed by its `text error`; UPDATE=1 rewrites the messages."""
+    pairs = re.compile(r"^(```yaml error\n(.*?)^```\n\n```text error\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
     expected, count = pairs.subn(lambda m: f"{m[1]}{message(m[2])}\n```", document.read_text())
-    assert count == len(blocks(document, "yaml mistake"))
+    assert count == len(blocks(document, "yaml error"))
     rewrite(document, expected)
 
 
 def test_there_are_mistakes_to_show():
-    assert sum(len(blocks(document, "yaml mistake")) for document in DOCUMENTS) >= 5
+    assert sum(len(blocks(document, "yaml error")) for document in DOCUMENTS) >= 5
 
 
 def first_column(text: str) -> set[str]:

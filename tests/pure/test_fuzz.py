@@ -363,8 +363,8 @@ NASTY_CHAINS = {
     "long chain of names": "\n".join(
         ["a0 = x", *(f"a{i + 1} = a{i} * x" for i in range(490)), f"y = a490 + {rest()}"]
     ),
-    "many mistakes": "\n".join(f"a{i} = b{i}" for i in range(400)),
-    "many mistakes in a line": "y = " + " + ".join(f"b{i}" for i in range(500)),
+    "many errors": "\n".join(f"a{i} = b{i}" for i in range(400)),
+    "many errors in a line": "y = " + " + ".join(f"b{i}" for i in range(500)),
     "comments": "# a\n" * 5000 + f"y = {rest()}",
     "empty lines": "\n" * 5000 + f"y = {rest()}",
     "only comments": "# nothing",

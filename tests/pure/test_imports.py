@@ -187,7 +187,7 @@ def test_folders_are_small_and_long_modules_say_why():
         ("def f():\n    from codegen.plan.op import Op\n", True),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from codegen.plan.op import Op\n", True),
         ("from codegen import __version__\n", False),
-        ("from codegen.errors import Mistake\n", False),
+        ("from codegen.errors import UserError\n", False),
     ],
 )
 def test_an_import_that_is_planted_is_found(tmp_path, more, wrong):

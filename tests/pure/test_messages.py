@@ -42,7 +42,7 @@ MODULES = (
 
 PARSES_DEEP = sys.version_info >= (3, 13)  # Python parses what the formula's reader then refuses, at its own place
 
-# Mistakes that need a file too long to be read as a golden, or none
+# Errors that need a file too long to be read as a golden, or none
 LONG = {
     "no_file": (None, "specs/no_file.yaml:1:1: error: cannot read the file: No such file or directory"),
     "too_large": (
@@ -123,7 +123,7 @@ EXCEPTIONS = {
     "no main loop for": "the same",
     "more than a kernel's coordinate holds": "of a call's extents, at run time: tests/cpu/runtime/ops/test_export.py",
 }
-MAKERS = {"Mistake", "fail", "mistake", "mistake_in_chain", "error", "_at", "at", "diagnostic"}
+MAKERS = {"UserError", "fail", "error", "error_in_chain", "_at", "at", "diagnostic"}
 
 
 def messages(module) -> list[tuple[int, int, str]]:
@@ -135,7 +135,7 @@ def messages(module) -> list[tuple[int, int, str]]:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             values = node.args
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "message":
-            name, values = "Mistake", [node.value]
+            name, values = "UserError", [node.value]
         if name in MAKERS:
             texts = [a for a in values if isinstance(a, ast.Constant | ast.JoinedStr) and " " in ast.unparse(a)]
             if texts:

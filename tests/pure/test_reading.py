@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from codegen.autodiff.backward import backward_of
-from codegen.errors import Mistake, SpecError
+from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import pin_types
 from codegen.graph.nodes import Chain, Node, print_statements
 from codegen.graph.ops import OPS, PINNED
@@ -26,7 +26,7 @@ SOME = """add_layernorm add_rmsnorm celu cosine_similarity cross_entropy_z_loss 
 def derived_of(op: Op) -> list[Op]:
     """The ops that are derived from an op's spec."""
     found = backward_of(op)
-    if isinstance(found, Mistake):
+    if isinstance(found, UserError):
         return []
     frozen = found.frozen.op if found.frozen is not None else None
     return [made for made in (found.op, found.forward, frozen) if made is not None]
@@ -73,8 +73,8 @@ def test_the_text_of_a_derived_chain_reads_as_its_graph(path):
         if made.plan.kind == "gemm":
             made = made.plan.epilogue
         spec = replace(made.spec, graph=None)
-        chain, mistakes = read_chain(spec)
-        assert [d for d in mistakes if "never used" not in d.message] == []
+        chain, errors = read_chain(spec)
+        assert [d for d in errors if "never used" not in d.message] == []
         assert chain is not None
         assert outputs(spec.outputs, chain) == outputs(spec.outputs, made.spec.read)
 
@@ -134,7 +134,7 @@ reference: jnp.square(jax.nn.relu(a @ b))
 chain: y = squared_relu(a @ b)
 """
     found = backward_of(read_op("f.yaml", text))
-    assert not isinstance(found, Mistake)
+    assert not isinstance(found, UserError)
     assert "gt" in {n.op for n in found.op.spec.read.nodes}
 
 

@@ -19,7 +19,7 @@ from codegen.autodiff.backward import Derived
 from codegen.checking import draw, testing
 from codegen.checking.draw import Case
 from codegen.device import functions as device
-from codegen.errors import Mistake, SpecError
+from codegen.errors import SpecError, UserError
 from codegen.measuring.compile import compile_kernel, variants
 from codegen.pipeline import read_op
 from codegen.plan.limits import lacks
@@ -138,7 +138,7 @@ def _compile(op: Op, effort: Effort, outcome: Outcome) -> None:
             for variant in rng.sample(found, min(effort.variants, len(found))):
                 try:
                     compile_kernel(kernel, variant, ARCH)
-                except Mistake:  # no tile: products by XLA
+                except UserError:  # no tile: products by XLA
                     outcome.counts["products without a kernel"] += 1
                     continue
                 outcome.counts["kernels compiled"] += 1

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import jax
 
 from codegen import cache
-from codegen.errors import Mistake, known
+from codegen.errors import UserError, known
 from codegen.interpret import host
 from codegen.parsing import PARSER
 from codegen.runtime.call.arguments import negative_zeros
@@ -103,8 +103,8 @@ def _binary(call: CompiledCall, kept: Kept) -> Binary:
         if key is not None:
             try:
                 cache.store(name, key, found)
-            except Mistake as mistake:
-                raise ValueError(f"{mistake.message}; {mistake.hint}") from None
+            except UserError as error:
+                raise ValueError(f"{error.message}; {error.hint}") from None
     return Binary(found["module"], found["ptx"].decode())
 
 

@@ -145,7 +145,7 @@ class InStages(Op[P, R]):
         return self._outputs(self._through(key, operands, interpreted))
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
-        """The last stage's launch. Raises `Mistake` where a stage has none."""
+        """The last stage's launch. Raises `UserError` where a stage has none."""
         return [stage.default_launch(types, axes) for stage in self.stages][-1]
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:

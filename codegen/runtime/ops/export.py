@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from codegen.errors import Mistake, known, named, shown
+from codegen.errors import UserError, known, named, shown
 from codegen.graph.nodes import DTYPES, ROWS
 from codegen.plan.limits import lacks
 from codegen.runtime.call import views
@@ -59,19 +59,21 @@ def read_wanted(
     platforms: str,
     vjp: bool,
 ) -> Wanted:
-    """Parses the options of a command line. Raises `Mistake`."""
+    """Parses the options of a command line. Raises `UserError`."""
     names = [name.strip() for name in platforms.split(",")]
     for name in names:
         if name not in PLATFORMS:
-            raise Mistake(f"no platform {shown(name)}", known(name, PLATFORMS, "There are"))
+            raise UserError(f"no platform {shown(name)}", known(name, PLATFORMS, "There are"))
     if "cuda" not in names:
-        raise Mistake("an artifact without the platform cuda would have no kernel", "as in --platforms cuda,cpu")
+        raise UserError("an artifact without the platform cuda would have no kernel", "as in --platforms cuda,cpu")
     for name in left_out:
         if name not in {a.name for a in spec.inputs if a.default is not None}:
             optional = [a.name for a in spec.inputs if a.default is not None]
-            raise Mistake(f"{spec.op} has no input {shown(name)} that may be left out", known(name, optional, "it has"))
+            raise UserError(
+                f"{spec.op} has no input {shown(name)} that may be left out", known(name, optional, "it has")
+            )
     if vjp and spec.grad == "none":
-        raise Mistake(f"{spec.op} has no gradient to export")
+        raise UserError(f"{spec.op} has no gradient to export")
     rows, extents = read_shape(spec, shape)
     return Wanted(
         rows, extents, read_types(spec, types), read_params(spec, params), frozenset(left_out), arch,
@@ -87,23 +89,23 @@ def read_shape(spec: Spec, text: str) -> tuple[tuple[str, ...], dict[str, str]]:
     for pair in re.split(r",(?![^(]*\))", text) if text.strip() else []:
         axis, equals, extent = (word.strip() for word in pair.partition("="))
         if not equals:
-            raise Mistake(f"cannot read {shown(pair.strip())} of the shape {shown(text)}", form)
+            raise UserError(f"cannot read {shown(pair.strip())} of the shape {shown(text)}", form)
         if axis not in spec.axes:
-            raise Mistake(f"{spec.op} has no axis {shown(axis)}", known(axis, spec.axes, "its axes"))
+            raise UserError(f"{spec.op} has no axis {shown(axis)}", known(axis, spec.axes, "its axes"))
         if axis in found:
-            raise Mistake(f"the axis {axis} is given twice in {shown(text)}")
+            raise UserError(f"the axis {axis} is given twice in {shown(text)}")
         several = axis == ROWS and re.fullmatch(r"\((.*)\)", extent)
         for word in several[1].split(",") if several and several[1].strip() else [] if several else [extent]:
             match = _EXTENT.fullmatch(word.strip())
             if not match or match[2] in _RESERVED:
-                raise Mistake(f"cannot read {shown(word.strip())} as the size of {axis}", form)
+                raise UserError(f"cannot read {shown(word.strip())} as the size of {axis}", form)
         if axis in spec.extents and extent != str(spec.extents[axis]):
-            raise Mistake(f"the spec fixes {axis} at {spec.extents[axis]}")
+            raise UserError(f"the spec fixes {axis} at {spec.extents[axis]}")
         found[axis] = extent
     missing = [axis for axis in spec.axes if axis not in found and axis not in spec.extents]
     if missing:
         open_axis = ", ".join(f"{axis}={'rows' if axis == ROWS else axis.lower()}" for axis in missing)
-        raise Mistake(f"--shape lacks {', '.join(missing)}", f"give a number, or a name for any size: {open_axis}")
+        raise UserError(f"--shape lacks {', '.join(missing)}", f"give a number, or a name for any size: {open_axis}")
     rows = found.pop(ROWS, "()")
     words = rows[1:-1].split(",") if rows.startswith("(") else [rows]
     extents = {axis: str(n) for axis, n in spec.extents.items()} | found
@@ -115,12 +117,14 @@ def read_types(spec: Spec, given: Mapping[str, str]) -> Types:
     variables = dict(spec.types)
     for name, dtype in given.items():
         if name not in variables:
-            raise Mistake(f"{spec.op} has no type variable {shown(name)}", known(name, variables, "it has"))
+            raise UserError(f"{spec.op} has no type variable {shown(name)}", known(name, variables, "it has"))
         if dtype not in variables[name]:
-            raise Mistake(f"{name} cannot be {shown(dtype)}", known(dtype, variables[name], f"{name} may be"))
+            raise UserError(f"{name} cannot be {shown(dtype)}", known(dtype, variables[name], f"{name} may be"))
     for name, dtypes in variables.items():
         if name not in given and len(dtypes) > 1:
-            raise Mistake(f"--types must say which dtype {name} is", f"one of {', '.join(dtypes)}: {name}={dtypes[0]}")
+            raise UserError(
+                f"--types must say which dtype {name} is", f"one of {', '.join(dtypes)}: {name}={dtypes[0]}"
+            )
     return Types(tuple((name, given.get(name, dtypes[0])) for name, dtypes in spec.types))
 
 
@@ -131,17 +135,17 @@ def read_params(spec: Spec, words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, equals, text = (part.strip() for part in word.partition("="))
         if not equals:
-            raise Mistake(f"cannot read --param {shown(word)}", "write it as in eps=1e-5")
+            raise UserError(f"cannot read --param {shown(word)}", "write it as in eps=1e-5")
         if name in {p.name for p in spec.params} - static.keys():
-            raise Mistake(f"{name} is dynamic", "it is an argument of the artifact, behind the inputs")
+            raise UserError(f"{name} is dynamic", "it is an argument of the artifact, behind the inputs")
         if name not in static:
-            raise Mistake(f"{spec.op} has no param {shown(name)}", known(name, static, "its static params"))
+            raise UserError(f"{spec.op} has no param {shown(name)}", known(name, static, "its static params"))
         if name in given:
-            raise Mistake(f"the param {name} is given twice")
+            raise UserError(f"the param {name} is given twice")
         given[name] = _value(static[name], text)
     for name, param in static.items():
         if name not in given and param.default is None:
-            raise Mistake(
+            raise UserError(
                 f"{spec.op} needs the {param.kind} param {name}",
                 f"as in --param {name}={'true' if param.kind == 'bool' else 1}",
             )
@@ -155,25 +159,25 @@ def _value(param: Param, text: str) -> float | int | bool:
     try:
         value = read[param.kind](text)
         if not fits(param.kind, value):
-            raise Mistake(f"the param {param.name} is an int of 32 bits, which {text} is out of")
+            raise UserError(f"the param {param.name} is an int of 32 bits, which {text} is out of")
         return value
     except (ValueError, KeyError):
         kind = "true or false" if param.kind == "bool" else f"a number of type {param.kind}"
-        raise Mistake(f"the param {param.name} is {kind}, not {shown(text)}") from None
+        raise UserError(f"the param {param.name} is {kind}, not {shown(text)}") from None
 
 
 def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
-    """The artifact, and its description for --json. Raises `Mistake` where there is no kernel."""
+    """The artifact, and its description for --json. Raises `UserError` where there is no kernel."""
     spec, types = op.spec, wanted.types
     missing = lacks(op, types, wanted.arch)
     if missing:
-        raise Mistake(missing)
+        raise UserError(missing)
     wide = any(DTYPES[types.dtype(a)].size == 8 for a in spec.arrays)
     with jax.enable_x64(wide), _environment(wanted.arch):
         axes = _axes(wanted)
         for name, extent in ((ROWS, math.prod(axes.rows)), *axes.extents.items()):
             if not isinstance(extent, int) and views.exceeds(extent):  # a number: whether its kernel takes it
-                raise Mistake(f"{spec.op}: {views.too_many(extent, name)}")
+                raise UserError(f"{spec.op}: {views.too_many(extent, name)}")
         how, left = _launch(op, types, axes), op.left_to_xla(types, axes)
         arguments = _arguments(spec, wanted, axes)
         with _open_extents(op, wanted):
@@ -224,8 +228,8 @@ def as_text(report: Mapping[str, Any], path: Path) -> str:
 def _launch(op: Op, types: Types, axes: Axes) -> Any:
     try:
         return op.default_launch(types, axes)
-    except Mistake as mistake:
-        raise Mistake(f"{op.spec.op}: {mistake.message}", mistake.hint) from None
+    except UserError as error:
+        raise UserError(f"{op.spec.op}: {error.message}", error.hint) from None
 
 
 @contextlib.contextmanager
@@ -249,7 +253,7 @@ def _open_extents(op: Op, wanted: Wanted) -> Iterator[None]:
             raise
         what = "the jnp form or the VJP" if wanted.vjp else "the jnp form"
         hint = f"give a number for each of {', '.join(_open(wanted)[0])}, or leave out --vjp and the platform cpu"
-        raise Mistake(f"JAX cannot export {what} of {op.spec.op} for unknown sizes", hint) from None
+        raise UserError(f"JAX cannot export {what} of {op.spec.op} for unknown sizes", hint) from None
 
 
 def _axes(wanted: Wanted) -> Axes:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.autodiff import backward as backwards
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.language import sizes
 from codegen.plan.launches import AnyLaunch, GemmLaunch, Tuned
@@ -124,7 +124,7 @@ class GemmOp(Op[P, R]):
     # One kernel
 
     def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> GemmLaunch:
-        """The launch of the single kernel for these types and sizes. Raises `Mistake` where there is none."""
+        """The launch of the single kernel for these types and sizes. Raises `UserError` where there is none."""
 
         def count(names: tuple[str, ...]) -> int:
             return views.stands_for(math.prod(axes.shape(names)))
@@ -138,7 +138,7 @@ class GemmOp(Op[P, R]):
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
         """The launch of the single kernel where it is faster; else the epilogue's."""
-        with contextlib.suppress(Mistake):
+        with contextlib.suppress(UserError):
             how = self.launch_for(types, axes)
             if how.fast:
                 return how
@@ -214,7 +214,7 @@ class GemmOp(Op[P, R]):
 
     def example_call(self, types: Types, ragged: bool, defaults: bool, arch: str) -> LauncherCall:
         """A call of large matrices, to compile its kernel: with odd sizes where `ragged`, and without optional inputs where
-        `defaults`. Raises `Mistake` where no kernel takes these types."""
+        `defaults`. Raises `UserError` where no kernel takes these types."""
         extents = dict.fromkeys(self.spec.axes, 4097 if ragged else 4096) | dict.fromkeys(self.plan.tile.batch, 2)
         arrays = {
             a.name: jax.ShapeDtypeStruct(sizes.array_shape(a, extents), types.dtype(a))
@@ -239,7 +239,7 @@ class GemmOp(Op[P, R]):
         axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
         try:
             how = self.launch_for(key.types, axes)
-        except Mistake:
+        except UserError:
             return False
         return key.implementation in ("cute", "interpret") or how.fast
 

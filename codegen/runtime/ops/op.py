@@ -26,7 +26,7 @@ from jax.interpreters import ad
 
 from codegen import pipeline
 from codegen.autodiff import backward as backwards
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
@@ -122,7 +122,7 @@ class Op(Generic[P, R]):
         return (self, *(self._backward.generated if self._backward is not None else ()))
 
     @property
-    def backward(self) -> backwards.Derived | Mistake:
+    def backward(self) -> backwards.Derived | UserError:
         """The generated backward, or why there is none."""
         return backwards.backward_of(self.planned)
 
@@ -472,14 +472,14 @@ class Op(Generic[P, R]):
         if problem is None:
             try:
                 self.launch_for(types, axes, arch)
-            except Mistake as mistake:
-                problem = f"{mistake.message}; implementation='xla' runs without"
+            except UserError as error:
+                problem = f"{error.message}; implementation='xla' runs without"
         return problem
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
-        """The launch of the kernel for a call that names no implementation. Raises `Mistake` where there is none."""
+        """The launch of the kernel for a call that names no implementation. Raises `UserError` where there is none."""
         if problem := views.fits(self.plan, axes):
-            raise Mistake(problem)
+            raise UserError(problem)
         return self.launch_for(types, axes)
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
@@ -488,7 +488,7 @@ class Op(Generic[P, R]):
         return choosing.left_to_xla(self.plan, self.launch_for(types, axes), dtypes, sizes, self._tuned(types, sizes))
 
     def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> AnyLaunch:
-        """The launch for these types and sizes. Raises `Mistake` where there is none."""
+        """The launch for these types and sizes. Raises `UserError` where there is none."""
         return self._chosen_launch(types, views.known_extents(self.plan, axes), arch or interpreted.architecture())
 
     def _chosen_launch(self, types: Types, sizes: Extents, arch: str) -> AnyLaunch:

@@ -334,7 +334,7 @@ def test_the_table_fits_80_columns():
         (["--package", "nowhere"], "codegen build"),
     ],
 )
-def test_mistakes_end_in_one_message(words, message, monkeypatch, capsys, tmp_path):
+def test_errors_end_in_one_message(words, message, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(platform, "on_gpu", lambda: False)
     assert run(monkeypatch, "bench", *words, "--out", tmp_path / "results") == 2
     out, err = capsys.readouterr()

@@ -484,7 +484,7 @@ def test_sass_needs_a_tool(monkeypatch, capsys, tmp_path):
         (["relu", "--jobs", "0"], "--jobs"),
     ],
 )
-def test_mistakes_end_in_one_message(words, message, monkeypatch, capsys):
+def test_errors_end_in_one_message(words, message, monkeypatch, capsys):
     assert run(monkeypatch, "compile", *words) == 2
     out, err = capsys.readouterr()
     assert message in err

@@ -348,7 +348,7 @@ def test_names_of_folders_are_escaped(run, tmp_path):
 
 def test_naming_a_spec_builds_it_alone(built, tmp_path):
     write_specs(tmp_path / "specs", a=2.0, c=3.0)
-    (tmp_path / "specs/b.yaml").write_text("a mistake")
+    (tmp_path / "specs/b.yaml").write_text("an error")
     result = built("build", "specs/c.yaml", "./specs/c.yaml", str(tmp_path / "specs/c.yaml"))
     assert result.status == 0, result.err
     assert "1 ops: 3 of 3 files changed" in result.out

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from codegen import __main__ as command_line
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.explain.launching import bindings
 from codegen.explain.report import GPUS, explain, graph, unfused_bytes
 from codegen.explain.svg import draw
@@ -251,14 +251,14 @@ def test_an_axis_left_out_has_its_default():
     ],
 )
 def test_shapes_that_cannot_be_read(text, message):
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UserError, match=message):
         parse_shape(library("bias_relu").spec, text)
 
 
 def test_fixed_extents_stay():
     spec = made("y = x", "x: float32[..., (B G=128)]", "y: float32[..., (B G=128)]").spec
     assert parse_shape(spec, "G=128,B=2") == {"...": 64, "B": 2, "G": 128}
-    with pytest.raises(Mistake, match="fixes G at 128"):
+    with pytest.raises(UserError, match="fixes G at 128"):
         parse_shape(spec, "G=64")
 
 

@@ -22,9 +22,9 @@ LIBRARY = sorted(SPECS.glob("*.yaml"))
 
 
 def read(path: Path) -> tuple[Statement, ...]:
-    chain, mistakes = read_chain(load_spec(path))
+    chain, errors = read_chain(load_spec(path))
     assert chain is not None
-    assert not mistakes
+    assert not errors
     return chain.statements
 
 

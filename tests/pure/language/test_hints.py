@@ -126,7 +126,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "unicode_before": {9: "  z = x + 1"},
 }  # fmt: skip
 
-# What is changed stands in other lines than the mistake
+# What is changed stands in other lines than the error
 ELSEWHERE = {
     "grad_cotangent",
     "products_in_float64",
@@ -199,7 +199,7 @@ PROPOSALS = re.compile(
 MEANT = re.compile(r"Did you mean '([^']*)'\?")
 
 
-def mistakes(stem: str, data: bytes) -> list[Diagnostic]:
+def errors(stem: str, data: bytes) -> list[Diagnostic]:
     try:
         read_op(f"specs/{stem}.yaml", data)
     except SpecError as error:
@@ -209,11 +209,11 @@ def mistakes(stem: str, data: bytes) -> list[Diagnostic]:
 
 @pytest.mark.parametrize("stem", BAD)
 def test_every_hint_that_proposes_a_text_is_followed(stem):
-    for mistake in mistakes(stem, BAD[stem]):
-        hint = MEANT.sub("", mistake.hint)
+    for error in errors(stem, BAD[stem]):
+        hint = MEANT.sub("", error.hint)
         if PROPOSALS.search(hint) and not FORMS.search(hint):
             lines = FOLLOWED.get(stem, {})
-            assert stem in SPLIT or mistake.span.line in lines or (stem in ELSEWHERE and lines), mistake
+            assert stem in SPLIT or error.span.line in lines or (stem in ELSEWHERE and lines), error
 
 
 @pytest.mark.parametrize("stem", FOLLOWED)
@@ -228,7 +228,7 @@ def test_following(stem):
             rows += new.split("\n")
             if number in FOLLOWED[stem]:
                 changed |= set(range(first, len(rows) + 1))
-    found = [d for d in mistakes(stem, "\n".join(rows).encode()) if d.span.line in changed or stem in ELSEWHERE]
+    found = [d for d in errors(stem, "\n".join(rows).encode()) if d.span.line in changed or stem in ELSEWHERE]
     allowed = (
         "never used",
         "not used by any",
@@ -245,41 +245,39 @@ def test_following(stem):
 def test_following_finds_mistakes():
     """The test above would show little if it changed other lines than those with errors."""
     for stem, lines in FOLLOWED.items():
-        wrong = {d.span.line for d in mistakes(stem, BAD[stem])}
+        wrong = {d.span.line for d in errors(stem, BAD[stem])}
         assert len(wrong & set(lines)) >= len(lines) / 2 or stem in ELSEWHERE, stem
 
 
 @pytest.mark.parametrize(
-    "stem", [stem for stem in BAD if any(d.hint == "delete this entry" for d in mistakes(stem, BAD[stem]))]
+    "stem", [stem for stem in BAD if any(d.hint == "delete this entry" for d in errors(stem, BAD[stem]))]
 )
 def test_deleting_entries(stem):
     """A spec without the entries that its hints say to delete, and without keys that have no other entry."""
     rows = BAD[stem].decode().split("\n")
-    for number in sorted(
-        (d.span.line for d in mistakes(stem, BAD[stem]) if d.hint == "delete this entry"), reverse=True
-    ):
+    for number in sorted((d.span.line for d in errors(stem, BAD[stem]) if d.hint == "delete this entry"), reverse=True):
         del rows[number - 1]
     kept = [a for a, b in itertools.pairwise([*rows, "end"]) if not (a.endswith(":") and not b.startswith(" "))]
-    assert mistakes(stem, "\n".join(kept).encode()) == []
+    assert errors(stem, "\n".join(kept).encode()) == []
 
 
 @pytest.mark.parametrize("stem", BAD)
 def test_names_that_were_meant(stem):
     """The nearest name, in the place of the unknown one, is known there."""
-    for mistake in mistakes(stem, BAD[stem]):
-        meant = MEANT.search(mistake.hint)
-        if meant is None or "\\" in mistake.source:  # of an escape, the place is the escape's
+    for error in errors(stem, BAD[stem]):
+        meant = MEANT.search(error.hint)
+        if meant is None or "\\" in error.source:  # of an escape, the place is the escape's
             continue
-        rows, span = BAD[stem].decode().split("\n"), mistake.span
+        rows, span = BAD[stem].decode().split("\n"), error.span
         row, start, end = rows[span.line - 1], span.column - 1, span.column - 1 + span.length
         wrong = row[start:end].rpartition(".")[2]
         rows[span.line - 1] = row[: end - len(wrong)] + meant[1] + row[end:]
         found = [
             d
-            for d in mistakes(stem, "\n".join(rows).encode())
+            for d in errors(stem, "\n".join(rows).encode())
             if d.span.line == span.line and d.span.column == span.column
         ]
-        assert not [d for d in found if d.hint == mistake.hint]
+        assert not [d for d in found if d.hint == error.hint]
 
 
 @pytest.mark.parametrize(("stem", "place"), [(stem, i) for stem, ops in SPLIT.items() for i in range(len(ops))])

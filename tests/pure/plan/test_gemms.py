@@ -3,7 +3,7 @@
 import pytest
 
 from codegen.autodiff.backward import Derived, backward_of
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.pipeline import read_op
 from codegen.plan.op import Gemm
 
@@ -110,7 +110,7 @@ REASONS = {
 @pytest.mark.parametrize("reason", REASONS)
 def test_what_no_tile_can_do_is_two_kernels(reason):
     tile = plan(*REASONS[reason]).tile
-    assert isinstance(tile, Mistake)
+    assert isinstance(tile, UserError)
     assert reason in tile.message
 
 
@@ -160,7 +160,7 @@ def test_products_of_float8_alone_are_kept_in_float32():
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
 def test_a_type_without_a_main_loop_is_refused_by_name(dtype):
     tile = plan("x: T[..., K]; w: T[K, N]", "y = cast(x @ w, int32)", "y: int32[..., N]", types=f"T: [{dtype}]").tile
-    with pytest.raises(Mistake, match=f"no main loop for {dtype} on sm_80"):
+    with pytest.raises(UserError, match=f"no main loop for {dtype} on sm_80"):
         tile.launch({"y": "int32", "a": dtype, "b": dtype}, dict.fromkeys("LMNK", 8), False, "sm_80")
 
 

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.errors import Diagnostic, Mistake, Span, SpecError, edits, known, nearest
+from codegen.errors import Diagnostic, Span, SpecError, UserError, edits, known, nearest
 from codegen.spec.text import parse_yaml
 from codegen.spec.tree import Mapping, Scalar, Sequence, Tree, resolve
 
@@ -35,7 +35,7 @@ def test_plain_scalars(text, expected):
 
 @pytest.mark.parametrize("text", ["1e400", "-1e999999999", "9" * 310, "1" + "0" * 60_000])
 def test_numbers_too_large(text):
-    with pytest.raises(Mistake, match="is outside the range of float64"):
+    with pytest.raises(UserError, match="is outside the range of float64"):
         resolve(text)
 
 
@@ -60,7 +60,7 @@ def test_escapes_are_held_to_what_a_file_may_hold(char):
     """No scalar or key contains characters that the file's text may not have; the error is at the escape."""
     escape = f"\\u{ord(char):04x}"
     text = f'a: "b{escape}c"\n"{escape}": [x, "{escape}{escape}"]\n'
-    if "\ud800" <= char <= "\udfff":  # the parser's own mistake
+    if "\ud800" <= char <= "\udfff":  # the parser's own error
         with pytest.raises(SpecError, match="invalid Unicode character escape"):
             parse_yaml("f.yaml", text)
         return
@@ -150,7 +150,7 @@ def test_any_place_is_in_the_file(value, line, column, length):
     assert span.length >= 1
 
 
-# How a mistake prints
+# How an error prints
 
 
 def shown(source: str, column: int, length: int = 1) -> list[str]:

@@ -17,7 +17,7 @@ from elftools.elf.elffile import ELFFile
 import generated
 from codegen import __main__ as command_line
 from codegen.cli.outputs import put
-from codegen.errors import Mistake
+from codegen.errors import UserError
 from codegen.pipeline import read_op
 from codegen.runtime.compiled import interpreted, kernels
 from codegen.runtime.ops.export import export, read_params, read_wanted
@@ -372,7 +372,7 @@ BASE = {"--arch": "sm_90a", "--shape": "...=rows,N=4096", "--types": "T=bfloat16
         ("bias_grad", {"--out": "generated"}, "--out generated: it is a folder\n"),
     ],
 )
-def test_mistakes_are_one_message_and_nothing_is_written(op, changed, message, tmp_path, monkeypatch, capsys):
+def test_errors_are_one_message_and_nothing_is_written(op, changed, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "generated").symlink_to(ROOT / "generated")
     options = {"--out": "a", "--package": "generated"} | BASE | changed
@@ -436,7 +436,7 @@ def test_params_are_read_as_their_kinds_and_those_without_a_default_asked_for():
         (["scale=1", "power=3000000000"], "the param power is an int of 32 bits, which 3000000000 is out of"),
         (["scale=1", "scale=2"], "the param scale is given twice"),
     ):
-        with pytest.raises(Mistake) as caught:
+        with pytest.raises(UserError) as caught:
             read_params(spec, words)
         assert caught.value.message == message
 

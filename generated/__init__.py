@@ -6,20 +6,20 @@ Element-wise:
   alibi_bias, axpby, bias_gelu, bias_gelu_fp8, bias_gelu_tanh, bias_relu,
   bias_relu_residual, bias_residual, bias_silu, bool_logic, broadcast_add_4d,
   celu, channel_affine, clamp, column_scale, complex_mul_pairs,
-  dequantize_awq, dequantize_codebook, dequantize_fp8, dequantize_int8,
-  dequantize_mxfp4, dequantize_mxfp8, dequantize_nvfp4, dgeglu, dgelu,
-  dgelu_tanh, drelu, dropout, dropout_apply, dsilu, dswiglu, dswiglu_pairs,
-  elu, fatrelu_mul, filter_equal, float64_polynomial, geglu, geglu_pairs,
-  geglu_tanh, geglu_tanh_pairs, gelu, gelu_fp8, gelu_mul, gelu_tanh,
-  gelu_tanh_mul, glu, glu_pairs, hard_sigmoid, hard_swish, integer_add_clip,
-  kl_div_pointwise, leaky_relu, leaky_relu_dynamic, lerp, log_sigmoid,
-  lower_bound, mish, mixture, mul_silu, quantize_fp8, quantize_int8,
-  quick_gelu, reglu, reglu_pairs, relu, relu6, relu_mask, rotary,
-  rotary_pairs, row_column_scale, row_scale, saxpy, scale_shift, scaled_srelu,
-  scaled_swiglu, selu, sigmoid, silu, silu_mul, silu_mul_fp8, softcap,
-  softplus, softsign, squared_relu, squareplus, swiglu, swiglu_clamped,
-  swiglu_fp8_pairs, swiglu_pairs, tanh, threshold_relu, total_variation_grad,
-  triple_split, vector_add, where_select, write_kv_cache
+  dequantize_awq, dequantize_codebook, dequantize_fp8, dequantize_gptq,
+  dequantize_int8, dequantize_mxfp4, dequantize_mxfp8, dequantize_nvfp4,
+  dgeglu, dgelu, dgelu_tanh, drelu, dropout, dropout_apply, dsilu, dswiglu,
+  dswiglu_pairs, elu, fatrelu_mul, filter_equal, float64_polynomial, geglu,
+  geglu_pairs, geglu_tanh, geglu_tanh_pairs, gelu, gelu_fp8, gelu_mul,
+  gelu_tanh, gelu_tanh_mul, glu, glu_pairs, hard_sigmoid, hard_swish,
+  integer_add_clip, kl_div_pointwise, leaky_relu, leaky_relu_dynamic, lerp,
+  log_sigmoid, lower_bound, mish, mixture, mul_silu, quantize_fp8,
+  quantize_int8, quick_gelu, reglu, reglu_pairs, relu, relu6, relu_mask,
+  rotary, rotary_pairs, row_column_scale, row_scale, saxpy, scale_shift,
+  scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul, silu_mul_fp8,
+  softcap, softplus, softsign, squared_relu, squareplus, swiglu,
+  swiglu_clamped, swiglu_fp8_pairs, swiglu_pairs, tanh, threshold_relu,
+  total_variation_grad, triple_split, vector_add, where_select, write_kv_cache
 
 Reductions along rows:
   add_layernorm, add_rmsnorm, add_rmsnorm_fp8, add_rmsnorm_group_fp8,
@@ -144,6 +144,7 @@ if TYPE_CHECKING:
     from .dequantize_awq import dequantize_awq as dequantize_awq
     from .dequantize_codebook import dequantize_codebook as dequantize_codebook
     from .dequantize_fp8 import dequantize_fp8 as dequantize_fp8
+    from .dequantize_gptq import dequantize_gptq as dequantize_gptq
     from .dequantize_int8 import dequantize_int8 as dequantize_int8
     from .dequantize_mxfp4 import dequantize_mxfp4 as dequantize_mxfp4
     from .dequantize_mxfp8 import dequantize_mxfp8 as dequantize_mxfp8
@@ -398,6 +399,7 @@ __all__ = [
     "dequantize_awq",
     "dequantize_codebook",
     "dequantize_fp8",
+    "dequantize_gptq",
     "dequantize_int8",
     "dequantize_mxfp4",
     "dequantize_mxfp8",

@@ -130,6 +130,33 @@ class WalkLaunch(Walk):
         return self.parts * (1 if isinstance(pieces, int) and pieces == 0 else pieces)
 
 
+@dataclass(frozen=True)
+class SelectLaunch:
+    """What a call adds to the plan of a kernel that selects the largest elements of rows. A kernel is compiled for each."""
+
+    vec: int  # elements of a vector
+    ragged: bool  # whether N is not a multiple of vec
+    threads: int  # of a block
+    per_row: int  # threads of a block that share a row: a warp, or all
+    vectors: int  # of a thread, of a piece of the row
+    count: int  # elements that are selected
+
+    @property
+    def constants(self) -> dict[str, SelectLaunch]:
+        """What the launcher takes of it."""
+        return {"how": self}
+
+    @property
+    def held(self) -> int:
+        """Selected elements that a thread holds."""
+        return -(-self.count // self.per_row)
+
+    def blocks(self, rows: int, columns: int = 0) -> int:
+        """One more than full ones: for the rest, or no rows at all."""
+        del columns
+        return rows // (self.threads // self.per_row) + 1
+
+
 # The Hopper GEMM
 STAGED_ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
 GAP = 128  # bytes of a piece of them that nothing uses, part of it after each block of columns

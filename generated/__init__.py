@@ -63,7 +63,7 @@ Contractions:
 
 Several kernels:
   batch_norm_train, column_quantize_fp8, global_response_norm,
-  layernorm_channels_first, rotary_qk, weight_standardize
+  layernorm_channels_first, rotary_qk, top_k_gate, weight_standardize
 """
 
 import sys
@@ -314,6 +314,7 @@ if TYPE_CHECKING:
     from .tanh import tanh as tanh
     from .threshold_relu import threshold_relu as threshold_relu
     from .top1_gate import top1_gate as top1_gate
+    from .top_k_gate import top_k_gate as top_k_gate
     from .total_variation import total_variation as total_variation
     from .total_variation_grad import total_variation_grad as total_variation_grad
     from .transpose_quantize_fp8 import transpose_quantize_fp8 as transpose_quantize_fp8
@@ -569,6 +570,7 @@ __all__ = [
     "tanh",
     "threshold_relu",
     "top1_gate",
+    "top_k_gate",
     "total_variation",
     "total_variation_grad",
     "transpose_quantize_fp8",

@@ -17,7 +17,7 @@ import numpy as np
 
 from codegen import extras
 from codegen.checking.errorbound import stored
-from codegen.graph.nodes import DTYPES, ROWS
+from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
 from codegen.plan.planner import overrides
 from codegen.plan.walking import in_parts
@@ -82,6 +82,7 @@ def cases(
             needed |= {axis for a in op.plan.loads if a.mode == "table" for axis in a.array.axes}
             needed |= {d[6:-1] for d in dict(spec.domain).values() if isinstance(d, str) and d.startswith("index(")}
             needed |= {axis for node in op.plan.extremes for axis in node.attr}
+            needed |= least_sizes(s.value for s in op.statements).keys()
             free = [a for a in (*names, *([ROWS] if rows else [])) if a not in spec.extents and a not in needed]
             where = pick(st.sampled_from(free or [""]))
             if where == ROWS:
@@ -106,10 +107,13 @@ def _sizes(pick, op, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple
     inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if 0 < n <= BUDGET // 2]
     last = ([axis for axis in names if axis not in spec.extents] or [""])[-1]
     columns = op.plan.kind in ("column", "row+column")
+    least = least_sizes(s.value for s in op.statements)
+    last = next(iter(least), last)
     extents: dict[str, int] = {}
     left = BUDGET
     for axis in reversed(names):
         pool = inner if axis == last or (columns and axis == names[0]) else [1, 2, 3, 5, 7]
+        pool = [m + least.get(axis, 1) - 1 for m in pool]
         n = spec.extents.get(axis) or pick(st.sampled_from([m for m in pool if m <= max(1, left)]))
         extents[axis] = n
         left //= max(1, n)

@@ -21,6 +21,8 @@ Reductions, over n values x with errors e:
   any, all   Uncertain where no certain element decides and an uncertain one may.
 
 The bound covers the errors of float32 arithmetic in this chain. The expected value comes from the reference alone.
+
+Longer than 500 lines: one analysis has a method for each kind of operation.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from codegen.checking.intervals import distance, lost, reach
 from codegen.checking.scanbound import scanned
 from codegen.graph.contraction import is_approximable
 from codegen.graph.emit import leaf_key
-from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, along_of, lost_axes, topological
+from codegen.graph.nodes import DTYPES, ROWS, Node, Selected, Statement, along_of, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS, SCANS
 from codegen.runtime.xla.random import random_bits
 
@@ -235,6 +237,8 @@ class Analysis:
             dimension = self.dimensions[along_of(node).axis][0]
             value, error, beyond = scanned(node, [(a.value, a.error) for a in args], dimension, self)
             return Bound(value, error, beyond | np.any([a.overflow.any() for a in args]))
+        if isinstance(node.attr, Selected):
+            return self.selected(node, node.attr, args[0])
         overflow = np.zeros((), bool)
         for arg in args:
             overflow = overflow | arg.overflow
@@ -305,6 +309,9 @@ class Analysis:
         """Where an uncertain comparison chose, here or on the way, between values whose distance is larger than their errors."""
         if node.kind == "bool" or not args:
             return _nowhere()
+        if isinstance(node.attr, Selected):
+            axis = self.dimensions[node.attr.axis]
+            return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axis, keepdims=True))
         if node.op in REDUCTIONS:
             axes = tuple(d for axis in lost_axes(node) for d in self.dimensions[axis])
             return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axes, keepdims=True))
@@ -397,6 +404,34 @@ class Analysis:
         uncertain = ~decided & (error > 0).any(axes, keepdims=True)
         value = (np.any if node.op == "any" else np.all)(x, axes, keepdims=True)
         return Bound(value, uncertain.astype(np.float64), overflow)
+
+    def selected(self, node: Node, how: Selected, arg: Bound) -> Bound:
+        """The largest elements in order, or their positions: these are certain where no other element may change places with one."""
+        axis, into = self.dimensions[how.axis][0], self.dimensions[how.into][0]
+        x = np.moveaxis(arg.value, axis, -1)
+        error, overflow = (
+            np.moveaxis(np.broadcast_to(a, arg.value.shape), axis, -1) for a in (arg.error, arg.overflow)
+        )
+        numbers = np.where(np.isnan(x), np.inf, x)
+        order = np.lexsort((-numbers, ~np.isnan(x)), axis=-1)  # stable: equal elements stay in order
+        low, high = (np.where(np.isinf(error), s * np.inf, numbers + s * error) for s in (-1, 1))
+        if node.op == "top_k":
+            value = np.take_along_axis(x, order, -1)
+            ends = [-np.sort(-end, axis=-1) for end in (low, high)]
+            own = np.maximum(*(distance(end, np.where(np.isnan(value), np.inf, value)) for end in ends))
+        else:
+            value = order
+            low, high = (np.take_along_axis(end, order, -1) for end in (low, high))
+            before = np.minimum.accumulate(low, -1)
+            after = np.maximum.accumulate(high[..., ::-1], -1)[..., ::-1]
+            moved = np.zeros(value.shape, bool)
+            moved[..., 1:] |= high[..., 1:] > before[..., :-1]
+            moved[..., :-1] |= low[..., :-1] < after[..., 1:]
+            own = np.where(moved, np.inf, 0.0)
+        own = np.where(np.isinf(error).any(-1, keepdims=True), np.inf, own)
+        overflow = np.broadcast_to(overflow.any(-1, keepdims=True), value.shape)
+        found = (np.swapaxes(np.moveaxis(a[..., : how.count], -1, axis), axis, into) for a in (value, own, overflow))
+        return Bound(*found)
 
     def total(self, node: Node, x: np.ndarray, error: np.ndarray, overflow: np.ndarray, axes: tuple[int, ...]) -> Bound:
         """A sum or a mean."""

@@ -1,6 +1,5 @@
 """Functions that generated kernels call. Of this project it imports only the numbers that it shares with plans."""
 
-from codegen.device.circular import cos, sin, sine_and_cosine, tan  # noqa: F401
 from codegen.device.division import *  # noqa: F403
 from codegen.device.elementary import *  # noqa: F403
 from codegen.device.functions import *  # noqa: F403

@@ -23,12 +23,11 @@ from codegen.explain.estimate import work
 from codegen.explain.launching import Binding, bindings, launch_facts, launch_of, launched, stages_of
 from codegen.explain.words import words
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, lost_axes, topological
-from codegen.graph.ops import REDUCTIONS
+from codegen.graph.ops import REDUCTIONS, SELECTIONS
 from codegen.language.chain import written_axes
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
 from codegen.plan.launches import Tuned
-from codegen.plan.limits import lacks
-from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.op import Gemm, Op, Staged, lacks
 from codegen.plan.reductions import Reduction
 from codegen.plan.tiles import Product
 from codegen.spec.spec import Array
@@ -85,7 +84,7 @@ def graph(op: Op) -> Graph:
                 args = tuple(names[id(a)] for a in node.args)
                 if node.op in REDUCTIONS:
                     args += (f"axis={axes_text(lost_axes(node))}",)
-                elif node.op in ("cast", "take", "pick", "contract"):
+                elif node.op in ("cast", "take", "pick", "contract", *SELECTIONS):
                     args += (str(node.attr),)
                 operations.append(
                     Operation(name, node.op.removeprefix("_"), args, node.kind + dims_text(node.dims), node)

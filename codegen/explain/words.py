@@ -12,16 +12,19 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Staged
 from codegen.plan.reductions import Reduction
 from codegen.plan.scanning import Scan
+from codegen.plan.selecting import Selection
 
 
 def words(
-    plan: Elementwise | Reduction | Gemm | Staged,
-) -> ElementwiseWords | ReductionWords | GemmWords | StagedWords:
+    plan: Elementwise | Reduction | Selection | Gemm | Staged,
+) -> ElementwiseWords | ReductionWords | SelectionWords | GemmWords | StagedWords:
     """The words of a plan."""
     if isinstance(plan, Staged):
         return StagedWords(plan)
     if isinstance(plan, Gemm):
         return GemmWords(plan)
+    if isinstance(plan, Selection):
+        return SelectionWords(plan)
     return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
 
 
@@ -63,6 +66,29 @@ def value_name(plan: Plan, access: Access) -> str:
 
 def coordinate_words(access: Access) -> tuple[str, str]:
     return "the position itself, no memory" if access.mode == "index" else "the size itself, no memory", "the same"
+
+
+class SelectionWords:
+    def __init__(self, plan: Selection):
+        self.plan = plan
+
+    def kind(self) -> str:
+        how = self.plan.selected
+        return f"selection: the largest {how.count} elements along {how.axis}, in order; a warp or a block has a row, which is read once"
+
+    def groups(self) -> str:
+        rows, into, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
+        return f"{rows or 'one row'}, of whose elements along {axis} some are written along {into}"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        name = value_name(self.plan, access)
+        if access in self.plan.loads:
+            return name, "whole vectors, in the order of memory", "whole vectors, put together from aligned ones"
+        return name, "one by one, at the place that an element has among the selected ones", "the same"
+
+    def ragged(self) -> str:
+        return f"where {self.plan.selected.axis} is not a multiple of a thread's elements, vectors are put together from aligned ones"
 
 
 class ElementwiseWords:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.graph.nodes import Node, topological
-from codegen.graph.ops import IN_STAGES, OPS, PINNED, REDUCTIONS
+from codegen.graph.ops import IN_STAGES, OPS, PINNED, REDUCTIONS, SELECTIONS
 
 SUMS = frozenset({"add", "sub"})
 # Functions that multiply or divide their argument before any addition; others may begin with a sum
@@ -61,6 +61,9 @@ def rounding(nodes: Sequence[Node]) -> Rounding:
             if added or inside:
                 functions.add(id(node))
     return Rounding(frozenset(products), frozenset(sums), frozenset(functions))
+
+
+WHOLE = frozenset({"contract", *SELECTIONS})  # operations that no second kernel computes again
 
 
 def meetings(nodes: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
@@ -131,7 +134,7 @@ def users_of(nodes: Iterable[Node]) -> dict[int, list[Node]]:
 
 
 def made_of(value: Node) -> list[Node]:
-    """The float operations that a value is made of, up to inputs, reductions and scans."""
+    """The float operations that a value is made of, up to inputs, reductions, scans and selections."""
     found = topological([value], lambda n: n.op in IN_STAGES or n.op == "contract")
     return [n for n in found if n.op not in IN_STAGES and is_computed(n)]
 
@@ -147,7 +150,7 @@ def takers_of(node: Node, users: dict[int, list[Node]]) -> Iterator[Node]:
 
 def is_computed(node: Node) -> bool:
     """Whether a value is the result of float arithmetic, and not an input, a constant or a conversion."""
-    return node.kind == "float" and bool(node.args) and node.op not in ("float", "take", "pick", "contract")
+    return node.kind == "float" and bool(node.args) and node.op not in ("float", "take", "pick", *WHOLE)
 
 
 def is_definite(value: Node) -> bool:

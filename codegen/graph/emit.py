@@ -14,7 +14,7 @@ from typing import Any
 
 from codegen.graph.contraction import Rounding
 from codegen.graph.names import temporaries
-from codegen.graph.nodes import ROWS, Node, Statement, along_of, lost_axes, topological
+from codegen.graph.nodes import ROWS, Node, Selected, Statement, along_of, lost_axes, topological
 from codegen.graph.ops import IN_STAGES, OPS, REDUCTIONS, SCANS
 
 WIDTH = 96  # the most characters of an expression
@@ -217,6 +217,8 @@ class _Emitter:
             return self.pick(node), ATOM
         if node.op in SCANS:
             return self.scan(node), ATOM
+        if isinstance(node.attr, Selected):
+            return self.selection(node, node.attr), ATOM
         op = OPS[node.op]
         if op.cute == op.jnp == "{0}":
             return self.text[id(node.args[0])], self.binding[id(node.args[0])]
@@ -297,6 +299,12 @@ class _Emitter:
             *(self.typed_constant(a, a.kind) if a.is_const else self.text[id(a)] for a in node.args),
         ]
         return f"runtime.scanned({', '.join(words)})"
+
+    def selection(self, node: Node, how: Selected) -> str:
+        """A selection in jnp, along the place of its result's axis; the axis that it selects along stays with size 1."""
+        axis, into = (axis_numbers((a,), self.dialect.order) for a in (how.axis, how.into))
+        text = f"runtime.{node.op}({self.text[id(node.args[0])]}, {how.count}, axis={axis}, into={into})"
+        return f"{text}.astype({self.dialect.integer})" if node.op == "top_k_index" else text
 
     def is_shared(self, node: Node) -> bool:
         """Whether neighbouring elements of a vector are divided by one value, in whatever kernel."""

@@ -128,6 +128,18 @@ class Along:
 
 
 @dataclass(frozen=True)
+class Selected:
+    """The attribute of a selection: the axis it selects along, the result's axis instead, and the number of selected elements."""
+
+    axis: str
+    into: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.into}={self.count}, axis={self.axis}"
+
+
+@dataclass(frozen=True)
 class Call:
     """A call of a composite function, whose result is a node: its arguments by name."""
 
@@ -254,6 +266,12 @@ def topological(
 def put_inputs(statements: Iterable[Statement]) -> set[str]:
     """The inputs that `put` names: tables and indices, which are no values of the chain."""
     return {name for s in statements if s.at for name in (s.at.table, s.at.index)}
+
+
+def least_sizes(values: Iterable[Node]) -> dict[str, int]:
+    """The size that axes have at least, since so many of their elements are selected."""
+    chosen = [n.attr for n in topological(values) if isinstance(n.attr, Selected)]
+    return {how.axis: max(other.count for other in chosen if other.axis == how.axis) for how in chosen}
 
 
 def reaching(statements: Iterable[Statement], names: Iterable[str]) -> dict[int, set[str]]:

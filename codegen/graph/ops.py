@@ -161,6 +161,9 @@ COMPARE = {"Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge", "Eq": "eq", "NotEq"
 # Operations that formulas write only as operators, not as calls.
 OPERATORS = {*BINARY.values(), *COMPARE.values(), "neg", "pow", "not", "invert"}
 
+# Selections of the largest elements along an axis, in order: the kind of the result ("" is that of the argument)
+SELECTIONS = {"top_k": "", "top_k_index": "int"}
+
 # Reductions: the kinds of their arguments, the identity for masked lanes, the jnp function, and the derivative, in terms of
 # the argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements
 # are replaced by their roots, so that the product of all is in range wherever the product of the others is. Elements whose
@@ -186,4 +189,4 @@ SCANS = {
     "cumlogsumexp": ("e",),
     "scan": ("a", "b", "initial"),
 }
-IN_STAGES = REDUCTIONS.keys() | SCANS.keys()  # results that later kernels read from memory
+IN_STAGES = REDUCTIONS.keys() | SCANS.keys() | SELECTIONS.keys()  # results that later kernels read from memory

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from codegen.errors import UserError, known, shown
-from codegen.graph.nodes import DTYPES, ROWS, Along, Call, Leaf, Node, Put, dtypes_of, topological
-from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, SCANS
+from codegen.graph.nodes import DTYPES, ROWS, Along, Call, Leaf, Node, Put, Selected, dtypes_of, topological
+from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, SCANS, SELECTIONS
 from codegen.language.prelude import Composite, prelude
 from codegen.language.scope import Scope
 from codegen.language.statements import SPLIT, Follows, Placed, construct, literal, together
@@ -61,7 +61,7 @@ _DEFAULTS: dict[str, ast.expr] = {
 @functools.cache
 def functions() -> tuple[str, ...]:
     """The names of all functions that a formula may call."""
-    names = (set(OPS) - OPERATORS) | set(REDUCTIONS) | set(SCANS) | set(SPECIAL) | set(prelude())
+    names = (set(OPS) - OPERATORS) | set(REDUCTIONS) | set(SCANS) | set(SELECTIONS) | set(SPECIAL) | set(prelude())
     return tuple(sorted(name for name in names if not name.startswith("_")))
 
 
@@ -220,6 +220,8 @@ class Reader:
             return self.reduction(tree, name)
         if name in SCANS:
             return self.scan(tree, name)
+        if name in SELECTIONS:
+            return self.selection(tree, name)
         internal = self.bound is not None or not name.startswith(
             "_"
         )  # only the language's own formulas may call "_" names
@@ -495,6 +497,25 @@ class Reader:
         if word not in (True, False, "true", "false") or (isinstance(word, int) and not isinstance(word, bool)):
             raise self.fail(tree, "it is true or false, known when the kernel is built", "as in reverse=true")
         return word in (True, "true")
+
+    def selection(self, tree: ast.Call, name: str) -> Node:
+        """The largest elements along an axis, in order, or their positions."""
+        given = self.arguments(tree, ("x", "k", "axis"))
+        value, axes = together([lambda: self.read(given["x"]), lambda: self.axes(given["axis"])])
+        if len(axes) != 1 or axes[0] == ROWS:
+            raise self.fail(given["axis"], f"{name!r} selects along one named axis", f"as in {name}(x, K, axis=N)")
+        self.along(given["axis"], name, axes, value)
+        if value.kind == "bool":
+            raise self.fail(tree, f"{name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
+        hint = f"declare an output with it, as in T[..., K=8], and write {name}(x, K, axis={axes[0]})"
+        into = given["k"].id if isinstance(given["k"], ast.Name) else None
+        if into is None or into not in self.scope.sizes:
+            raise self.fail(given["k"], f"{name!r} needs an axis of a fixed size for its results", hint)
+        if into in value.dims:
+            raise self.fail(given["k"], f"the argument of {name!r} has the axis {into} already", hint)
+        dims = {*value.dims, into} - set(axes)
+        attr = Selected(axes[0], into, self.scope.sizes[into])
+        return self.graph.node(name, (value,), attr, kind=SELECTIONS[name] or value.kind, dims=dims)
 
     def sum_of_same(self, tree: ast.AST, value: Node, axes: tuple[str, ...], same: list[str]) -> Node:
         """A sum along axes, of which the value lacks the `same`: there it is multiplied by their size."""

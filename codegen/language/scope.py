@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from codegen.graph.nodes import DTYPES, Chain, DType, Graph, Node
@@ -18,6 +19,7 @@ class Scope:
     inputs: dict[str, Array] = field(default_factory=dict)
     values: dict[str, Node] = field(default_factory=dict)  # params, and the names that the chain has assigned so far
     axes: frozenset[str] = frozenset()
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of axes of a fixed size
     outputs: frozenset[str] = frozenset()
     output_axes: frozenset[str] = frozenset()
     draw_axes: tuple[
@@ -44,6 +46,7 @@ def make_scope(spec: Spec, chain: Chain | None = None) -> Scope:
         DTYPES[spec.integer],
         {a.name: a for a in spec.inputs},
         axes=frozenset(spec.axes),
+        sizes=spec.extents,
         outputs=frozenset(a.name for a in spec.outputs),
         output_axes=frozenset(axis for a in spec.outputs for axis in a.axes),
         draw_axes=spec.outputs[0].axes,

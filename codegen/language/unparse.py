@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from codegen.graph.emit import ATOM, BINDING, PLAIN, literal, parenthesised
 from codegen.graph.names import temporaries
-from codegen.graph.nodes import Call, Chain, Leaf, Node, along_of, axes_text, lost_axes, topological
+from codegen.graph.nodes import Call, Chain, Leaf, Node, Selected, along_of, axes_text, lost_axes, topological
 from codegen.graph.ops import OPERATORS, OPS, REDUCTIONS, SCANS
 
 WIDTH = 100  # the most characters of an expression
@@ -111,6 +111,8 @@ class _Writer:
             words += [f"initial={texts[2]}"] if len(texts) > 2 and not node.args[2].is_const else []
             words += [f"{word}=true" for word in ("reverse", "before") if getattr(along, word)]
             return f"{node.op}({', '.join(words)})", ATOM
+        if isinstance(node.attr, Selected):
+            return f"{node.op}({args[0][0]}, {node.attr.into}, axis={node.attr.axis})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]
         if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:
             # integers that are converted to float here: nothing else in the text says so

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.shared import Contraction, Launch, RowLaunch, WalkLaunch
+from codegen.shared import Contraction, Launch, RowLaunch, SelectLaunch, WalkLaunch
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class GemmLaunch(Contraction):
         return {"how": Contraction(self.vec, self.ragged, self.tiles)}
 
 
-AnyLaunch = Launch | RowLaunch | WalkLaunch | GemmLaunch
+AnyLaunch = Launch | RowLaunch | WalkLaunch | SelectLaunch | GemmLaunch
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,17 @@ from codegen.autodiff.backward import Derived, backward_of
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.scanning import Scan
+from codegen.plan.selecting import Selection
 from codegen.render.columns import WalkContext
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
-from codegen.render.literals import dict_literal, line_literal
 from codegen.render.records import DerivedKernel, Head, Module
 from codegen.render.rows import RowContext
 from codegen.render.scans import ScanContext
+from codegen.render.selections import SelectionContext
 from codegen.render.turned import TurnedContext
-from codegen.render.wrapping import wrapped
+from codegen.render.wrapping import dict_literal, line_literal, wrapped
 from codegen.spec.embedding import to_data
 from codegen.tuning.entries import data_of
 
@@ -48,6 +49,8 @@ def context_of(op: Op) -> Context:
         return ScanContext(op)
     if isinstance(op.plan, Elementwise):
         return ElementwiseContext(op) if op.plan.turned is None else TurnedContext(op)
+    if isinstance(op.plan, Selection):
+        return SelectionContext(op)
     if isinstance(op.plan, Gemm):
         return GemmContext(op)
     if isinstance(op.plan, Staged):

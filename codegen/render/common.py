@@ -20,6 +20,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import dtype_constant, unheld_types
 from codegen.plan.reductions import Reduction
+from codegen.plan.selecting import Selection
 from codegen.render.records import Constant, Head, Jnp, Kernel, Reference, ResultClass, Tensor
 from codegen.spec.spec import Array, Param
 
@@ -52,9 +53,10 @@ DEVICE = (
     "rowwise",
     "scan",
     "turned",
+    "select",
 )  # the names that generated kernels use from `codegen.device`
 
-LAUNCHES = ("Contraction", "Launch", "RowLaunch", "ScanLaunch", "Walk")  # and from `codegen.shared`
+LAUNCHES = ("Contraction", "Launch", "RowLaunch", "ScanLaunch", "SelectLaunch", "Walk")  # and from `codegen.shared`
 
 
 class Context:
@@ -81,7 +83,7 @@ class Context:
         # Parts that are neighbours are in one fragment
         self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}
 
-    def planned(self, op: Op) -> Elementwise | Reduction | Gemm | Staged:
+    def planned(self, op: Op) -> Elementwise | Reduction | Selection | Gemm | Staged:
         return op.plan
 
     def in_registers(self) -> frozenset[str]:

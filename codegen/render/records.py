@@ -119,6 +119,17 @@ class Kernel:
     """What a kernel's template shows besides the values that every op has."""
 
 
+@dataclass(frozen=True)
+class SelectionKernel(Kernel):
+    """The values of `select.py.jinja`."""
+
+    source: str
+    rows: str
+    columns: str
+    stores: list[str]
+    launch_arguments: str
+
+
 # Element-wise kernels, and epilogues of products
 
 

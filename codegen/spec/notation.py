@@ -57,7 +57,18 @@ def _dim(word: str) -> Axis:
         return _group(word)
     if _is_number(word):
         return Axis((), parts=_parts(word))
+    name, equals, extent = word.partition("=")
+    if equals:
+        return Axis(
+            (_axis(name.strip()),), extents=(_size(name.strip(), extent.strip(), "an axis of a fixed size is K=8"),)
+        )
     return Axis((word if word == ROWS else _axis(word),), extents=(None,))
+
+
+def _size(name: str, text: str, form: str) -> int:
+    if not _is_number(text) or len(text) > 9 or not 1 <= int(text) <= 65536:
+        raise UserError(f"the size of {shown(name)} must be a number from 1 to 65536", form)
+    return int(text)
 
 
 def _group(word: str) -> Axis:
@@ -71,9 +82,7 @@ def _group(word: str) -> Axis:
             return Axis((_axis(first),), _parts(second), False, (None,))
         name, equals, extent = second.partition("=")
         if equals and "=" not in first and not _is_number(first):
-            if not _is_number(extent) or len(extent) > 9 or not 1 <= int(extent) <= 65536:
-                raise UserError(f"the size of {shown(name)} must be a number from 1 to 65536", form)
-            return Axis((_axis(first), _axis(name)), extents=(None, int(extent)))
+            return Axis((_axis(first), _axis(name)), extents=(None, _size(name, extent, form)))
     raise UserError(f"cannot read the group {shown(word)}", form)
 
 

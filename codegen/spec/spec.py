@@ -32,7 +32,7 @@ class Axis:
                 return str(self.parts)
             return f"({self.parts} {self.names[0]})" if self.parts_first else f"({self.names[0]} {self.parts})"
         words = [n if e is None else f"{n}={e}" for n, e in zip(self.names, self.extents, strict=True)]
-        return words[0] if len(words) == 1 and self.extents[0] is None else f"({' '.join(words)})"
+        return words[0] if len(words) == 1 else f"({' '.join(words)})"
 
 
 @dataclass(frozen=True)

@@ -5,22 +5,23 @@ from __future__ import annotations
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
 from codegen.graph.nodes import ROWS, Node, Statement, topological
-from codegen.graph.ops import REDUCTIONS, SCANS
+from codegen.graph.ops import REDUCTIONS, SCANS, SELECTIONS
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
 from codegen.plan import contractions as gemms
-from codegen.plan import elementwise, reducing, scanning
+from codegen.plan import elementwise, reducing, scanning, selecting
 from codegen.plan.access import Group, View, tokens_of
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import Names, Planner
 from codegen.plan.reductions import Reduction
+from codegen.plan.selecting import Selection
 from codegen.plan.tiles import Product, tile_of
 from codegen.spec.spec import Spec
 from codegen.stages.cut import Stages, cut
 
 
-def plan_of(spec: Spec) -> Elementwise | Reduction | Gemm | Staged:
+def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | Gemm | Staged:
     """The plan of a chain: one kernel if one can compute it, else stages. Raises `SpecError` if no kernels can."""
     statements = spec.read.statements
     try:
@@ -32,7 +33,7 @@ def plan_of(spec: Spec) -> Elementwise | Reduction | Gemm | Staged:
         return whole.plan(stages)
 
 
-def kernel_of(spec: Spec) -> Elementwise | Reduction | Gemm:
+def kernel_of(spec: Spec) -> Elementwise | Reduction | Selection | Gemm:
     """The plan of a chain as one kernel. Raises `SpecError` if there is none."""
     statements = spec.read.statements
     if gemms.contracts(statements):
@@ -44,6 +45,8 @@ def kernel_of(spec: Spec) -> Elementwise | Reduction | Gemm:
     ops = {node.op for node in topological(s.value for s in statements)}
     if ops & SCANS.keys():
         return scanning.make_plan(spec, statements)
+    if ops & SELECTIONS.keys():
+        return selecting.make_plan(spec, statements)
     reduces = bool(ops & REDUCTIONS.keys())
     return reducing.make_plan(spec, statements) if reduces else elementwise.make_plan(spec, statements)
 
@@ -58,7 +61,7 @@ def one_kernel(spec: Spec) -> Op:
     return _made(spec, kernel_of(spec))
 
 
-def _made(spec: Spec, plan: Elementwise | Reduction | Gemm | Staged) -> Op:
+def _made(spec: Spec, plan: Elementwise | Reduction | Selection | Gemm | Staged) -> Op:
     if isinstance(plan, Elementwise | Reduction) and not plan.loads:
         raise UserError("it reads nothing: what it gives does not depend on anything")
     return Op(spec, spec.read.statements, Reference(()), plan)

@@ -15,7 +15,7 @@ from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Statement, topological
-from codegen.graph.ops import IN_STAGES, PINNED
+from codegen.graph.ops import IN_STAGES, PINNED, SELECTIONS
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
 from codegen.plan.op import Op
@@ -56,6 +56,8 @@ class _Cut:
         self.outputs = {a.name: a for a in spec.outputs}
         nodes = list(topological(s.value for s in self.statements))
         self.reductions = [n for n in nodes if n.op in IN_STAGES]
+        chosen = [n.args[0] for n in nodes if n.op in SELECTIONS]
+        self.reductions += [n for n in chosen if n.op != "input" and n not in self.reductions]
         self.pinned = [value for value, _ in meetings(nodes)]
         self.decided = {id(n.args[0]) for n in nodes if n.op == PINNED and pin_types(n)}  # by marks of the spec's own
         self.read, self.variables = spec.float_types(spec.inputs), dict(spec.types)
@@ -108,7 +110,7 @@ class _Cut:
         values = [s.value for s in self.statements if s.name in {a.name for a in waiting}]
         ready, blocked = self.ready(values)
         later = self.first_of(values, ready)
-        now = self.first_of([n.args[0] for n in blocked], ready) if blocked else later
+        now = self.first_of([a for n in blocked for a in n.args], ready) if blocked else later
         found = self.without_again(self.grouped(now))
         large = self.large()
         for item in later:
@@ -126,9 +128,9 @@ class _Cut:
         ready: set[int] = set()
         blocked: list[Node] = []
         for node in topological(values, self.is_known):
-            if node.op not in IN_STAGES or self.is_known(node):
+            if id(node) not in self.results or self.is_known(node):
                 continue
-            before = topological([node.args[0]], self.is_known)
+            before = topological(node.args, self.is_known)
             if any(n in blocked for n in before) or not self.attempt([node]):
                 blocked.append(node)
             else:
@@ -170,7 +172,10 @@ class _Cut:
         """A kernel's results, and the outputs that it can compute too without another large array."""
         most, large = max(len(a.axes) for a in self.spec.arrays), self.large()
         for output in alone:
-            small = len(output.axes) < most and self.read_by([output]) & large <= self.read_by(group)
+            alike = output.axes in {
+                self.results[id(item)].axes for item in group if isinstance(item, Node) and item.op in SELECTIONS
+            }
+            small = (alike or len(output.axes) < most) and self.read_by([output]) & large <= self.read_by(group)
             if small and output in self.left and self.attempt([*group, output]):
                 group = [*group, output]
                 self.left = [a for a in self.left if a is not output]
@@ -265,7 +270,7 @@ class _Cut:
         """Raises the reason why no kernel computes the first value that waits."""
         values = [s.value for s in self.statements if s.name in {a.name for a in waiting}]
         first = next(
-            (n for n in topological(values, self.is_known) if n.op in IN_STAGES and not self.is_known(n)), None
+            (n for n in topological(values, self.is_known) if id(n) in self.results and not self.is_known(n)), None
         )
         try:
             self.made_of([waiting[0] if first is None else first])

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.reductions import Reduction
-from codegen.shared import WARP, Launch, RowLaunch, WalkLaunch
+from codegen.plan.selecting import Selection
+from codegen.shared import WARP, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 from codegen.tuning.choosing import Changes, changed, plan_carries
 
@@ -27,7 +28,7 @@ PARTS = (0.5, 2, 4)  # times the planned ones
 
 
 def neighbours(
-    plan: Elementwise | Reduction,
+    plan: Elementwise | Reduction | Selection,
     spec: Spec,
     dtypes: Mapping[str, str],
     extents: Extents,
@@ -49,12 +50,12 @@ def neighbours(
 
 
 def settings(
-    plan: Elementwise | Reduction, how: Launch | RowLaunch | WalkLaunch
+    plan: Elementwise | Reduction | Selection, how: Launch | RowLaunch | WalkLaunch | SelectLaunch
 ) -> Iterator[tuple[str, int | float | bool]]:
     """Each setting of a launch with each value to try."""
     yield from (("threads", n) for n in THREADS)
     yield from (("vector_bytes", n) for n in VECTOR_BYTES)
-    if isinstance(how, Launch):
+    if isinstance(how, Launch | SelectLaunch):
         return
     whole = how.kept if isinstance(how, RowLaunch) else how.whole and not plan.collapsed
     if whole:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from codegen.plan import limits
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.op import Gemm
+from codegen.plan.op import left_to_xla as estimated_left_to_xla
 from codegen.plan.planner import overrides
 from codegen.plan.reductions import Reduction
+from codegen.plan.selecting import Selection
 from codegen.plan.walking import clusters, shared_memory
-from codegen.shared import Launch, RowLaunch, WalkLaunch
+from codegen.shared import Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 
 Changes = Mapping[str, int | float | bool]
@@ -20,7 +21,7 @@ Changes = Mapping[str, int | float | bool]
 # What the planner itself takes, from which it derives the rest; and fields of a record that are changed alone
 SCHEDULE = ("threads", "vector_bytes", "threads_per_row", "cluster")
 FIELDS: dict[type, tuple[str, ...]] = {
-    Launch: (), RowLaunch: ("resident", "lean", "carried", "vectors"),
+    Launch: (), SelectLaunch: (), RowLaunch: ("resident", "lean", "carried", "vectors"),
     WalkLaunch: ("resident", "lean", "paced", "at_once", "parts"),
 }  # fmt: skip
 MOST_DIVISOR = 16  # what a number of elements that is not known may be given as
@@ -29,7 +30,7 @@ BESIDE_DATA = 24  # registers of a thread for addresses and what it computes, at
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # that an SM holds
 
 
-def sizes_of(plan: Elementwise | Reduction, extents: Extents) -> dict[str, int]:
+def sizes_of(plan: Elementwise | Reduction | Selection, extents: Extents) -> dict[str, int]:
     """The sizes of a call by which measurements are found; {} if one is unknown."""
     if isinstance(plan, Elementwise) or plan.collapsed:
         known = extents.total is not None and extents.total > MOST_DIVISOR
@@ -65,13 +66,13 @@ def _is_of(tuned: Tuned, types: Mapping[str, str], sizes: Mapping[str, int]) -> 
 
 
 def launch(
-    plan: Elementwise | Reduction,
+    plan: Elementwise | Reduction | Selection,
     spec: Spec,
     dtypes: Mapping[str, str],
     extents: Extents,
     arch: str | None,
     tuned: Tuned | None = None,
-) -> Launch | RowLaunch | WalkLaunch:
+) -> Launch | RowLaunch | WalkLaunch | SelectLaunch:
     """The launch of a call: the planned one, with measured changes if there are any and they fit."""
     if tuned is not None and tuned.take == "launch":
         how = changed(plan, spec, dtypes, extents, arch, dict(tuned.launch))
@@ -81,13 +82,13 @@ def launch(
 
 
 def changed(
-    plan: Elementwise | Reduction,
+    plan: Elementwise | Reduction | Selection,
     spec: Spec,
     dtypes: Mapping[str, str],
     extents: Extents,
     arch: str | None,
     changes: Changes,
-) -> Launch | RowLaunch | WalkLaunch | None:
+) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | None:
     """The planned launch with changes; None if it does not exist, or could not run. The spec's own schedule takes
     precedence."""
     schedule = {name: int(changes[name]) for name in SCHEDULE if name in changes}
@@ -112,7 +113,7 @@ def changed(
 
 
 def left_to_xla(
-    plan: Elementwise | Reduction | Gemm,
+    plan: Elementwise | Reduction | Selection | Gemm,
     how: AnyLaunch,
     dtypes: Mapping[str, str],
     extents: Extents,
@@ -122,20 +123,23 @@ def left_to_xla(
     the plan's estimate; "" if it runs the kernel."""
     if tuned is not None:
         return tuned.why if tuned.take == "xla" else ""
-    return limits.left_to_xla(plan, how, dtypes, extents)
+    return estimated_left_to_xla(plan, how, dtypes, extents)
 
 
-def plan_carries(plan: Elementwise | Reduction) -> bool:
+def plan_carries(plan: Elementwise | Reduction | Selection) -> bool:
     return isinstance(plan, Reduction) and bool(plan.carried)
 
 
 def unfit(
-    plan: Elementwise | Reduction, how: Launch | RowLaunch | WalkLaunch, dtypes: Mapping[str, str], arch: str | None
+    plan: Elementwise | Reduction | Selection,
+    how: Launch | RowLaunch | WalkLaunch | SelectLaunch,
+    dtypes: Mapping[str, str],
+    arch: str | None,
 ) -> str:
     """Why a launch could not run; "" if no reason is known."""
     if how.threads % 32 or not 32 <= how.threads <= 1024:
         return f"{how.threads} threads"
-    if isinstance(how, Launch):
+    if isinstance(how, Launch | SelectLaunch):
         return ""
     if how.cluster not in ((1, 2, 4, 8) if clusters(arch) else (1,)):
         return f"clusters of {how.cluster} blocks"

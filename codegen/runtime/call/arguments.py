@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.errors import known
-from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, dtype_of
+from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, dtype_of, least_sizes
 from codegen.plan.access import Plan
 from codegen.spec.spec import Array, Param, Spec, fits
 
@@ -193,7 +193,11 @@ def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
 
 
 def refuse_empty(spec: Spec, plan: Plan, axes: Axes) -> None:
-    """Raises ValueError where a max or min would reduce an axis of size 0."""
+    """Raises ValueError where a max or min would reduce an axis of size 0, or where an axis has fewer elements than are selected."""
+    for axis, count in least_sizes(s.value for s in spec.read.statements).items():
+        size = axes.extents[axis]
+        if isinstance(size, int) and size < count:
+            raise ValueError(f"{spec.op}: {axis} is {size}, and the largest {count} of its elements are selected")
     for reduction in plan.extremes:
         lost = reduction.attr
         assert isinstance(lost, tuple)

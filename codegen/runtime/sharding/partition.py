@@ -2,7 +2,7 @@
 
 XLA cannot see into a kernel, so this module decides from the spec's axes which of them may be sharded:
 
-  whole    a device needs all of it: an axis that only a table has, along which it is gathered; a reordered axis; an axis with
+  whole    a device needs all of it: an axis along which elements are selected; one that only a table has, along which it is gathered; a reordered axis; an axis with
            halves `(2 N)`; the parts themselves; the inner axis of `(B G=128)`
   asked    a kernel needs all of it: an axis along which rows are reduced, whose positions or size the chain uses, or from which
            it picks one element for each row. A shard of it is computed in jnp, which can take the start of the shard, and
@@ -35,7 +35,7 @@ from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from codegen.graph.nodes import ROWS, Along, topological
+from codegen.graph.nodes import ROWS, Along, Selected, topological
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding.shards import Shards, Split, axis_of
@@ -47,7 +47,9 @@ from codegen.spec.spec import Array
 def whole_axes(op: CalledOp) -> set[str]:
     """The axes that a device needs whole."""
     takes = {n for n in topological(s.value for s in op.statements) if n.op == "take"}
-    found = {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
+    chosen = [n.attr for s in op.statements for n in topological([s.value]) if isinstance(n.attr, Selected)]
+    selected = {axis for how in chosen for axis in (how.axis, how.into)}
+    found = selected | {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
     picks = {n for n in topological(s.value for s in op.statements) if n.op == "pick"}
     found |= {axis for n in picks for axis in n.args[0].dims}
     for at in (s.at for s in op.statements if s.at):  # each device would write what is not its own

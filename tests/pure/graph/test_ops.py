@@ -20,7 +20,7 @@ RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round", "
 DOMAINS = {"any", "positive", "nonnegative", "nonzero", "unit", "small"}
 DEVICE = [
     Path(ops.__file__).parents[1] / f"device/{name}.py"
-    for name in ("functions", "division", "elementary", "circular", "integers", "scales")
+    for name in ("functions", "division", "elementary", "integers")
 ]
 
 # Without those that derivatives alone are written with

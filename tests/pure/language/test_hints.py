@@ -62,6 +62,10 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "never_used": {5: None, 9: None, 11: None, 13: None},
     "no_arrays": {3: "inputs:\n  x: T[..., N]", 4: "outputs:\n  y: T[..., N]"},
     "no_values": {7: "chain: y = relu(x) + index(N) + size(N) + x"},
+    "selections": {
+        10: "  a = top_k(x, K, axis=N)", 11: "  b = top_k(x, K, axis=N)", 12: "  c = top_k(x, K, axis=N)",
+        13: "  d = top_k(where(m, 1, 0), K, axis=N)", 14: "  e = top_k(x, K, axis=N)", 15: "  y = top_k(x, K, axis=N)",
+    },
     "not_text": {2: "summary: |\n  A list.", 8: "  y = x", 9: "reference: |\n  x"},
     "numbers_too_large": {5: "  b: float32[N] = -.inf", 10: "  alpha: .inf", 11: "  beta: {type: float, default: -.inf}", 17: "  x: [0, .inf]"},
     "operators": {

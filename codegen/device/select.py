@@ -1,0 +1,214 @@
+"""Device functions of kernels that select the largest elements of a row, in order.
+
+An element is a key, a number of 32 bits in the same order as the values, and its position in the row. The key 0 with a position
+past the row stands for no element. Everything that threads decide here is the same for all threads of a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass.memory import SmemAllocator
+
+from codegen.device import access
+from codegen.device import functions as device
+from codegen.shared import WARP, SelectLaunch
+
+NOWHERE = 2**31 - 1
+SIGN = 1 << 31
+
+
+def grid(how: SelectLaunch, rows: Int32, stream: Any) -> dict[str, Any]:
+    """How a kernel is launched for so many rows."""
+    return {"grid": (how.blocks(rows), 1, 1), "block": (how.threads, 1, 1), "stream": stream}
+
+
+def row(how: SelectLaunch) -> Int32:
+    """The row of this thread."""
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    return bidx * (how.threads // how.per_row) + tidx // how.per_row
+
+
+def memory(how: SelectLaunch) -> list[cute.Tensor]:
+    """Shared memory of this thread's row: the keys and the positions of its selected elements (count,), and, for the numbers
+    that its warps count, (2, warps)."""
+    tidx, _, _ = cute.arch.thread_idx()
+    rows, allocator = how.threads // how.per_row, SmemAllocator()
+    own = tidx // how.per_row
+    layout = cute.make_layout((rows, how.count), stride=(how.count, 1))
+    keys, places = (allocator.allocate_tensor(d, layout, 16)[own, None] for d in (Uint32, Int32))
+    warps = max(how.per_row // WARP, 1)
+    return [keys, places, allocator.allocate_tensor(Int32, cute.make_layout((2, warps)), 16)]
+
+
+@cute.jit
+def _meet(per_row: cutlass.Constexpr[int]):
+    """The threads of a row wait for each other."""
+    if cutlass.const_expr(per_row > WARP):
+        cute.arch.sync_threads()
+    else:
+        cute.arch.sync_warp()
+
+
+@cute.jit
+def _sum(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]):
+    """The sum of a row's threads' numbers; the turns 0, 1, 2, ... use the memory in turn."""
+    total = own
+    for i in cutlass.range_constexpr(5):
+        total += cute.arch.shuffle_sync_bfly(total, 16 >> i)
+    if cutlass.const_expr(per_row > WARP):
+        tidx, _, _ = cute.arch.thread_idx()
+        warps = per_row // WARP
+        if tidx % WARP == 0:
+            counts[turn % 2, tidx // WARP] = total
+        cute.arch.sync_threads()
+        total = counts[turn % 2, tidx % warps]
+        for i in cutlass.range_constexpr(warps.bit_length() - 1):
+            total += cute.arch.shuffle_sync_bfly(total, warps >> (i + 1))
+    return total
+
+
+@cute.jit
+def _before(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]):
+    """The sum of the numbers of a row's threads before this one."""
+    tidx, _, _ = cute.arch.thread_idx()
+    lane = tidx % WARP
+    total = own
+    for i in cutlass.range_constexpr(5):
+        other = cute.arch.shuffle_sync_up(total, 1 << i)
+        total += cutlass.select_(lane >= (1 << i), other, Int32(0))
+    found = total - own
+    if cutlass.const_expr(per_row > WARP):
+        if lane == WARP - 1:
+            counts[turn % 2, tidx // WARP] = total
+        cute.arch.sync_threads()
+        for w in cutlass.range_constexpr(per_row // WARP):
+            found += cutlass.select_(w < tidx // WARP, counts[turn % 2, w], Int32(0))
+    return found
+
+
+def _one(condition: cutlass.Boolean) -> Int32:
+    return cutlass.select_(condition, Int32(1), Int32(0))
+
+
+def _keys(values: device.Vector) -> list[Uint32]:
+    """The keys of floats or integers; any NaN is above all numbers."""
+    count = cute.size(values.shape)
+    held = cute.make_rmem_tensor((count,), values.dtype)
+    held.store(values)
+    bits = cute.make_tensor(cute.recast_ptr(held.iterator, dtype=Uint32), cute.make_layout((count,)))
+    found = []
+    for i in range(count):
+        key = bits[i] ^ Uint32(SIGN)
+        if values.dtype is Float32:
+            key = cutlass.select_(bits[i] < Uint32(SIGN), key, ~bits[i])
+            key = cutlass.select_(held[i] == held[i], key, Uint32(0xFFC00000))
+        found.append(key)
+    return found
+
+
+def value_of(key: Uint32, dtype: type[cutlass.Numeric]) -> device.Vector:
+    """The value of a key, as a vector of one element."""
+    bits = key ^ Uint32(SIGN)
+    if dtype is Float32:
+        bits = cutlass.select_(key >= Uint32(SIGN), bits, ~key)
+    held = cute.make_rmem_tensor((1,), Uint32)
+    held[0] = bits
+    return cute.make_tensor(cute.recast_ptr(held.iterator, dtype=dtype), cute.make_layout((1,))).load()
+
+
+@cute.jit
+def top_k(
+    src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
+):
+    """Bring the largest elements of a row of `columns` elements of a compact tensor (rows, columns) to its shared memory."""
+    tidx, _, _ = cute.arch.thread_idx()
+    chosen_keys, chosen_places, counts = shared
+    own, vec, vectors, per_row, held = tidx % how.per_row, how.vec, how.vectors, how.per_row, how.held
+    step, elements = per_row * vec, vec * vectors
+    raw = cute.make_rmem_tensor((vec, vectors), src.element_type)
+    keys, kept = cute.make_rmem_tensor((elements + held,), Uint32), cute.make_rmem_tensor((held,), Int32)
+    keys.fill(0)
+    kept.fill(NOWHERE)
+    most = Int32(1)
+    while most < columns:
+        most = most * 2
+    turn = Int32(0)
+    for begin in cutlass.range(0, columns, step * vectors):
+        first = begin + own * vec
+        access.load_row(src, Int64(row) * columns, first, step, columns, raw, 1, how.ragged, False, True)
+        # How far an element is from the row's end: of equal ones, the farthest come first; negative for no element
+        far = cute.make_rmem_tensor((elements + held,), Int32)
+        for v in cutlass.range_constexpr(vectors):
+            some = raw[None, v]
+            floating = src.element_type.is_float
+            found = _keys(device.floats(some) if cutlass.const_expr(floating) else some.load().to(Int32))
+            for i in cutlass.range_constexpr(vec):
+                left = columns - 1 - (first + (v * step + i))
+                far[v * vec + i] = left
+                keys[v * vec + i] = cutlass.select_(left >= 0, found[i], Uint32(0))
+        for c in cutlass.range_constexpr(held):
+            far[elements + c] = columns - 1 - kept[c]
+        # The largest number below which all but `count` elements are, or more where some tie
+        least, bit, exact = Uint32(0), Uint32(SIGN), Int32(0)
+        while bit > Uint32(0):
+            tried, own_count = Uint32(least | bit), Int32(0)
+            for i in cutlass.range_constexpr(elements + held):
+                own_count += _one(keys[i] >= tried)
+            total = _sum(own_count, counts, turn, per_row)
+            turn += 1
+            least = Uint32(cutlass.select_(total >= how.count, tried, least))
+            exact = cutlass.select_(total == how.count, Int32(1), exact)
+            bit = Uint32(cutlass.select_(total == how.count, Uint32(0), bit >> Uint32(1)))
+        last = Int32(0)
+        if exact == 0:
+            own_count = Int32(0)
+            for i in cutlass.range_constexpr(elements + held):
+                own_count += _one(keys[i] > least)
+            wanted = how.count - _sum(own_count, counts, turn, per_row)
+            turn += 1
+            place = most
+            while place > 0:
+                tried_place, own_count = last | place, Int32(0)
+                for i in cutlass.range_constexpr(elements + held):
+                    own_count += _one((keys[i] == least) & (far[i] >= tried_place))
+                total = _sum(own_count, counts, turn, per_row)
+                turn += 1
+                last = cutlass.select_(total >= wanted, tried_place, last)
+                place = cutlass.select_(total == wanted, Int32(0), place >> 1)
+        own_count = Int32(0)
+        for i in cutlass.range_constexpr(elements + held):
+            own_count += _one((keys[i] > least) | ((keys[i] == least) & (far[i] >= last)))
+        slot = _before(own_count, counts, turn, per_row)
+        turn += 1
+        _meet(per_row)
+        for i in cutlass.range_constexpr(elements + held):
+            if (keys[i] > least) | ((keys[i] == least) & (far[i] >= last)):
+                chosen_keys[slot] = keys[i]
+                chosen_places[slot] = columns - 1 - far[i]
+                slot += 1
+        _meet(per_row)
+        for c in cutlass.range_constexpr(held):
+            if own + c * per_row < how.count:
+                keys[elements + c] = chosen_keys[own + c * per_row]
+                kept[c] = chosen_places[own + c * per_row]
+
+
+@cute.jit
+def rank(shared: list[cute.Tensor], slot: Int32, count: cutlass.Constexpr[int]):
+    """How many of a row's selected elements come before the one in a slot."""
+    keys, places, _ = shared
+    key, place, found = keys[slot], places[slot], Int32(0)
+    for j in cutlass.range(count):
+        other = keys[j]
+        found += _one((other > key) | ((other == key) & (places[j] < place)))
+    return found
+
+
+def put(dst: cute.Tensor, row: Int32, place: Int32, value: device.Vector, count: int) -> None:
+    """Store one value (1,) at a place of a row of a compact tensor (rows, count)."""
+    (dst.iterator + (Int64(row) * count + place)).store(value[0])

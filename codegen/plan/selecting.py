@@ -1,0 +1,146 @@
+"""The plan of a kernel that selects the largest elements of each row, in order.
+
+A warp or a block has a row. Its threads hold pieces of the row, and the elements that were selected of earlier pieces. The bits
+of the k-th largest element are found one by one, by counting how many elements are not below a number; where elements tie there,
+so are the bits of the position of the last that is selected. Each selected element then counts those that come before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from codegen.errors import Diagnostic, SpecError
+from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement
+from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
+from codegen.plan.launches import Extents
+from codegen.plan.planner import Planner
+from codegen.shared import WARP, SelectLaunch
+from codegen.spec.spec import Array, Spec
+
+MOST = 128  # elements that are selected
+LONGEST = 2**18  # elements of a row
+THREAD_ELEMENTS = 32  # that a thread holds of a piece
+LONG_THREAD = 16  # elements of a row for each thread, from which on a block has the row
+WARP_ROW = 1024  # elements up to which a warp has it
+MOST_THREADS = 1024
+BLOCK = 128  # threads of a block whose warps have a row each
+NARROW = "a selection orders 32-bit values"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The plan of a kernel that selects. The groups are the rows, what is selected of them, and their elements."""
+
+    groups: tuple[Group, ...]
+    views: tuple[View, ...]
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    selected: Selected
+    values: tuple[str, ...]  # the outputs that hold elements; others hold positions
+    order: tuple[str, ...]
+    kind: str = "selection"
+    collapsed: bool = False
+    rows: tuple[()] = ()  # no reductions
+    columns: tuple[()] = ()
+    inner: tuple[()] = ()
+    apart: tuple[()] = ()
+    kernels: int = 1
+    extremes: tuple[()] = ()
+
+    @property
+    def source(self) -> Array:
+        array = self.loads[0].array
+        assert array is not None
+        return array
+
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        return ((self.source, 1),)
+
+    def view(self, name: str) -> View:
+        return next(v for v in self.views if v.array.name == name)
+
+    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
+        """The number of rows, and of their elements."""
+        return extent(self.groups[0].axes), extent(self.groups[-1].axes)
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """The sizes of a row at which the kernel works in another way: a vector, a warp's row."""
+        return self.launch(dtypes, Extents(None, None), schedule).vec, WARP_ROW
+
+    def launch(
+        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
+    ) -> SelectLaunch:
+        """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
+        del arch  # it is the same on every architecture
+        vec, columns = vector_width(DTYPES[dtypes[self.source.name]].size, schedule), extents.inner
+        per_row, size = WARP, 4 * WARP_ROW if columns is None else columns
+        while size > WARP_ROW and per_row < MOST_THREADS and per_row * LONG_THREAD < size:
+            per_row *= 2
+        vectors = max(1, min(THREAD_ELEMENTS // vec, -(-size // (per_row * vec))))
+        ragged = vec > 1 and (columns is None or columns % vec != 0)
+        return SelectLaunch(vec, ragged, max(per_row, BLOCK), per_row, vectors, self.selected.count)
+
+
+def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Selection:
+    """The plan for a checked spec with a selection. Raises `SpecError` if no kernel can compute it."""
+    planner = _Selections(spec, statements)
+    problem = planner.refusal()
+    if problem is not None:
+        raise SpecError([problem])
+    return planner.plan()
+
+
+class _Selections(Planner):
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        super().__init__(spec, statements)
+        self.first = next(n for n in self.nodes if isinstance(n.attr, Selected))
+        assert isinstance(self.first.attr, Selected)
+        self.how = self.first.attr
+
+    def refusal(self) -> Diagnostic | None:
+        """The first reason why no kernel can compute the op."""
+        node, how, spec = self.first, self.how, self.spec
+        source = node.args[0]
+        if how.count > MOST:
+            message = f"{how.into} is {how.count}; a kernel selects at most {MOST} elements"
+            return self.error_in_chain(node, message, "select fewer, or in several ops")
+        alone = all(self.is_alike(s.value) and s.at is None for s in self.statements)
+        if not alone or not isinstance(source.attr, Leaf) or source.op != "input":
+            message = "a kernel that selects computes nothing else"
+            return self.error_in_chain(node, message, "make it an op of its own")
+        array = spec.array(source.attr.name)
+        lead = array.axes[:-1]
+        if array.parts is not None or array.axes[-1:] != (how.axis,) or array.default is not None:
+            message = f"a kernel selects along the last axis of an array without parts, and {array.name!r} is {array}"
+            return self.error_in_chain(node, message, f"give it the axis {how.axis} last")
+        for output in spec.outputs:
+            if output.parts is not None or output.axes != (*lead, how.into):
+                message = f"a kernel that selects writes an array of the axes {', '.join((*lead, how.into))}"
+                return self.error(message, f"{output.name!r} is {output}", output)
+        if {"float64", "int64", "uint32"} & {d for a in (array, *spec.outputs) for d in spec.dtypes(a)}:
+            return self.error(NARROW, f"{array.name!r} is {array}: leave out types of 64 bits", array)
+        return None
+
+    def is_alike(self, value: Node) -> bool:
+        """Whether it is selected of the same elements."""
+        return isinstance(value.attr, Selected) and value.attr == self.how and value.args[0] is self.first.args[0]
+
+    def plan(self) -> Selection:
+        spec, how = self.spec, self.how
+        source = self.first.args[0].attr
+        assert isinstance(source, Leaf)
+        array = spec.array(source.name)
+        groups = (Group("rows", array.axes[:-1]), Group(how.into, (how.into,)), Group(how.axis, (how.axis,)))
+        tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
+        stored = [s for s in self.statements if s.name in {a.name for a in spec.outputs}]
+        return Selection(
+            groups,
+            tuple(View(a, tokens[a.name]) for a in spec.arrays),
+            (Access(array.name, array, None, "flat", tokens[array.name]),),
+            tuple(Access(s.name, spec.array(s.name), None, "flat", tokens[s.name]) for s in stored),
+            how,
+            tuple(s.name for s in stored if s.value.op == "top_k"),
+            tuple(a for a in spec.axes if a in {*array.axes, how.into}),
+        )

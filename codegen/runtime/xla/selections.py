@@ -1,0 +1,24 @@
+"""Selections of the largest elements along an axis, in jnp."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def top_k(x: jax.Array, k: int, axis: int, into: int) -> jax.Array:
+    """The `k` largest elements of `x` along `axis`, largest first, in `x`'s dtype, in the order of `jax.lax.top_k` except that any NaN is
+    the largest. They are along `into`, where `x` has size 1; `axis` gets size 1. Raises ValueError where `x` has fewer."""
+    return _selected(x, k, axis, into)[0]
+
+
+def top_k_index(x: jax.Array, k: int, axis: int, into: int) -> jax.Array:
+    """The positions of the elements that `top_k` returns, as int32. Of equal elements, the first ones come first."""
+    return _selected(x, k, axis, into)[1]
+
+
+def _selected(x: jax.Array, k: int, axis: int, into: int) -> list[jax.Array]:
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = jnp.where(jnp.isnan(x), jnp.nan, x)  # XLA orders a NaN by its sign
+    found = jax.lax.top_k(jnp.moveaxis(jnp.swapaxes(x, axis, into), into, -1), k)
+    return [jnp.moveaxis(value, -1, into) for value in found]

@@ -1,0 +1,59 @@
+"""Kernels that select: the order of jax.lax.top_k among equal elements, infinities, zeros and NaN, for every way to hold a row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.making import make_op, spec_text
+
+
+@pytest.fixture(scope="module")
+def top_k(tmp_path_factory):
+    reference = "y, place = jax.lax.top_k(x, 40)"
+    chain = "y = top_k(x, K, axis=N); place = top_k_index(x, K, axis=N)"
+    return make_op(
+        tmp_path_factory.mktemp("ops"),
+        spec_text("x: float32[..., N]", "y: float32[..., K=40]; place: int32[..., K=40]", chain, reference),
+    )
+
+
+def rows(size: int) -> np.ndarray:
+    """A row of different numbers, one of few different numbers, and one with infinities and zeros of both signs."""
+    generator = np.random.default_rng(size)
+    special = np.array([np.inf, -np.inf, 0.0, -0.0, 1.0], "float32")
+    return np.stack(
+        [generator.standard_normal(size), generator.integers(0, 3, size), special[generator.integers(0, 5, size)]]
+    ).astype("float32")
+
+
+@pytest.mark.parametrize("size", [40, 301, 1100])  # all of a row; a warp's row, not of whole vectors; a block's
+def test_the_order_is_that_of_jax(top_k, size):
+    x = rows(size)
+    expected = jax.lax.top_k(x, 40)
+    for implementation in ("interpret", "xla"):
+        y, i = top_k(x, implementation=implementation)
+        np.testing.assert_array_equal(i, expected[1])
+        np.testing.assert_array_equal(np.asarray(y).view("uint32"), np.asarray(expected[0]).view("uint32"))
+
+
+def test_any_nan_is_the_largest(top_k):
+    x = rows(64)[:1]
+    x[0, 5], x[0, 9] = np.nan, np.copysign(np.nan, -1)
+    for implementation in ("interpret", "xla"):
+        y, i = top_k(x, implementation=implementation)
+        assert i[0, :2].tolist() == [5, 9] and bool(jnp.isnan(y[0, :2]).all())
+        np.testing.assert_array_equal(y[0, 2:], -np.sort(-x[0][~np.isnan(x[0])])[:38])
+
+
+def test_gradients_go_to_the_selected_elements(top_k):
+    x, weights = rows(64)[:1], np.arange(1.0, 41.0, dtype="float32")
+    got = jax.grad(lambda x: (top_k(x)[0] * weights).sum())(x)
+    expected = np.zeros((1, 64), "float32")
+    expected[0, np.argsort(-x[0], kind="stable")[:40]] = weights
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_too_few_elements(top_k):
+    with pytest.raises(ValueError, match="N is 39, and the largest 40 of its elements are selected"):
+        top_k(rows(39))

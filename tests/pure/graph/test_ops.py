@@ -19,8 +19,7 @@ from codegen.spec.specfile import load_spec
 RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round", "bits", "whole", "digits", "scale"}
 DOMAINS = {"any", "positive", "nonnegative", "nonzero", "unit", "small"}
 DEVICE = [
-    Path(ops.__file__).parents[1] / f"device/{name}.py"
-    for name in ("functions", "division", "elementary", "integers")
+    Path(ops.__file__).parents[1] / f"device/{name}.py" for name in ("functions", "division", "elementary", "integers")
 ]
 
 # Without those that derivatives alone are written with

@@ -5,7 +5,7 @@
 Element-wise:
   alibi_bias, axpby, bias_gelu, bias_gelu_fp8, bias_gelu_tanh, bias_relu,
   bias_relu_residual, bias_residual, bias_silu, bool_logic, broadcast_add_4d,
-  celu, channel_affine, clamp, column_scale, complex_mul_pairs,
+  causal_conv, celu, channel_affine, clamp, column_scale, complex_mul_pairs,
   dequantize_awq, dequantize_codebook, dequantize_fp8, dequantize_gptq,
   dequantize_int8, dequantize_mxfp4, dequantize_mxfp8, dequantize_nvfp4,
   dgeglu, dgelu, dgelu_tanh, drelu, dropout, dropout_apply, dsilu, dswiglu,
@@ -19,7 +19,8 @@ Element-wise:
   scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul, silu_mul_fp8,
   softcap, softplus, softsign, squared_relu, squareplus, swiglu,
   swiglu_clamped, swiglu_fp8_pairs, swiglu_pairs, tanh, threshold_relu,
-  total_variation_grad, triple_split, vector_add, where_select, write_kv_cache
+  token_shift, total_variation_grad, triple_split, vector_add, where_select,
+  write_kv_cache
 
 Reductions along rows:
   add_layernorm, add_rmsnorm, add_rmsnorm_fp8, add_rmsnorm_group_fp8,
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from .bilinear_form import bilinear_form as bilinear_form
     from .bool_logic import bool_logic as bool_logic
     from .broadcast_add_4d import broadcast_add_4d as broadcast_add_4d
+    from .causal_conv import causal_conv as causal_conv
     from .causal_softmax import causal_softmax as causal_softmax
     from .celu import celu as celu
     from .channel_affine import channel_affine as channel_affine
@@ -313,6 +315,7 @@ if TYPE_CHECKING:
     from .swiglu_pairs import swiglu_pairs as swiglu_pairs
     from .tanh import tanh as tanh
     from .threshold_relu import threshold_relu as threshold_relu
+    from .token_shift import token_shift as token_shift
     from .top1_gate import top1_gate as top1_gate
     from .top_k_gate import top_k_gate as top_k_gate
     from .total_variation import total_variation as total_variation
@@ -351,6 +354,7 @@ __all__ = [
     "bilinear_form",
     "bool_logic",
     "broadcast_add_4d",
+    "causal_conv",
     "causal_softmax",
     "celu",
     "channel_affine",
@@ -569,6 +573,7 @@ __all__ = [
     "swiglu_pairs",
     "tanh",
     "threshold_relu",
+    "token_shift",
     "top1_gate",
     "top_k_gate",
     "total_variation",

@@ -23,6 +23,7 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS, SCANS
 from codegen.graph.precision import deciding_types
+from codegen.graph.shifting import shift
 from codegen.language.chain import output_parts
 from codegen.language.formula import Reader
 from codegen.language.prelude import prelude
@@ -251,6 +252,11 @@ class Reverse:
             rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
             picked: dict[str, Node | tuple[str, ...]] = {"i": index, "g": g}
             return [(table, self.evaluated(_parsed(rule), picked))]
+        if node.op == "shift":  # each element goes to one place, and `g` is 0 where that is outside
+            assert isinstance(node.attr, tuple)
+            for axis, by in node.attr:
+                g = shift(self.graph, g, axis, -by, self.graph.const(0.0))
+            return [(node.args[0], g)]
         if node.op == "pick":
             raise UserError("no kernel for the gradient of a table that is read at a computed index")
         if node.op in SCANS:

@@ -2,7 +2,7 @@
 
 `Flat` is what a thread knows of its vector. An array with every element of the outputs, in their order, is read and written
 from where the vector starts. Any other array is read at a place: one entry for each of its modes, which is an axis of the
-elements (`Flat.axes`), a number, or what an index says (`pick`).
+elements (`Flat.axes`), a number, a neighbour's position (`back`), or what an index says (`pick`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,20 @@ class Pick:
     place: Place
 
 
-Place: TypeAlias = tuple[Axis | Pick | int, ...]
+@dataclass(frozen=True)
+class Back:
+    """The position so many places back along an axis, which is brought inside the mode that it stands for."""
+
+    axis: Axis
+    by: int
+
+
+Place: TypeAlias = tuple[Axis | Pick | Back | int, ...]
+
+
+def back(axis: Axis, by: int) -> Back:
+    """The position `by` places back along an axis, for the place of an array."""
+    return Back(axis, by)
 
 
 def pick(index: cute.Tensor, place: Place) -> Pick:
@@ -86,7 +99,8 @@ def _at_place(read: Read | Axis, number: int) -> bool:
 
 
 def _mentions(place: Place, number: int) -> bool:
-    return any(_mentions(p.place, number) if isinstance(p, Pick) else p == Axis(number) for p in place)
+    plain = [p.axis if isinstance(p, Back) else p for p in place]
+    return any(_mentions(p.place, number) if isinstance(p, Pick) else p == Axis(number) for p in plain)
 
 
 Operand: TypeAlias = cute.Tensor | Read | Axis
@@ -254,9 +268,11 @@ def _times(parts: int, count: Int64) -> Int64:
 def _where(tensor: cute.Tensor, place: Place, at: tuple[Int32, ...]) -> tuple:
     """A place in a tensor as coordinates, for the element at these positions."""
 
-    def coordinate(mode: int, entry: Axis | Pick | int) -> Int32 | int:
+    def coordinate(mode: int, entry: Axis | Pick | Back | int) -> Int32 | int:
         if isinstance(entry, Axis):
             return at[entry.number]
+        if isinstance(entry, Back):
+            return device.clip_index(at[entry.axis.number] - entry.by, tensor.shape[mode])
         if isinstance(entry, Pick):
             return device.clip_index(entry.index[_where(entry.index, entry.place, at)], tensor.shape[mode])
         return entry

@@ -84,6 +84,8 @@ def graph(op: Op) -> Graph:
                 args = tuple(names[id(a)] for a in node.args)
                 if node.op in REDUCTIONS:
                     args += (f"axis={axes_text(lost_axes(node))}",)
+                elif node.op == "shift":
+                    args += tuple(f"{axis} - {n}" if n > 0 else f"{axis} + {-n}" for axis, n in node.attr)  # type: ignore[attr-defined]
                 elif node.op in ("cast", "take", "pick", "contract", *SELECTIONS):
                     args += (str(node.attr),)
                 operations.append(

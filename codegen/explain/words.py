@@ -58,6 +58,8 @@ def value_name(plan: Plan, access: Access) -> str:
         assert access.group is not None
         return f"{access.mode}({plan.groups[access.group].axes[0]})"
     name = part_text(access.array.name, access.part)
+    if access.back:
+        return f"{name} at {', '.join(f'{a} - {n}' if n > 0 else f'{a} + {-n}' for a, n in access.back)}"
     if access.index_of:
         index, axis = access.index_of
         return f"take({name}, {index}, axis={axis})"

@@ -27,7 +27,7 @@ SUMS = frozenset({"add", "sub"})
 # Functions that multiply or divide their argument before any addition; others may begin with a sum
 FACTORS_FIRST = frozenset({"div", "reciprocal", "sqrt", "rsqrt", "exp", "exp2"})
 DEFINITE = frozenset(
-    "input param const index size float add sub mul neg abs maximum minimum floor ceil round sign where stop_gradient".split()
+    "input shift param const index size float add sub mul neg abs maximum minimum floor ceil round sign where stop_gradient".split()
 ) | {PINNED}
 THROUGH = frozenset({"neg", "where", "stop_gradient", PINNED})  # compilers form multiply-adds through these
 
@@ -150,7 +150,7 @@ def takers_of(node: Node, users: dict[int, list[Node]]) -> Iterator[Node]:
 
 def is_computed(node: Node) -> bool:
     """Whether a value is the result of float arithmetic, and not an input, a constant or a conversion."""
-    return node.kind == "float" and bool(node.args) and node.op not in ("float", "take", "pick", *WHOLE)
+    return node.kind == "float" and bool(node.args) and node.op not in ("float", "take", "pick", "shift", *WHOLE)
 
 
 def is_definite(value: Node) -> bool:

@@ -65,6 +65,8 @@ class Dialect:
 
 
 def leaf_key(node: Node) -> tuple[Any, ...]:
+    if node.op == "shift":
+        return node.op, node.args[0].attr, node.attr
     if node.op == "take":
         return "take", node.args[0].attr, node.args[1].attr, node.attr
     if node.op in IN_STAGES:

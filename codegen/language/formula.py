@@ -18,6 +18,7 @@ from typing import Any
 from codegen.errors import UserError, known, shown
 from codegen.graph.nodes import DTYPES, ROWS, Along, Call, Leaf, Node, Put, Selected, dtypes_of, topological
 from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, SCANS, SELECTIONS
+from codegen.graph.shifting import shift
 from codegen.language.prelude import Composite, prelude
 from codegen.language.scope import Scope
 from codegen.language.statements import SPLIT, Follows, Placed, construct, literal, together
@@ -25,6 +26,7 @@ from codegen.spec.spec import Array
 
 MAX_EXPONENT = 64
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
+FARTHEST = 1024  # places that `shift` reaches
 EVERY_AXIS = ast.Constant(None)  # a draw's axes where a call names none
 # What jnp has and the language has not, and what serves instead
 INSTEAD = {
@@ -41,6 +43,7 @@ SPECIAL = {
     "size": ("axis",),
     "take": ("table", "i", "axis"),
     "put": ("table", "value", "i", "axis", "how"),
+    "shift": ("x", "axis", "by", "fill"),
     "bits": ("key", "axes"),
     "uniform": ("key", "axes"),
     "bernoulli": ("key", "p", "axes"),
@@ -324,6 +327,32 @@ class Reader:
     def call_size(self, tree: ast.Call) -> Node:
         """The size of an axis as an int, or the product of several sizes as a float, since it may be large."""
         return self.size(tree, self.axes(self.arguments(tree, SPECIAL["size"])["axis"]))
+
+    def call_shift(self, tree: ast.Call) -> Node:
+        given = self.arguments(tree, SPECIAL["shift"], (None, None, ast.Constant(1), ast.Constant(0)))
+        value, axes = together([lambda: self.read(given["x"]), lambda: self.axes(given["axis"])])
+        if len(axes) != 1 or axes[0] == ROWS:
+            raise self.fail(
+                given["axis"], "'shift' takes one named axis", f"as in shift(x, axis={self.scope.example_axis})"
+            )
+        self.along(given["axis"], "shift", axes, value)
+        by, fill = self.read(given["by"]), self.read(given["fill"])
+        if not by.is_const or by.kind != "int" or not 0 < abs(by.attr) <= FARTHEST:  # type: ignore[arg-type]
+            message = f"'shift' goes a whole number of places, at most {FARTHEST}, and not 0"
+            raise self.fail(given["by"], message, "as in by=1 for the element before, by=-1 for the next")
+        if value.kind == "bool" and fill.is_const and fill.attr in (0, 1):
+            fill = self.graph.const(bool(fill.attr))
+        if "bool" in (value.kind, fill.kind) and value.kind != fill.kind:
+            raise self.fail(
+                given["fill"],
+                f"'shift' fills {with_article(value.kind)} with another kind",
+                "fill with a value of x's kind",
+            )
+        value, fill = self.same_kind(value, fill)
+        try:
+            return shift(self.graph, value, axes[0], by.attr, fill)  # type: ignore[arg-type]
+        except UserError as error:
+            raise Placed(self.site or tree, error) from None
 
     def call_bits(self, tree: ast.Call) -> Node:
         return self.bits(tree, self.draw(tree))

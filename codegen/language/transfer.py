@@ -193,6 +193,6 @@ class _Transfer:
         if node.op in SCANS:
             dims = [axis for arg in args for axis in arg.dims]
             return self.graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=dims)
-        if node.op in ("take", "pick", "contract", "_bits", PINNED, *SELECTIONS):
+        if node.op in ("take", "pick", "contract", "shift", "_bits", PINNED, *SELECTIONS):
             return self.graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=node.dims)
         return self.reader.fold(_NOWHERE, node.op, args)

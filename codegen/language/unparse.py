@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection
 
@@ -96,6 +97,10 @@ class _Writer:
             return f"{node.op}({node.attr})", ATOM
         if node.op == "float" or node.op.startswith("_"):
             return args[0]
+        if node.op == "shift":
+            return functools.reduce(
+                lambda text, at: f"shift({text}, axis={at[0]}, by={at[1]})", node.attr, args[0][0]
+            ), ATOM  # type: ignore[arg-type]
         if node.op == "_bits":
             assert isinstance(node.args[0].attr, Leaf)
             return f"bits({node.args[0].attr.name}, axes={axes_text(node.attr)})", ATOM  # type: ignore[arg-type]

@@ -57,6 +57,7 @@ class Access:
     into: str = ""  # put: the input whose elements the output has elsewhere
     written: tuple[str, ...] = ()  # put: the axes of what is written
     how: str = "set"  # put: or add, max, min
+    back: tuple[tuple[str, int], ...] = ()  # shift: axes, and how many places back along each
 
     @property
     def interleaved(self) -> bool:
@@ -110,6 +111,8 @@ def access_key(plan: Plan, access: Access) -> tuple[Any, ...]:
     leaf = Leaf(access.array.name, access.part)
     if access.mode == "table":
         return "table", leaf
+    if access.back:
+        return "shift", leaf, access.back
     if access.index_of:
         index, axis = access.index_of
         return "take", leaf, Leaf(index), axis

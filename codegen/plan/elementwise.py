@@ -177,7 +177,7 @@ class PlannedElements(Planner):
         return []
 
     def elementwise(self, borders: Container[str] | None = None) -> Elementwise:
-        apart = {n.attr for n in self.nodes if n.op in ("index", "size", *TAKES)}
+        apart = {n.attr for n in self.nodes if n.op in ("index", "size", *TAKES)} | self.shifted_axes
         apart |= {at.axis for at in self.puts.values()}
         scanned = {n.attr.axis for n in self.nodes if isinstance(n.attr, Along)}
         apart |= scanned

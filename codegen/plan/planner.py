@@ -47,6 +47,11 @@ class Planner:
         others |= {a for n in self.nodes if n.op in REDUCTIONS for a in lost_axes(n)}
         return tuple(a for a in self.spec.axes if a in used and (a not in tables or a in others))
 
+    @property
+    def shifted_axes(self) -> set[str]:
+        """The axes along which neighbours are read."""
+        return {axis for n in self.nodes if n.op == "shift" for axis, _ in n.attr}  # type: ignore[attr-defined]
+
     def error(self, message: str, hint: str, array: Array) -> Diagnostic:
         return self.spec.source.diagnostic(array.span or self.spec.chain.span, message, hint)
 
@@ -78,16 +83,19 @@ class Planner:
     def leaves(self) -> Iterable[Node]:
         """The values that the chain reads, in the order of the inputs, indices last."""
         order = {a.name: i for i, a in enumerate(self.spec.inputs)}
-        taken = {id(a) for n in self.nodes if n.op in TAKES for a in n.args}
-        read = [*(n.args for n in self.nodes if n.op not in TAKES), *(n.args[1:] for n in self.nodes if n.op == "pick")]
+        taken = {id(a) for n in self.nodes if n.op in (*TAKES, "shift") for a in n.args}
+        read = [
+            *(n.args for n in self.nodes if n.op not in (*TAKES, "shift")),
+            *(n.args[1:] for n in self.nodes if n.op == "pick"),
+        ]
         taken -= {id(a) for args in read for a in args} | {id(s.value) for s in self.statements}
         found = [n for n in self.nodes if n.op == "input" and id(n) not in taken]
-        found += [n for n in self.nodes if n.op == "take"]
+        found += [n for n in self.nodes if n.op in ("take", "shift")]
 
         def place(node: Node) -> tuple[int, int, int]:
             leaf = node.attr if node.op == "input" else node.args[0].attr
             assert isinstance(leaf, Leaf)
-            return order[leaf.name], leaf.part or 0, node.op == "take"
+            return order[leaf.name], leaf.part or 0, node.op != "input"
 
         tables = {id(n.args[0]): n for n in self.nodes if n.op == "pick"}
         return [
@@ -112,6 +120,13 @@ class Planner:
         own = tokens[leaf.name]
         if node.op == "input":
             return Access(name, array, leaf.part, mode_of(own), own)
+        if node.op == "shift":
+            assert isinstance(node.attr, tuple)
+            moved = {i for i, g in enumerate(groups) for axis, _ in node.attr if axis in g.axes}
+            inner = len(groups) - 1
+            wide = own[-1] == inner and inner not in moved
+            mode = "scalar" if inner not in own else "tile" if wide else "gather"
+            return Access(names.shifted(name, node.attr), array, leaf.part, mode, own, back=node.attr)
         if node.op == "pick":
             return Access(names.free(f"{name}_table", "table", name), array, leaf.part, "table", own)
         index = node.args[1].attr
@@ -226,6 +241,10 @@ class Names:
         """row_sum, row_sum2, ..."""
         count = 1 + sum(key[:2] == ("statistic", name) for key in self.given)
         return self.free(name if count == 1 else f"{name}{count}", "statistic", name, str(node))
+
+    def shifted(self, array: str, back: tuple[tuple[str, int], ...]) -> str:
+        words = [f"{'after' if n < 0 else 'before'}{abs(n)}_{axis.lower()}" for axis, n in back]
+        return self.free("_".join([array, *words]), "shift", array, *words)
 
     def take(self, table: str, index: str, axis: str) -> str:
         return self.free(f"{table}_at_{index}", "take", table, index, axis)

@@ -198,6 +198,9 @@ class _Reductions(Planner):
             message = f"no kernel that reduces puts {name!r} at an index's places"
             return self.error(message, "make two ops: one that reduces, one that puts", self.spec.array(name))
         for node in self.nodes:
+            if node.op == "shift":
+                message = "no kernel that reduces reads neighbours"
+                return self.error_in_chain(node, message, "make two ops: one that shifts, one that reduces")
             if node.op == "pick":
                 message = "no kernel that reduces takes at a computed index"
                 return self.error_in_chain(node, message, "make two ops: one that takes, one that reduces")

@@ -254,6 +254,8 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     if a.axes != (*batch, *rows, first.axis) or b.axes[: len(batch)] != batch or len(b.dims) != len(batch) + 2:
         raise UserError("axes in an order that a GEMM kernel does not read")
     column, order = columns[0], (*batch, *rows, columns[0])
+    if any(n.op == "shift" for n in topological(s.value for s in statements)):
+        raise UserError("a GEMM kernel reads no neighbours")
     if any(n.op == "pick" for n in topological(s.value for s in statements)):
         raise UserError("a GEMM kernel takes at an input's indices, not at computed ones")
     if any(s.at for s in statements):

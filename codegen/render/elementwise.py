@@ -167,7 +167,9 @@ class ElementwiseContext(Context):
             if token == "parts":
                 return str(access.part)
             if isinstance(token, int):
-                return self.groups[token].coordinate
+                coordinate, back = self.groups[token].coordinate, dict(access.back)
+                by = sum(back.get(axis, 0) for axis in self.groups[token].axes)
+                return f"flat.back({coordinate}, {by})" if by else coordinate
             assert access.index_of
             index = access.index_of[0]
             own = [self.groups[t].coordinate for t in self.plan.view(index).tokens if isinstance(t, int)]

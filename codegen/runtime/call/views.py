@@ -242,6 +242,13 @@ def divisor(extent: Any) -> int | None:
 # The jnp form's operands
 
 
+def widened(plan: Plan, arrays: Mapping[str, Any], compute: str) -> dict[str, Any]:
+    """The arrays, with floats that are read at several places in the compute type: their gradients are summed in it."""
+    several = {a.array.name for a in plan.loads if a.back and a.array is not None}
+    floats = {n for n in several & set(arrays) if jnp.issubdtype(arrays[n].dtype, jnp.floating)}
+    return {n: jnp.asarray(x).astype(compute) if n in floats else x for n, x in arrays.items()}
+
+
 def jnp_value(
     plan: Plan,
     access: Access,
@@ -278,6 +285,9 @@ def jnp_value(
             own = (*own[:place], *plan.view(index).array.axes, *own[place + 1 :])
     elif array.name in arrays:
         value = named_axes(array, jnp.asarray(arrays[array.name]), axes, access.part)
+        for along, by in access.back:  # what comes from the other end is not used
+            place = own.index(along) + (len(axes.rows) - 1 if ROWS in own else 0)
+            value = jnp.roll(value, by, place)
     if array.name not in arrays:  # its default in full size: a reduction may be along it
         dtype = {bool: "bool", int: integer, float: compute}[type(array.default)]
         return _spread(jnp.full(axes.shape(own), array.default, dtype), own, plan.order, len(axes.rows))

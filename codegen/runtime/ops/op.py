@@ -374,9 +374,8 @@ class Op(Generic[P, R]):
         spec, plan, arrays = self.spec, self.plan, self.arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         compute = self.compute(key)
-        values: dict[str, Any] = {}
-        for access in plan.loads:
-            values[access.name] = views.jnp_value(plan, access, arrays, axes, compute, spec.integer)
+        read = views.widened(plan, arrays, compute)
+        values = {a.name: views.jnp_value(plan, a, read, axes, compute, spec.integer) for a in plan.loads}
         given = self.parameters(key, operands)  # as arrays: static numbers would be weakly typed
         values |= {p.name: jnp.asarray(given[p.name], self._scalar_dtype(key, p.kind)) for p in spec.params}
         extra = {

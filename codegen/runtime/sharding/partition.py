@@ -52,6 +52,7 @@ def whole_axes(op: CalledOp) -> set[str]:
     found = selected | {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
     picks = {n for n in topological(s.value for s in op.statements) if n.op == "pick"}
     found |= {axis for n in picks for axis in n.args[0].dims}
+    found |= {axis for a in op.plan.loads for axis, _ in a.back}
     for at in (s.at for s in op.statements if s.at):  # each device would write what is not its own
         found |= {at.axis, *op.spec.array(at.index).axes} - {*op.spec.array(at.table).axes} | {at.axis}
     for array in op.spec.arrays:

@@ -35,6 +35,10 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     },
     "casts": {9: "  b = cast(x, int8)", 10: "  c = cast(x, int8)", 11: "  d = x != 0", 12: "  e = cast(x, float32)"},
     "colon_in_text": {2: 'summary: "Two steps: scale, then shift."'},
+    "shifts": {
+        11: "  a = shift(x, axis=N)", 12: "  b = shift(x, axis=S, by=1)", 13: "  c = shift(x, axis=S, by=-1)", 14: "  d = shift(k, axis=N)",
+        15: "  e = shift(x > 0, axis=S, fill=x > 1)", 16: None, 17: "  g = shift(x, axis=N)",
+    },
     "draw_of_nothing": {9: "  y = sum(x * uniform(key, axes=N), axis=N)"},
     "draws": {
         11: "  a = uniform(key)", 12: "  b = uniform(key)", 13: "  c = bits(key)", 14: "  d = bernoulli(key, 0.5)",
@@ -177,6 +181,10 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
     "puts_products": [
         ("a: bfloat16[S, K]; b: bfloat16[K, N]", "m: float32[S]", "m = max(a @ b, axis=N)"),
         ("cache: float32[P]; m: float32[S]; i: int32[S]", "y: float32[P]", "y = put(cache, m, i, axis=P)"),
+    ],
+    "shift_in_a_reduction": [
+        ("x: float32[..., S, N]", "d: float32[..., S, N]", "d = x - shift(x, axis=S)"),
+        ("d: float32[..., S, N]", "y: float32[..., S]", "y = sum(abs(d), axis=N)"),
     ],
     "takes_and_reduces": [
         ("code: int32[..., N]; book: float32[P]", "x: float32[..., N]", "x = take(book, code + 1, axis=P)"),

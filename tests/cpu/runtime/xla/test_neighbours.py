@@ -1,0 +1,61 @@
+"""`shift`: along the last axis, a middle one, the first; of computed values; gradients by the opposite shift."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from codegen.checking import testing
+from tests.making import make_op, spec_text
+from tests.meshes import P, make_mesh, normal, put
+
+OPS = {
+    "computed": spec_text(
+        "x: float32[B, S, N]; w: float32[S, N]; m: bool[B, S]; i: int32[B, S]", "y: float32[B, S, N]; k: int32[B, S]",
+        "z = exp(x * w); y = maximum(z, shift(z, axis=S, by=2, fill=-inf)) + shift(shift(z, axis=N, by=-1) * w, axis=S, by=-1); "
+        "k = where(shift(m, axis=S, fill=1), shift(i * index(S), axis=B, by=1, fill=7), 0)",
+        "z = jnp.exp(x * w); a = jnp.pad(z, ((0, 0), (2, 0), (0, 0)), constant_values=-jnp.inf)[:, :x.shape[1]]; "
+        "b = jnp.pad(z, ((0, 0), (0, 0), (0, 1)))[:, :, 1:] * w; y = jnp.maximum(z, a) + jnp.pad(b, ((0, 0), (0, 1), (0, 0)))[:, 1:]; "
+        "p = jnp.pad(m, ((0, 0), (1, 0)), constant_values=True)[:, :x.shape[1]]; "
+        "k = jnp.where(p, jnp.pad(i * jnp.arange(x.shape[1]), ((1, 0), (0, 0)), constant_values=7)[:x.shape[0]], 0)",
+    ),
+    "other_order": spec_text(
+        "x: float32[B, S, H]; v: float32[B, S, H]", "y: float32[B, H, S]",
+        "y = x - shift(x, axis=S) + shift(v, axis=H, by=2)",
+        "a = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :x.shape[1]]; b = jnp.pad(v, ((0, 0), (0, 0), (2, 0)))[:, :, :x.shape[2]]; "
+        "y = (x - a + b).swapaxes(1, 2)",
+    ),
+    "parts": spec_text(
+        "x: float32[B, S, (N 2)]; b: float32[S] = 0", "y: float32[B, S, (2 N)]",
+        "y[0] = shift(x[1], axis=S); y[1] = x[0] + shift(b, axis=S, fill=3)",
+        "a = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :x.shape[1]]; "
+        "c = jnp.pad(jnp.broadcast_to(b, (x.shape[1],)), (1, 0), constant_values=3)[:x.shape[1], None]; "
+        "y = jnp.concatenate([a[:, :, 1::2], x[:, :, ::2] + c], -1)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", ["interpret", "xla"])
+@pytest.mark.parametrize("name", OPS)
+def test_values(tmp_path, name, implementation):
+    testing.check_op(make_op(tmp_path, OPS[name]), implementation, examples=2)
+
+
+def test_a_difference_and_its_gradient(tmp_path, kernels):
+    text = spec_text(
+        "x: float32[..., N]", "y: float32[..., N]", "y = shift(x, axis=N, by=-1) - shift(x, axis=N, by=2, fill=5)"
+    )
+    op, x, dy = make_op(tmp_path, text), normal(8, 16), normal(8, 16, seed=1)
+
+    def plain(x):
+        after = jnp.concatenate([x[:, 1:], 0 * x[:, :1]], 1)
+        return after - jnp.concatenate([jnp.full_like(x[:, :2], 5), x[:, :-2]], 1)
+
+    expected, pull = jax.vjp(plain, x)
+    got, own = jax.vjp(lambda x: op(x, implementation="interpret"), x)
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_allclose(own(dy)[0], pull(dy)[0], rtol=1e-6)
+    assert [made.plan.kind for made in op.own_kernels] == ["elementwise"] and op._backward.generated
+    for spec in (P("a", "b"), P(None, "a")):
+        np.testing.assert_array_equal(jax.jit(op)(put(make_mesh(), x, spec)), expected)
+    np.testing.assert_array_equal(jax.vmap(op)(x[:, None])[:, 0], expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Collection
 
@@ -98,9 +97,11 @@ class _Writer:
         if node.op == "float" or node.op.startswith("_"):
             return args[0]
         if node.op == "shift":
-            return functools.reduce(
-                lambda text, at: f"shift({text}, axis={at[0]}, by={at[1]})", node.attr, args[0][0]
-            ), ATOM  # type: ignore[arg-type]
+            assert isinstance(node.attr, tuple)
+            text = args[0][0]
+            for axis, by in node.attr:
+                text = f"shift({text}, axis={axis}, by={by})"
+            return text, ATOM
         if node.op == "_bits":
             assert isinstance(node.args[0].attr, Leaf)
             return f"bits({node.args[0].attr.name}, axes={axes_text(node.attr)})", ATOM  # type: ignore[arg-type]

@@ -73,8 +73,8 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "not_text": {2: "summary: |\n  A list.", 8: "  y = x", 9: "reference: |\n  x"},
     "numbers_too_large": {5: "  b: float32[N] = -.inf", 10: "  alpha: .inf", 11: "  beta: {type: float, default: -.inf}", 17: "  x: [0, .inf]"},
     "operators": {
-        8: "  a = rem(x, 2) + rem(rem(x, 2) + 2, 2)", 9: "  b = floor(x / 2)", 10: "  c = (x > 0) != (x > 2)", 11: "  d = x * 2 ** 2",
-        12: "  y = where(~(x > 0), 1, 0)",
+        8: "  a = rem(x, 2) + rem(rem(x, 2) + 2, 2)", 9: "  b = floor(x / 2)", 10: "  c = cast(floor(x), int32) ^ 2",
+        11: "  d = cast(floor(x), int32) << 2", 12: "  e = ldexp(x, exponent(2.0))", 13: "  y = where(~(x > 0), 1, 0)",
     },
     "param_defaults": {
         8: "  a: {default: 1.0}", 9: "  b: {type: int, default: 1}", 10: "  c: {type: bool, default: true}", 12: "  e: 10000000000.0",

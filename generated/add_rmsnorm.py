@@ -462,7 +462,7 @@ def add_rmsnorm_backward_kernel(
                     device.full(vec, N, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_sum), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1

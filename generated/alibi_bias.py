@@ -144,7 +144,7 @@ def alibi_bias_backward_kernel(
                     device.floats(rDy[None, v, u]), rIndexK[None, v].load().to(cutlass.Int32),
                     rIndexQ[None, v].load().to(cutlass.Int32),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row

@@ -78,7 +78,7 @@ def all_finite_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 total_all_of = all_finite_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalAll], ("all",), (total_all_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)

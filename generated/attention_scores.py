@@ -198,7 +198,7 @@ def attention_scores_backward_kernel(
                 dacc, column_sum_of = attention_scores_backward_chain(
                     device.floats(rDscores[None, v, u]), device.full(vec, scale),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dacc.to(mDacc.element_type), mDacc, (iB, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

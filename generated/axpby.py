@@ -182,7 +182,7 @@ def axpby_backward_kernel(
                     device.floats(rDz[None, v, u]), device.floats(rX[None, v, u]), device.floats(rY[None, v, u]),
                     device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
                 at.store(dy.to(mDy.element_type), mDy, cutlass.Int64(row) * width)

@@ -105,7 +105,7 @@ def batch_norm_train_stage1_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_mean_of = batch_norm_train_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -208,7 +208,7 @@ def batch_norm_train_stage2_kernel(
                 column_mean_of = batch_norm_train_stage2_chain(
                     device.floats(rX[None, v, u]), device.floats(rMean[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -374,7 +374,7 @@ def batch_norm_train_backward_stage1_kernel(
                 t5_of, t6_of = batch_norm_train_backward_stage1_chain(
                     device.floats(rDy[None, v, u]), device.floats(rMean[None, v]), device.floats(rX[None, v, u]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fT5, fT6], ("sum", "sum"), (t5_of, t6_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

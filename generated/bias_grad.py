@@ -77,7 +77,7 @@ def bias_grad_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_sum_of = bias_grad_chain(device.floats(rDy[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

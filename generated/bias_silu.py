@@ -175,7 +175,7 @@ def bias_silu_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rBias[None, v]),
                     approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

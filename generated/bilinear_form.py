@@ -86,7 +86,7 @@ def bilinear_form_kernel(
                     device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rX[None, v, u]),
                     device.floats(rRight[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
@@ -416,7 +416,7 @@ def bilinear_form_backward_kernel(
                     device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rX[None, v, k]),
                     device.floats(rRight[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             if own.there & (first == 0):

@@ -665,7 +665,7 @@ def causal_softmax_backward_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, iQ, cutlass.Int32),
                     device.full(vec, mScale[0]), device.full(vec, row_sum_), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (iRows, iQ, 0))
             turn += 1

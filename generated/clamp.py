@@ -183,7 +183,7 @@ def clamp_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, mLo[0]),
                     device.full(vec, mHi[0]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

@@ -76,7 +76,7 @@ def column_any_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_any_of = column_any_chain(rX[None, v, u].load() != 0)
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnAny], ("any",), (column_any_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

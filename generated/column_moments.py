@@ -87,7 +87,7 @@ def column_moments_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_mean_of, column_mean2_of = column_moments_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnMean, fColumnMean2], ("mean", "mean"), (column_mean_of, column_mean2_of,), inside,
                 )

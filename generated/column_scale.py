@@ -160,7 +160,7 @@ def column_scale_backward_kernel(
                 dx, column_sum_of = column_scale_backward_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rScale[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

@@ -106,7 +106,7 @@ def daffine_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]),
                     device.floats(device.full(vec, rScale[0], rScale.element_type)),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))

@@ -103,7 +103,7 @@ def dchannel_affine_kernel(
                 dx, column_sum_of, column_sum2_of = dchannel_affine_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rScale[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

@@ -272,7 +272,7 @@ def dense_gelu_aux_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rDz[None, v, u]), device.floats(rZ2[None, v, u]),
                     approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

@@ -530,7 +530,7 @@ def dense_rms_scaled_backward_kernel(
                     device.floats(rDy[None, v, k]), device.floats(rAcc[None, v, k]),
                     device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rWeight[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
             if own.there & (first == 0):

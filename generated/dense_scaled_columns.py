@@ -327,7 +327,7 @@ def dense_scaled_columns_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rC[None, v, u]),
                     device.floats(rAlpha[None, v]), device.floats(rBeta[None, v]), device.floats(rBias[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"),
                     (column_sum_of, column_sum2_of, column_sum3_of,), inside,

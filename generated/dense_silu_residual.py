@@ -276,7 +276,7 @@ def dense_silu_residual_backward_kernel(
                 dacc, column_sum_of = dense_silu_residual_backward_chain(
                     device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

@@ -233,7 +233,7 @@ def dequantize_awq_backward_kernel(
                     device.floats(rDw[6, None, v, u]), device.floats(rDw[7, None, v, u]),
                     rQweight[None, v, u].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v,
                     [
@@ -336,7 +336,7 @@ def dequantize_awq_backward_places(
                     device.floats(rDw[6, None, v, u]), device.floats(rDw[7, None, v, u]),
                     rQweight[None, v, u].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v,
                     [

@@ -214,7 +214,7 @@ def dequantize_gptq_backward_kernel(
                     device.floats(rDw6[None, v, u]), device.floats(rDw7[None, v, u]),
                     rQweight[None, v, u].load().to(cutlass.Int32),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iG = row
@@ -289,7 +289,7 @@ def dequantize_gptq_backward_places(
                     device.floats(rDw6[None, v, u]), device.floats(rDw7[None, v, u]),
                     rQweight[None, v, u].load().to(cutlass.Int32),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):

@@ -113,7 +113,7 @@ def dgelu_dbias_fp8_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]),
                     device.floats(device.full(vec, rScale[0], rScale.element_type)),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
                 at.store(device.cast(q, mQ.element_type), mQ, (row, 0))

@@ -221,7 +221,7 @@ def dgelu_dbias_row_fp8_kernel(
                     device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.full(vec, amax_min),
                     device.full(vec, row_max),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(device.cast(q, mQ.element_type), mQ, (row, 0))
             if own.there & (first == 0):

@@ -308,7 +308,7 @@ def dgroup_norm_kernel(
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean3),
                     device.full(vec, row_mean2), device.full(vec, row_mean4), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

@@ -88,7 +88,7 @@ def drelu_dbias_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 dx, column_sum_of = drelu_dbias_chain(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

@@ -238,7 +238,7 @@ def drmsnorm_kernel(
                     device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1

@@ -93,7 +93,7 @@ def dsilu_dbias_kernel(
                 dx, column_sum_of = dsilu_dbias_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

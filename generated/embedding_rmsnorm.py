@@ -441,7 +441,7 @@ def embedding_rmsnorm_backward_kernel(
                     device.floats(rWeight[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_sum),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dtable.to(mDtable.element_type), mDtable, (row, 0))
             turn += 1

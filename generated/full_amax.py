@@ -77,7 +77,7 @@ def full_amax_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 total_max_of = full_amax_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
@@ -177,7 +177,7 @@ def full_amax_backward_stage1_kernel(
                 total_sum_of = full_amax_backward_stage1_chain(
                     device.floats(device.full(vec, rAmax[0], rAmax.element_type)), device.floats(rX[None, v, u]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)

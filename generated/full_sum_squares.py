@@ -77,7 +77,7 @@ def full_sum_squares_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 total_sum_of = full_sum_squares_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)

@@ -305,7 +305,7 @@ def gemm_linear_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rC[None, v, u]),
                     device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))

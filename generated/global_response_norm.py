@@ -96,7 +96,7 @@ def global_response_norm_stage1_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
@@ -141,7 +141,7 @@ def global_response_norm_stage1_places(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
@@ -438,7 +438,7 @@ def global_response_norm_frozen_stage2_kernel(
                     device.floats(rGamma[None, v]), device.floats(device.full(vec, rMeanOfB[0], rMeanOfB.element_type)),
                     device.full(vec, eps), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
@@ -745,7 +745,7 @@ def global_response_norm_backward_stage2_kernel(
                     device.floats(rGamma[None, v]), device.floats(device.full(vec, rMeanOfB[0], rMeanOfB.element_type)),
                     device.full(vec, eps), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
                     (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,

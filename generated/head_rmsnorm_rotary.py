@@ -571,7 +571,7 @@ def head_rmsnorm_rotary_backward_kernel(
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2),
                     device.full(vec, row_sum), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
                     (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,

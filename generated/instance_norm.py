@@ -610,7 +610,7 @@ def instance_norm_backward_kernel(
                     device.floats(rX[None, v, k]), device.floats(device.full(vec, rWeight[0], rWeight.element_type)),
                     device.full(vec, S, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

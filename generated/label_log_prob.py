@@ -404,7 +404,7 @@ def label_log_prob_backward_kernel(
                     device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, mTemperature[0]), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

@@ -599,7 +599,7 @@ def layernorm_backward_kernel(
                     device.floats(rX[None, v, k]), device.floats(rWeight[None, v]), device.full(vec, N, cutlass.Int32),
                     device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

@@ -97,7 +97,7 @@ def layernorm_channels_first_stage1_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_mean_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
@@ -142,7 +142,7 @@ def layernorm_channels_first_stage1_places(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_mean_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
@@ -258,7 +258,7 @@ def layernorm_channels_first_stage2_kernel(
                 column_mean_of = layernorm_channels_first_stage2_chain(
                     device.floats(rX[None, v, u]), device.floats(rMeanOfBS[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
@@ -308,7 +308,7 @@ def layernorm_channels_first_stage2_places(
                 column_mean_of = layernorm_channels_first_stage2_chain(
                     device.floats(rX[None, v, u]), device.floats(rMeanOfBS[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
@@ -485,7 +485,7 @@ def layernorm_channels_first_frozen_stage1_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]), device.floats(rX[None, v, u]),
                     device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
@@ -550,7 +550,7 @@ def layernorm_channels_first_frozen_stage1_places(
                     device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]), device.floats(rX[None, v, u]),
                     device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
@@ -746,7 +746,7 @@ def layernorm_channels_first_backward_stage1_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]), device.floats(rX[None, v, u]),
                     device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
@@ -811,7 +811,7 @@ def layernorm_channels_first_backward_stage1_places(
                     device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]), device.floats(rX[None, v, u]),
                     device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
@@ -967,7 +967,7 @@ def layernorm_channels_first_backward_stage2_kernel(
                     device.floats(rSumOfBS2[None, v, u]), device.full(vec, C, cutlass.Int32), device.full(vec, eps),
                     approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

@@ -160,7 +160,7 @@ def lower_bound_backward_kernel(
                 dx, total_sum_of = lower_bound_backward_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, mBound[0]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

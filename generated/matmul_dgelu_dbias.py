@@ -155,7 +155,7 @@ def matmul_dgelu_dbias_epilogue_kernel(
                 dz, column_sum_of = matmul_dgelu_dbias_epilogue_chain(
                     device.floats(rAcc[None, v, u]), device.floats(rZ[None, v, u]), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dz.to(mDz.element_type), mDz, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

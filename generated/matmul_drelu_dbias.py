@@ -150,7 +150,7 @@ def matmul_drelu_dbias_epilogue_kernel(
                 dz, column_sum_of = matmul_drelu_dbias_epilogue_chain(
                     device.floats(rAcc[None, v, u]), device.floats(rY[None, v, u]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dz.to(mDz.element_type), mDz, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

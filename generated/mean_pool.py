@@ -81,7 +81,7 @@ def mean_pool_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_mean_of = mean_pool_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
@@ -126,7 +126,7 @@ def mean_pool_places(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_mean_of = mean_pool_chain(device.floats(rX[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):

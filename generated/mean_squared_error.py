@@ -81,7 +81,7 @@ def mean_squared_error_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 total_mean_of = mean_squared_error_chain(device.floats(rX[None, v, u]), device.floats(rY[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalMean], ("mean",), (total_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)

@@ -197,7 +197,7 @@ def mixture_backward_kernel(
                     device.floats(device.full(vec, rW2[0], rW2.element_type)), device.floats(rA[None, v, u]),
                     device.floats(rB[None, v, u]), device.floats(rC[None, v, u]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate(
                     [fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"),
                     (total_sum_of, total_sum2_of, total_sum3_of,), inside,

@@ -484,7 +484,7 @@ def modulated_layernorm_backward_kernel(
                     device.floats(rX[None, v, k]), device.floats(rScale[None, v]), device.full(vec, N, cutlass.Int32),
                     device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
@@ -584,7 +584,7 @@ def modulated_layernorm_backward_places(
                     device.floats(rX[None, v, k]), device.floats(rScale[None, v]), device.full(vec, N, cutlass.Int32),
                     device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

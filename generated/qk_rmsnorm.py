@@ -573,7 +573,7 @@ def qk_rmsnorm_backward_kernel(
                     device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_sum), device.full(vec, row_mean2), device.full(vec, row_sum2), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

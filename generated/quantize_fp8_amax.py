@@ -92,7 +92,7 @@ def quantize_fp8_amax_kernel(
                 q, total_max_of = quantize_fp8_amax_chain(
                     device.floats(rX[None, v, u]), device.floats(device.full(vec, rScale[0], rScale.element_type)),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
                 at.store(device.cast(q, mQ.element_type), mQ, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

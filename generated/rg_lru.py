@@ -360,7 +360,7 @@ def rg_lru_frozen_stage3_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rR[None, v, u]), device.floats(rDecay[None, v]),
                     device.floats(rScanOfBSD[None, v, u]), device.full(vec, iS, cutlass.Int32), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
@@ -420,7 +420,7 @@ def rg_lru_frozen_stage3_places(
                     device.floats(rDy[None, v, u]), device.floats(rR[None, v, u]), device.floats(rDecay[None, v]),
                     device.floats(rScanOfBSD[None, v, u]), device.full(vec, iS, cutlass.Int32), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
@@ -703,7 +703,7 @@ def rg_lru_backward_stage3_kernel(
                     device.floats(rScanOfBSD[None, v, u]), device.floats(rScanOfBSD2[None, v, u]),
                     device.full(vec, iS, cutlass.Int32), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

@@ -412,7 +412,7 @@ def rmsnorm_bias_backward_kernel(
                     device.full(vec, N, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_sum), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

@@ -422,7 +422,7 @@ def rmsnorm_reordered_backward_kernel(
                     device.floats(rWeightAtOrder[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_sum),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
                 at.store(dx2.to(mDx2.element_type), mDx2, (row, 0))

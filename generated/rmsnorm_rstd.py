@@ -431,7 +431,7 @@ def rmsnorm_rstd_backward_kernel(
                     device.floats(rWeight[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, row_sum),
                     approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1

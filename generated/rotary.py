@@ -223,7 +223,7 @@ def rotary_backward_kernel(
                     device.floats(rDy0[None, v, u]), device.floats(rDy1[None, v, u]), device.floats(rX0[None, v, u]),
                     device.floats(rX1[None, v, u]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
@@ -299,7 +299,7 @@ def rotary_backward_places(
                     device.floats(rDy0[None, v, u]), device.floats(rDy1[None, v, u]), device.floats(rX0[None, v, u]),
                     device.floats(rX1[None, v, u]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

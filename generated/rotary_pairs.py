@@ -201,7 +201,7 @@ def rotary_pairs_backward_kernel(
                     device.floats(rX[0, None, v, u]), device.floats(rX[1, None, v, u]), device.floats(rCos[None, v]),
                     device.floats(rSin[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

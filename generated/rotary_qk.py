@@ -335,7 +335,7 @@ def rotary_qk_backward_stage1_kernel(
                     device.floats(rDkRotated0[None, v, u]), device.floats(rDkRotated1[None, v, u]),
                     device.floats(rK0[None, v, u]), device.floats(rK1[None, v, u]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
@@ -402,7 +402,7 @@ def rotary_qk_backward_stage1_places(
                     device.floats(rDkRotated0[None, v, u]), device.floats(rDkRotated1[None, v, u]),
                     device.floats(rK0[None, v, u]), device.floats(rK1[None, v, u]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
@@ -533,7 +533,7 @@ def rotary_qk_backward_stage2_kernel(
                     device.floats(rDqRotated0[None, v, u]), device.floats(rDqRotated1[None, v, u]),
                     device.floats(rQ0[None, v, u]), device.floats(rQ1[None, v, u]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )
@@ -600,7 +600,7 @@ def rotary_qk_backward_stage2_places(
                     device.floats(rDqRotated0[None, v, u]), device.floats(rDqRotated1[None, v, u]),
                     device.floats(rQ0[None, v, u]), device.floats(rQ1[None, v, u]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

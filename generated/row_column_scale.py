@@ -364,7 +364,7 @@ def row_column_scale_backward_kernel(
                     device.floats(device.full(vec, rRowScale[0, u], rRowScale.element_type)),
                     device.floats(rColumnScale[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             if own.there & (first == 0):

@@ -167,7 +167,7 @@ def scale_shift_backward_kernel(
                 dx, column_sum_of, column_sum2_of = scale_shift_backward_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rScale[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(
                     v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                 )

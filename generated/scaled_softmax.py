@@ -585,7 +585,7 @@ def scaled_softmax_backward_kernel(
                     device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)), device.floats(rX[None, v, k]),
                     device.full(vec, mScale[0]), device.full(vec, row_sum_), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1

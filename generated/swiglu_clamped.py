@@ -229,7 +229,7 @@ def swiglu_clamped_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
                     device.full(vec, mLimit[0]), approx,
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                 at.store(dx0.to(mDx.element_type), mDx, (row, 0, 0))
                 at.store(dx1.to(mDx.element_type), mDx, (row, 1, 0))

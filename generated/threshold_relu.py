@@ -178,7 +178,7 @@ def threshold_relu_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, mThreshold[0]),
                     device.full(vec, mUpper[0]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

@@ -91,7 +91,7 @@ def weight_standardize_stage1_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = own.vector(v)
                 column_mean_of = weight_standardize_stage1_chain(device.floats(rW[None, v, u]))
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
@@ -197,7 +197,7 @@ def weight_standardize_stage2_kernel(
                 column_mean_of = weight_standardize_stage2_chain(
                     device.floats(rW[None, v, u]), device.floats(rMeanOfO[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
@@ -362,7 +362,7 @@ def weight_standardize_backward_stage1_kernel(
                 t5_of, column_sum_of = weight_standardize_backward_stage1_chain(
                     device.floats(rDy[None, v, u]), device.floats(rMeanOfO[None, v]), device.floats(rW[None, v, u]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fT5, fColumnSum], ("sum", "sum"), (t5_of, column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row

@@ -81,7 +81,7 @@ def weighted_column_sum_kernel(
                 column_sum_of = weighted_column_sum_chain(
                     device.floats(rX[None, v, u]), device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

@@ -193,7 +193,7 @@ def weighted_row_sum_backward_kernel(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rX[None, v, u]),
                     device.floats(rWeight[None, v]),
                 )
-                inside = at.inside()
+                inside = at.counted()
                 reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
                 at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

@@ -267,6 +267,11 @@ class Row:
         )
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, certain)
 
+    def counted(self) -> reduce.Inside:
+        """Which columns of this vector count in a result of several rows: none of a row past the last one, whose values are
+        those of zeros."""
+        return cute.full((self.how.vec,), self.there, Boolean) if self.how.exact else self.inside()
+
     def inside_once(self) -> reduce.Inside:
         """The first column alone, of a row that exists: of one value a row."""
         return reduce.inside(self.c, cutlass.select_(self.there, 1, 0), self.how.vec, True, False)

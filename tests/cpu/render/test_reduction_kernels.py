@@ -307,3 +307,44 @@ def test_coordinates_along_three_axes(extents, tmp_path):
     want = (wide - wide.mean((1, 2, 3), keepdims=True)) * w[:, None] + u[:, None] * b + 2 * q[:, :, None] * a + c
     found = op(x, w, u, q, implementation="interpret")
     np.testing.assert_allclose(np.asarray(found), want, rtol=1e-5, atol=1e-4)
+
+
+WHOLE_ROWS = """
+op: sums_of_probabilities
+summary: How much of all rows' probability each column has.
+inputs: {x: "float32[..., N]"}
+outputs: {y: "float32[N]"}
+chain: y = sum(square(softmax(x, axis=N)), axis=...)
+reference: jnp.sum(jnp.square(jax.nn.softmax(x, axis=-1)).reshape(-1, x.shape[-1]), axis=0)
+"""
+FEW_AT_A_PLACE = """
+op: sums_at_places
+summary: Sums of exponentials over a middle axis.
+inputs: {x: "float32[B, S, N]"}
+outputs: {y: "float32[B, N]"}
+chain: y = sum(exp(x), axis=S)
+reference: jnp.sum(jnp.exp(x), axis=1)
+"""
+SHARES_AT_A_PLACE = """
+op: shares_at_places
+summary: How much of a few rows' probability each column has.
+inputs: {x: "float32[B, S, N]"}
+outputs: {y: "float32[B, N]"}
+chain: y = sum(square(softmax(x, axis=N)), axis=S)
+reference: jnp.sum(jnp.square(jax.nn.softmax(x, axis=-1)), axis=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [(WHOLE_ROWS, (5, 4096)), (FEW_AT_A_PLACE, (2, 3, 1024)), (SHARES_AT_A_PLACE, (2, 3, 8))],
+    ids=["rows", "places", "rows at places"],
+)
+def test_rows_that_do_not_exist_add_nothing(tmp_path, text, shape):
+    """A row of zeros would: no vector of these kernels needs a mask, and threads have rows past the last one."""
+    op = make_op(tmp_path, text)
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    exact = x.astype("float64")
+    shares = np.exp(exact) / np.exp(exact).sum(axis=-1, keepdims=True)
+    expected = np.exp(exact).sum(axis=1) if text is FEW_AT_A_PLACE else (shares**2).sum(axis=-2)
+    np.testing.assert_allclose(op(jnp.asarray(x), implementation="interpret"), expected, rtol=2e-5)

@@ -11,7 +11,9 @@ from codegen.explain.launching import Binding
 from codegen.language.sizes import Shape, array_shape, elements
 from codegen.measuring import sass
 from codegen.measuring.compile import cubins_of_call
-from codegen.plan.op import Staged
+from codegen.plan.elementwise import Elementwise
+from codegen.plan.reductions import Reduction
+from codegen.plan.scanning import Scan
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled.platform import current_arch
@@ -25,10 +27,11 @@ Times = tuple[tuple[str, float], ...]
 
 def instruction_times(op: Op, binding: Binding, shape: Shape, clock: float | None = None) -> Times:
     """The microseconds that a call's instructions take on this GPU, by their kind (`targets.LIMITS`), at a `clock` in hertz or
-    the highest one. Nothing for an op that contracts or has stages, and for a GPU that `targets.GPUS` does not have."""
+    the highest one. Nothing for an op that contracts, scans, selects or has stages, and for a GPU that `targets.GPUS` does not have."""
     arch = current_arch()
     gpu = None if arch is None else this_gpu(arch, jax.devices()[0].device_kind)
-    if isinstance(op, GemmOp) or isinstance(op.plan, Staged) or arch is None or gpu is None:
+    counted = isinstance(op.plan, Elementwise | Reduction) and not isinstance(op.plan, Scan)
+    if isinstance(op, GemmOp) or not counted or arch is None or gpu is None:
         return ()
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     work = work_of_element(op, Types(binding.types), shape, arch)
@@ -60,7 +63,7 @@ def work_of_element(op: Op, types: Types, shape: Shape, arch: str) -> Work:
 def elements_of_thread(how: Launch | RowLaunch | WalkLaunch, columns: int) -> float:
     """The elements that a thread has in one iteration of its main loop, on average."""
     if isinstance(how, Launch):
-        return how.vec
+        return how.vec * (how.vec if how.across else 1)
     lanes, most = how.per_row * how.cluster, how.vec * how.vectors
     if isinstance(how, RowLaunch):
         passes = 1 if how.kept else -(-columns // (lanes * most))

@@ -112,3 +112,22 @@ def test_a_gpu_is_found_by_its_name():
     assert limits.this_gpu("sm_80", "NVIDIA A100-SXM4-80GB").name == "A100 80GB SXM"
     assert limits.this_gpu("sm_89", "NVIDIA GeForce RTX 4090").name == "RTX 4090"
     assert limits.this_gpu("sm_89", "NVIDIA L40S") is None
+
+
+def test_kernels_without_a_count_have_no_times(monkeypatch):
+    (h100,) = [g for g in GPUS if g.name == "H100 SXM"]
+    monkeypatch.setattr(limits, "current_arch", lambda: "sm_90a")
+    monkeypatch.setattr(limits, "this_gpu", lambda arch, kind: h100)
+
+    def times(op: Op):
+        types = tuple((t, dtypes[0]) for t, dtypes in op.spec.types)
+        return limits.instruction_times(op, Binding(op.spec, types), default_shape(op.spec))
+
+    (selection,) = [op for op in generated.top_k_gate.own_kernels if op.plan.kind not in ("row", "elementwise")]
+    assert times(generated.running_mean) == times(generated.top_k_gate) == times(selection) == ()
+
+
+def test_a_thread_of_a_transpose_has_a_square_of_elements():
+    """A few conversions and a product for each element: not as many as if a thread had a single vector."""
+    found = counted("transpose_quantize_fp8", "sm_90a", {"...": 1, "M": 256, "N": 256})
+    assert 3 < found.issue < 15

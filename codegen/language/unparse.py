@@ -94,6 +94,9 @@ class _Writer:
             return str(node.attr), ATOM
         if node.op in ("index", "size"):
             return f"{node.op}({node.attr})", ATOM
+        if node.op == "_bits":
+            assert isinstance(node.args[0].attr, Leaf)
+            return f"bits({node.args[0].attr.name}, axes={axes_text(node.attr)})", ATOM  # type: ignore[arg-type]
         if node.op == "float" or node.op.startswith("_"):
             return args[0]
         if node.op == "shift":
@@ -102,9 +105,6 @@ class _Writer:
             for axis, by in node.attr:
                 text = f"shift({text}, axis={axis}, by={by})"
             return text, ATOM
-        if node.op == "_bits":
-            assert isinstance(node.args[0].attr, Leaf)
-            return f"bits({node.args[0].attr.name}, axes={axes_text(node.attr)})", ATOM  # type: ignore[arg-type]
         if node.op in ("take", "pick"):
             return f"take({args[0][0]}, {args[1][0]}, axis={node.attr})", ATOM
         if node.op == "cast":

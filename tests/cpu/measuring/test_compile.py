@@ -209,9 +209,11 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
         elif access.mode == "flat" and variant.ragged and rows and access.tokens[-1:] == ("parts",) and op.plan.columns:
             good = widths[-1:] == (size,)  # interleaved parts with rows at any offset, element by element
         elif access.mode == "flat" and variant.ragged and rows:
-            good = widths[:1] == ((whole if size * vec % 4 == 0 else size),)
+            good = widths[:1] == ((whole if size * together.get(name, 1) * vec % 4 == 0 else size),)
         elif access.mode == "flat" and variant.ragged:
             good = widths[:1] == (whole,)  # in addition to whole vectors, the ends of arrays element by element
+        elif access.into and variant.ragged:
+            good = widths[-1:] == (size,)  # at places that an index gives, element by element
         elif access.mode == "tile" and variant.ragged:
             # aligned vectors are shifted into place; ends of rows (and of warps that store) element by element; words
             # are shifted

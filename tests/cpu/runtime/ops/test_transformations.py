@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import generated
 from codegen.checking import draw
-from codegen.graph.nodes import DTYPES
+from codegen.graph.nodes import DTYPES, least_sizes
 from codegen.runtime.call.arguments import all_types
 from codegen.runtime.ops.op import Op
 from tests.turns import some
@@ -29,7 +29,8 @@ KEEP_DOTS = jax.checkpoint_policies.checkpoint_dots
 
 def calls(op: Op) -> tuple[list[jax.Array], dict, tuple[int, ...]]:
     """The arrays of some calls, stacked; keywords; the positions of those with a gradient."""
-    extents = {axis: op.spec.extents.get(axis, EXTENT) for axis in op.spec.axes if axis != "..."}
+    least = least_sizes(s.value for s in op.statements)
+    extents = {a: op.spec.extents.get(a, max(EXTENT, least.get(a, 0))) for a in op.spec.axes if a != "..."}
     types = next(all_types(op.spec))
     params = tuple((p.name, 0.5 if p.default is None else p.default) for p in op.spec.params)
     rows = ROWS if "..." in op.spec.axes else ()

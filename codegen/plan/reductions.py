@@ -43,7 +43,7 @@ LEAST_VECTOR = 4  # bytes of a narrower vector, which divides a row
 THREAD_BYTES = 64  # bytes of inputs that a thread holds before a row gets more threads
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
 MOST_CARRIED = 384  # if expensive values are held as well
-MOST_DEAR = 192  # bytes of a row that a thread holds, with the expensive values of it, before the row gets more threads
+MOST_COSTLY = 192  # bytes of a row and of its costly values that a thread holds before the row gets more threads
 REGISTER_BYTES = 96 * 1024  # registers of a block that data may take
 ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block holds
 CLUSTER_ROW = 16 * 1024  # if a cluster shares the row, and reduces no columns
@@ -54,9 +54,8 @@ LEAN_RESIDENT = 768  # if threads hold twice as much, and nothing else
 MOST_COMPUTED = (
     24  # values of a thread, one for each column of a vector and each statistic, that leave registers for the rest
 )
-MANY_REGISTERS = (
-    100  # of a thread, by our estimate, from which on an SM has too few threads if the compiler takes what it likes
-)
+# Registers of a thread, by `walking.registers`, with which an SM has too few threads if the compiler takes what it likes
+MANY_REGISTERS = 100
 SPILLED = 0.45  # part of them that may be spilled, or computed again, for more threads
 MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
@@ -380,26 +379,16 @@ class Reduction:
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, carried, at_once=at_once)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row, kept, cluster = columns // vec * width, THREAD_BYTES, 1
-        alone_bytes = vec * self.column_bytes(
-            dtypes, own=True
-        )  # of a vector, without arrays that neighbouring rows share
+        alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without arrays that neighbouring rows share
         if clusters(arch) and row > ALONE_ROW:
             cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         cluster = schedule.get("cluster", cluster)
         short = cluster == 1 and not ragged and count in SHORT_ROWS
-        most = 1 if short else max(1, kept // alone_bytes)
+        most = 1 if short else max(1, kept // alone)
         if self.costly and self.carried:
-            most = min(most, max(1, MOST_DEAR // (vec * (self.column_bytes(dtypes) + 4 * len(self.carried)))))
-        per_row = 1
-        while per_row < MAX_THREADS:
-            # One more vector of a ragged row, which few threads have, does not double the threads if registers allow
-            full = cluster == 1 and (per_row < WARP or self.costly)
-            if per_row * cluster * most >= (count if full else columns // vec):
-                break
-            per_row *= 2
-        per_row = walking.fewest_idle(per_row, count, count if self.costly else columns // vec, most, cluster)
-        per_row = schedule.get("threads_per_row", per_row)
+            most = min(most, max(1, MOST_COSTLY // (vec * (self.column_bytes(dtypes) + 4 * len(self.carried)))))
+        per_row = schedule.get("threads_per_row", self._threads_of_row(count, columns // vec, most, cluster))
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
         # A thread's vectors, without the additional one of a ragged row
@@ -411,7 +400,7 @@ class Reduction:
         threads = max(1, beside) * per_row
         own, costly = whole * width, 4 * vec * vectors * len(self.carried)
         carried = 0 < costly <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
-        needed = walking.BESIDE_VALUES + self.alive * vec + vectors * (width + 4 * vec * len(self.carried)) // 4
+        needed = walking.registers(self.alive * vec, vectors * width + costly)
         deep = cluster > 1 and self.alone and own > THREAD_BYTES
         lean = deep or (ragged and own >= THREAD_BYTES and (cluster > 1 or not carried))
         resident = 0
@@ -432,18 +421,19 @@ class Reduction:
         ):
             lean, resident = not carried, RESIDENT if carried else MANY_RESIDENT
         return RowLaunch(
-            vec,
-            ragged,
-            threads,
-            per_row,
-            vectors,
-            cluster,
-            True,
-            exact,
-            carried and not lean,
-            lean,
-            resident // threads,
-        )
+            vec, ragged, threads, per_row, vectors, cluster, True, exact, carried and not lean, lean, resident // threads
+        )  # fmt: skip
+
+    def _threads_of_row(self, count: int, whole: int, most: int, cluster: int) -> int:
+        """The threads of a row of `count` vectors, of which `whole` are whole: so many that none has more than `most`."""
+        per_row = 1
+        while per_row < MAX_THREADS:
+            # One more vector of a ragged row, which few threads have, does not double the threads if registers allow
+            full = cluster == 1 and (per_row < WARP or self.costly)
+            if per_row * cluster * most >= (count if full else whole):
+                break
+            per_row *= 2
+        return walking.fewest_idle(per_row, count, count if self.costly else whole, most, cluster)
 
     def least_threads(self, columns: int, per_row: float, dtypes: Mapping[str, str]) -> int:
         """The threads of a block of several rows, each with so many threads: enough to read much at a time."""

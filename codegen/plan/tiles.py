@@ -169,7 +169,7 @@ class Tile:
     def slower(self, tiles: Tiles, dtypes: Mapping[str, str], extents: Mapping[str, int]) -> str:
         """Why XLA's matmul and a kernel for the epilogue should be faster than these tiles; "" if they should not."""
         L, M, N, K = (extents[name] for name in "LMNK")
-        if self.folds_dear(dtypes):
+        if self.folds_costly(dtypes):
             return "what is folded is so costly that another pass over the product takes less"
         return hopper_tiles.loses(tiles, M, N, K, L, a=dtypes["a"], paired=self.paired, work=self.all_work)
 
@@ -203,7 +203,7 @@ class Tile:
         ordered = batch == list(range(len(batch))) and own in (tuple(range(count)), tuple(range(len(batch), count)))
         return ordered and "parts" not in tokens[:-2] and (parts or 1) <= MOST_PARTS
 
-    def folds_dear(self, dtypes: Mapping[str, str]) -> bool:
+    def folds_costly(self, dtypes: Mapping[str, str]) -> bool:
         """Whether an expensive value is reduced that is not approximate: its long code runs once for each tile, which
         takes longer than another pass over the product."""
         exact = {name for name, dtype in self.exactness if self.is_exact(dtype, dtypes)}

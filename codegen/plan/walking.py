@@ -29,9 +29,7 @@ BUSY_RESIDENT = (1024, 768, RESIDENT)
 REGISTERS_OF_SM = 64 * 1024
 BESIDE_VALUES = 24  # registers of a thread for addresses, bounds and loops
 SPILLED = 0.3  # part of a masked row's registers that may be spilled for more threads
-CLUSTER_THREADS = (
-    256  # of a row, in a block of a cluster, if an expensive value is computed: several blocks are resident
-)
+CLUSTER_THREADS = 256  # of a row, in a block of a cluster, if a value is costly: several blocks are resident
 MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, if threads are added
 ROOM = 160  # bytes of its data, up to which these results are in registers as well
 WIDE_ROOM = 224  # if no vector needs a mask, on GPUs with clusters
@@ -52,7 +50,7 @@ THREADS = 256  # threads of a block in which no row is whole
 MASKED_THREADS = 1024  # if vectors need masks: of one row at a time, since instructions take the time
 MOST_ROWS_HELD = 8  # that a thread then holds, at most
 BYTES = 128  # and of them
-DEAR_BYTES = 96  # if an expensive value is computed of them
+COSTLY_BYTES = 96  # if an expensive value is computed of them
 LEAST_BYTES = 64  # on GPUs without clusters
 ALL = 384  # with the values computed of them
 PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_103": 148, "sm_120": 170}
@@ -204,10 +202,13 @@ def busy_resident(needs: Needs, vectors: int, vec: int, ragged: bool) -> int:
     """The threads for which an SM has registers. In rows without masks, values of all a thread's vectors are alive at once."""
     if not needs.costly and not ragged:
         return RESIDENT
-    data = vectors * (needs.width + needs.fixed) // 4
-    values = needs.alive * vec * (1 if ragged else vectors)
-    needed = (BESIDE_VALUES + data + values) * ((1 - SPILLED) if ragged else 1)
-    return threads_that_fit(needed)
+    needed = registers(needs.alive * vec * (1 if ragged else vectors), vectors * (needs.width + needs.fixed))
+    return threads_that_fit((1 - SPILLED) * needed if ragged else needed)
+
+
+def registers(values: int, held: int) -> int:
+    """An estimate of a thread's registers, from the values that are alive at once and the bytes that it holds."""
+    return BESIDE_VALUES + values + held // 4
 
 
 def threads_that_fit(needed: float) -> int:
@@ -352,6 +353,6 @@ def everything(
 
 def rows_at_once(width: int, written: int, values: bool, costly: bool, arch: str | None) -> int:
     """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows."""
-    most = (DEAR_BYTES if clusters(arch) else LEAST_BYTES) if costly else BYTES
+    most = (COSTLY_BYTES if clusters(arch) else LEAST_BYTES) if costly else BYTES
     less = 2 if values else 1
     return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written)))

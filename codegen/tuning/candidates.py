@@ -59,12 +59,7 @@ def settings(
         return
     whole = how.kept if isinstance(how, RowLaunch) else how.whole and not plan.collapsed
     if whole:
-        yield from (
-            ("threads_per_row", how.per_row * times // 8)
-            for times in (2, 3, 4, 5, 6, 7, 10, 12, 16, 32)
-            if how.per_row * times % (8 * WARP) == 0
-            or (how.per_row <= WARP and times in (2, 4, 16, 32) and how.per_row * times >= 8)
-        )
+        yield from (("threads_per_row", n) for n in threads_per_row(how.per_row))
     if whole or isinstance(how, RowLaunch):
         yield from (("cluster", n) for n in CLUSTERS)
     yield from (("resident", n // how.threads) for n in RESIDENT_THREADS)
@@ -76,3 +71,12 @@ def settings(
     yield "paced", False
     yield from (("at_once", n) for n in (1, 2, 4, 8))
     yield from (("parts", times) for times in PARTS)
+
+
+def threads_per_row(planned: int) -> Iterator[int]:
+    """Those to try: numbers of warps, and of few threads powers of two."""
+    for eighths in (2, 3, 4, 5, 6, 7, 10, 12, 16, 32):
+        threads, rest = divmod(planned * eighths, 8)
+        power = planned <= WARP and eighths & (eighths - 1) == 0
+        if threads and not rest and (power or threads % WARP == 0):
+            yield threads

@@ -12,7 +12,7 @@ from codegen.plan.op import left_to_xla as estimated_left_to_xla
 from codegen.plan.planner import overrides
 from codegen.plan.reductions import Reduction
 from codegen.plan.selecting import Selection
-from codegen.plan.walking import clusters, shared_memory
+from codegen.plan.walking import BESIDE_VALUES, REGISTERS_OF_SM, clusters, shared_memory
 from codegen.shared import Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 
@@ -21,12 +21,10 @@ Changes = Mapping[str, int | float | bool]
 # What the planner itself takes, from which it derives the rest; and fields of a record that are changed alone
 SCHEDULE = ("threads", "vector_bytes", "threads_per_row", "cluster")
 FIELDS: dict[type, tuple[str, ...]] = {
-    Launch: (), SelectLaunch: (), RowLaunch: ("resident", "lean", "carried", "vectors"),
-    WalkLaunch: ("resident", "lean", "paced", "at_once", "parts"),
+    RowLaunch: ("resident", "lean", "carried", "vectors"), WalkLaunch: ("resident", "lean", "paced", "at_once", "parts"),
 }  # fmt: skip
 MOST_DIVISOR = 16  # what a number of elements that is not known may be given as
-REGISTERS, MOST_REGISTERS = 64 * 1024, 255  # of an SM, and of a thread
-BESIDE_DATA = 24  # registers of a thread for addresses and what it computes, at least
+MOST_REGISTERS = 255  # of a thread
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # that an SM holds
 
 
@@ -94,7 +92,7 @@ def changed(
     schedule = {name: int(changes[name]) for name in SCHEDULE if name in changes}
     how = plan.launch(dtypes, extents, schedule | overrides(spec, arch), arch)
     alone = {name: value for name, value in changes.items() if name not in SCHEDULE}
-    if not alone.keys() <= set(FIELDS[type(how)]):
+    if not alone.keys() <= set(FIELDS.get(type(how), ())):
         return None
     if isinstance(how, RowLaunch) and alone:
         if ("vectors" in alone and how.kept) or (alone.get("carried") and not plan_carries(plan)):
@@ -150,8 +148,8 @@ def unfit(
     assert isinstance(plan, Reduction)
     rows = 1 if isinstance(how, RowLaunch) or how.staged else how.at_once
     data = rows * how.vectors * how.vec * plan.column_bytes(dtypes) // 4
-    most = min(MOST_REGISTERS, REGISTERS // (how.threads * max(1, how.resident)))
-    if data + BESIDE_DATA > most:
+    most = min(MOST_REGISTERS, REGISTERS_OF_SM // (how.threads * max(1, how.resident)))
+    if data + BESIDE_VALUES > most:
         return f"{data} registers of data, of {most}"
     if isinstance(how, WalkLaunch) and how.whole and not plan.collapsed:
         needs = plan.walking_needs(how.vec, how.vec * plan.column_bytes(dtypes), dtypes, how.each or 1)

@@ -1,6 +1,7 @@
 """Which launches are tried: each differs from the planned one, fits the GPU, and follows from the spec's own schedule."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from codegen.shared import RowLaunch, WalkLaunch
 from codegen.tuning.candidates import neighbours
 from codegen.tuning.choosing import changed, launch, unfit
 
+ROOT = Path(__file__).parents[3]
 SPEC = """\
 op: made
 summary: Made here.
@@ -87,3 +89,14 @@ def test_what_the_spec_says_itself_stays():
     call = of(op_of(**ROW, more="schedule: {threads: 512}"), 8192, 4096)
     assert changed(*call, {"threads": 128}) == launch(*call)
     assert all("threads" not in changes for changes in neighbours(*call, {}).values())
+
+
+@pytest.mark.parametrize("name", ["running_mean", "transpose_quantize_fp8", "write_kv_cache"])
+def test_kernels_of_other_kinds_have_launches_to_try(name):
+    """Those that the planner itself makes from other threads or vectors: their records have no field that is changed alone."""
+    op = read_op(f"specs/{name}.yaml", (ROOT / f"specs/{name}.yaml").read_bytes())
+    dtypes = {a.name: "float32" for a in op.spec.arrays}
+    call = op.plan, op.spec, dtypes, Extents(4096, 2**24, 4096, 4096, turned=4096), "sm_90a"
+    planned = launch(*call)
+    assert {type(how) for how in neighbours(*call, {})} == {type(planned)}
+    assert changed(*call, {"resident": 4}) is None

@@ -4,9 +4,10 @@ A state h_t = a_t h_(t-1) + b_t may be computed in any association. With M_t = |
 result that ends at t, an operand's error reaches a state as it does in the recurrence, and each of the at most t + 8
 combinations on its way rounds a product and a sum of at most M_t. A partial product of the a that underflows is off by the
 smallest normal number, times the states and the products around it. Where these overflow, the result may be anything.
-Running sums and products are such recurrences, with a = 1, and with b = 0. A running maximum lies between those of x - e and of
-x + e. The exponentials of cumlogsumexp are positive: its sum's relative error is that of the largest term, and each of the at
-most t + 8 combinations adds that of an exponential and of a sum.
+
+A running sum is such a recurrence with a = 1, and a running product is one with b = 0. A running maximum lies between the
+running maxima of x - e and of x + e. The exponentials of cumlogsumexp are positive. So the relative error of its sum is that of
+the largest term, and each of the at most t + 8 combinations adds that of an exponential and of a sum.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from codegen.graph.nodes import Node, along_of
 
-EXTRA = 8  # combinations that threads and tiles add to those of the elements
+EXTRA = 8  # more combinations, between threads and between tiles
 
 
 class Units(Protocol):

@@ -45,7 +45,7 @@ def places_grid(how: Walk, places: Int32, columns: Int32, stream: Any) -> dict[s
 
 
 def place_of(how: Walk, columns: Int32) -> tuple[Int32, Int32]:
-    """The place all of whose rows this thread reduces with its neighbours, and the number of their piece of its columns."""
+    """This thread's place, all rows of which it reduces with its neighbours, and the number of their piece of the columns."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     count = _pieces_of_place(how, columns)
@@ -268,8 +268,8 @@ class Row:
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, certain)
 
     def counted(self) -> reduce.Inside:
-        """Which columns of this vector count in a result of several rows: none of a row past the last one, whose values are
-        those of zeros."""
+        """Which columns of this vector count in a result of several rows. A row past the last one has none: it is read as zeros,
+        and a chain need not be 0 there."""
         return cute.full((self.how.vec,), self.there, Boolean) if self.how.exact else self.inside()
 
     def inside_once(self) -> reduce.Inside:

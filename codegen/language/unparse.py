@@ -44,15 +44,11 @@ class _Writer:
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         call = self.call(node)
-        return (
-            call.values
-            if call is not None
-            else ()
-            if node.op == "_bits"
-            else node.args[:1]
-            if node.op.startswith("_")
-            else node.args
-        )
+        if call is not None:
+            return call.values
+        if node.op == "_bits":
+            return ()
+        return node.args[:1] if node.op.startswith("_") else node.args
 
     def text(self, first: int) -> str:
         known = [s for s in reversed(self.statements[:first]) if s.part is None]

@@ -17,7 +17,6 @@ from codegen.plan.scanning import Scan
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled.platform import current_arch
-from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
 from codegen.shared import Launch, RowLaunch, WalkLaunch
 from codegen.targets import GPUS, Gpu, Work
@@ -27,11 +26,11 @@ Times = tuple[tuple[str, float], ...]
 
 def instruction_times(op: Op, binding: Binding, shape: Shape, clock: float | None = None) -> Times:
     """The microseconds that a call's instructions take on this GPU, by their kind (`targets.LIMITS`), at a `clock` in hertz or
-    the highest one. Nothing for an op that contracts, scans, selects or has stages, and for a GPU that `targets.GPUS` does not have."""
+    the highest one. None are known of an op that contracts, scans, selects or has stages, or of a GPU that `targets.GPUS` lacks."""
     arch = current_arch()
     gpu = None if arch is None else this_gpu(arch, jax.devices()[0].device_kind)
     counted = isinstance(op.plan, Elementwise | Reduction) and not isinstance(op.plan, Scan)
-    if isinstance(op, GemmOp) or not counted or arch is None or gpu is None:
+    if not counted or arch is None or gpu is None:
         return ()
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     work = work_of_element(op, Types(binding.types), shape, arch)

@@ -19,6 +19,7 @@ from codegen import extras
 from codegen.checking.errorbound import stored
 from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
+from codegen.plan.op import contracted_axes
 from codegen.plan.planner import overrides
 from codegen.plan.walking import in_parts
 from codegen.runtime.call.arguments import Axes, Types
@@ -135,7 +136,7 @@ TILED = (1, 2, 3, 5, 8, 13, 16, 31, 64, 65, 127, 128, 136, 257)
 def _product_sizes(pick, op, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
     """The sizes for an op that contracts: no array has all axes, and a contraction should take more than one step."""
     del dtypes
-    contracted = {p.axis for p in op.plan.products}
+    contracted = contracted_axes(op.plan)
     tiled = {op.plan.order[-1], *([] if ROWS in op.spec.axes else op.plan.order[-2:])}
     extents = {}
     for axis in names:
@@ -175,7 +176,7 @@ def arrays(op, case: Case) -> dict[str, np.ndarray]:
     """The inputs of a call, by name."""
     generator = np.random.default_rng(case.seed)
     domains, along = dict(op.spec.domain), reduced_dimension(op.plan, generator)
-    contracted = {p.axis for p in op.plan.products} if op.plan.kind == "gemm" else set()
+    contracted = contracted_axes(op.plan)
     distinct = {s.at.index: s.at.axis for s in op.statements if s.at and s.at.how == "set"}
     made = {}
     for array in op.spec.inputs:

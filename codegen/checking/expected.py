@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ def exact_products(op: GemmOp, arrays: dict[str, np.ndarray], axes: Axes, gpu: b
 
         with jax.default_device(jax.devices("cpu")[0]):
             value, size, spread = (np.asarray(x) for x in jax.jit(terms)(*factors))
-        count, lost = axes.extents[p.axis], 0.0
+        count, lost = math.prod(axes.shape(p.axes)), 0.0
         if op.spec.math != "precise" and any(x.dtype == np.float32 for x in factors):
             lost = 2.0**-9  # both factors rounded, or truncated, to TF32
         elif gpu and all(x.dtype.itemsize == 1 for x in factors) and wide == "float64":

@@ -44,7 +44,7 @@ def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: boo
     tf32 = isinstance(op, GemmOp) and (on_gpu() or implementation == "interpret") and op.spec.math != "precise"
     if tf32:
         # Tensor cores multiply float32 as TF32: the error of a sum of n products is about sqrt(n) times that of one
-        terms = max(case.axes.extents[p.axis] for p in op.plan.products)
+        terms = max(math.prod(case.axes.shape(p.axes)) for p in op.plan.products)
         kept = max(kept, 2.0**-11 * max(4.0, terms**0.5))
     summed = 0.0
     if isinstance(op, GemmOp) and not on_gpu() and jax.__version_info__ >= (0, 11):

@@ -86,7 +86,9 @@ def graph(op: Op) -> Graph:
                     args += (f"axis={axes_text(lost_axes(node))}",)
                 elif node.op == "shift":
                     args += tuple(f"{axis} - {n}" if n > 0 else f"{axis} + {-n}" for axis, n in node.attr)  # type: ignore[attr-defined]
-                elif node.op in ("cast", "take", "pick", "contract", *SELECTIONS):
+                elif node.op == "contract":
+                    args += (axes_text(lost_axes(node)),)
+                elif node.op in ("cast", "take", "pick", *SELECTIONS):
                     args += (str(node.attr),)
                 operations.append(
                     Operation(name, node.op.removeprefix("_"), args, node.kind + dims_text(node.dims), node)
@@ -333,7 +335,7 @@ def products(op: Op, shape: Shape) -> list[tuple[Product, int]]:
     """The contractions, and the operations (multiplications and additions) of each."""
     if not isinstance(op.plan, Gemm):
         return []
-    return [(p, 2 * elements((*p.acc.axes, p.axis), shape) * (p.acc.parts or 1)) for p in op.plan.products]
+    return [(p, 2 * elements((*p.acc.axes, *p.axes), shape) * (p.acc.parts or 1)) for p in op.plan.products]
 
 
 def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> dict[str, Any] | None:
@@ -435,7 +437,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                 "shape": list(array_shape(p.acc, shape)),
                 "a": p.a.name,
                 "b": p.b.name,
-                "over": p.axis,
+                "over": axes_text(p.axes),
                 "operations": count,
             }
             for p, count in products(op, shape)

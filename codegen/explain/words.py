@@ -229,7 +229,7 @@ class GemmWords:
 
     def kind(self) -> str:
         products = listed(
-            f"{p.acc.name} = {p.a.name} @ {p.b.name} over {axis_word(p.axis)}" for p in self.plan.products
+            f"{p.acc.name} = {p.a.name} @ {p.b.name} over {listed(map(axis_word, p.axes))}" for p in self.plan.products
         )
         tile = self.plan.tile
         how = "on sm_90a its epilogue in the same kernel, where a row's bytes are a multiple of 16 and that is faster; else after XLA's matmul"

@@ -20,6 +20,7 @@ from codegen.graph.nodes import DTYPES, ROWS, Along, Call, Leaf, Node, Put, Sele
 from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, SCANS, SELECTIONS
 from codegen.graph.shifting import shift
 from codegen.language.prelude import Composite, prelude
+from codegen.language.products import contracted, product_of, rounded
 from codegen.language.scope import Scope
 from codegen.language.statements import SPLIT, Follows, Placed, construct, literal, together
 from codegen.spec.spec import Array
@@ -39,6 +40,7 @@ WHOLE = "convert it first, as in cast(floor(x), int32)"
 FOR_FLOATS = {"floordiv": "write floor(a / b)", "mod": "write a - floor(a / b) * b, or rem(a, b), which has a's sign"}
 SPECIAL = {
     "cast": ("e", "dtype"),
+    "dot": ("a", "b", "axis"),
     "index": ("axis",),
     "size": ("axis",),
     "take": ("table", "i", "axis"),
@@ -591,16 +593,26 @@ class Reader:
 
     # Operations
 
-    def contract(self, tree: ast.BinOp, left: Node, right: Node) -> Node:
-        shared = [a for a in left.dims if a in right.dims and a not in self.scope.output_axes]
-        if len(shared) != 1:
-            found = f"here both have {' and '.join(shared)}" if shared else "here there is none"
-            raise self.fail(tree, "'@' contracts over the one axis that both sides have and no output has", found)
+    def call_dot(self, tree: ast.Call) -> Node:
+        given = self.arguments(tree, SPECIAL["dot"])
+        axes = self.axes(given["axis"])
+        left, right = self.read_all([given["a"], given["b"]])
+        for value in (left, right):
+            self.along(given["axis"], "dot", axes, value)
+        return self.contract(tree, left, right, axes)
+
+    def contract(self, tree: ast.AST, left: Node, right: Node, axes: tuple[str, ...] = ()) -> Node:
+        """A matrix product over some axes, or over the one that `@` contracts. Its other axes are those of both sides."""
         if "bool" in (left.kind, right.kind):
             raise self.fail(tree, "'@' takes numbers, not a bool", "write where(condition, 1, 0)")
-        left, right = self.same_kind(left, right)
-        dims = (set(left.dims) | set(right.dims)) - set(shared)
-        return self.graph.node("contract", (left, right), shared[0], kind=left.kind, dims=dims)
+        try:
+            axes = axes or (contracted(left, right, self.scope.output_axes, self.scope.inputs),)
+            left, right = rounded(
+                self.graph, *self.same_kind(left, right), arrays=self.scope.inputs, types=self.scope.types
+            )
+        except UserError as error:
+            raise Placed(self.site or tree, error) from None
+        return product_of(self.graph, left, right, axes)
 
     def power(self, tree: ast.BinOp, base: Node, exponent: Node) -> Node:
         if "bool" in (base.kind, exponent.kind):

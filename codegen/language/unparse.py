@@ -105,6 +105,12 @@ class _Writer:
             return f"take({args[0][0]}, {args[1][0]}, axis={node.attr})", ATOM
         if node.op == "cast":
             return f"cast({args[0][0]}, {node.attr})", ATOM
+        if node.op == "contract":
+            both, axes = {*node.args[0].dims} & {*node.args[1].dims}, lost_axes(node)
+            if both != {*axes}:
+                return f"dot({args[0][0]}, {args[1][0]}, axis={axes_text(axes)})", ATOM
+            texts = [parenthesised(*arg, BINDING["mul"], place) for place, arg in enumerate(args)]
+            return " @ ".join(texts), BINDING["mul"]
         if node.op in REDUCTIONS:
             return f"{node.op}({args[0][0]}, axis={axes_text(lost_axes(node))})", ATOM
         if node.op in SCANS:

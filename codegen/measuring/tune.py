@@ -157,7 +157,7 @@ def sizes_of(op: Op, axes: Axes) -> dict[str, int]:
     if not isinstance(op, GemmOp):
         return choosing.sizes_of(op.plan, views.known_extents(op.plan, axes))
     tile, (first, *_) = op.plan.tile, op.plan.products
-    named = {"M": tile.rows, "N": (tile.column,), "K": (first.axis,)} | ({"L": tile.batch} if tile.batch else {})
+    named = {"M": tile.rows, "N": (tile.column,), "K": first.axes} | ({"L": tile.batch} if tile.batch else {})
     return {name: math.prod(axes.shape(own)) for name, own in named.items()}
 
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Leaf, Node, Statement, put_inputs, topological
+from codegen.graph.nodes import Leaf, Node, Statement, lost_axes, put_inputs, topological
 from codegen.language.chain import in_chain, line_with
+from codegen.language.products import plain
 from codegen.language.statements import Placed
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.tiles import Product
@@ -36,7 +37,7 @@ class _Splitter:
     def __init__(self, spec: Spec):
         self.spec, self.calls, self.statements = spec, spec.read.graph.calls, spec.read.statements
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
-        self.found: dict[tuple[str, str, str], Product] = {}
+        self.found: dict[tuple[str, str, tuple[str, ...]], Product] = {}
 
     def split(self) -> tuple[tuple[Product, ...], Spec]:
         spec = self.spec
@@ -48,7 +49,7 @@ class _Splitter:
                 leaves[id(node)] = self.leaf(node)
             except UserError as error:
                 problems.append(self.place(node, error))
-        contracted = {str(n.attr) for n in nodes} - {axis for a in spec.outputs for axis in a.axes}
+        contracted = {axis for n in nodes for axis in lost_axes(n)} - {axis for a in spec.outputs for axis in a.axes}
         for node in topological(s.value for s in self.statements):
             if node.op == "size" and node.attr in contracted:
                 message = f"no kernel for the size of {node.attr}, which '@' contracts"
@@ -72,7 +73,7 @@ class _Splitter:
 
         def shows(tree: ast.AST) -> bool:
             if isinstance(tree, ast.Call):
-                return ast.unparse(tree) == f"{node.op}({node.attr})"
+                return ast.unparse(tree) == f"{node.op}({node.attr})" or ast.unparse(tree.func) == "dot"
             return node.op == "contract" and isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult)
 
         found = [n for n in ast.walk(line.tree) if isinstance(n, ast.expr) and shows(n)]
@@ -80,7 +81,7 @@ class _Splitter:
 
     def leaf(self, node: Node) -> Leaf:
         """The epilogue's input for a contraction."""
-        left, right = (n.args[0] if n.op == "float" else n for n in node.args)
+        left, right = map(plain, node.args)
         for side in (left, right):
             if not isinstance(side.attr, Leaf) or side.op != "input":
                 raise UserError("'@' takes inputs as they are", "compute what it is to take in an op of its own")
@@ -88,32 +89,33 @@ class _Splitter:
                 raise UserError(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
         if self.last(left, right) > self.last(right, left):
             left, right = right, left  # b has the columns
-        a, b, axis = left.attr, right.attr, str(node.attr)
+        a, b, axes = left.attr, right.attr, lost_axes(node)
         assert isinstance(a, Leaf) and isinstance(b, Leaf)
         if a.part is not None:
             raise UserError(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
-        product = self.found[a.name, b.name, axis] = self.product(a, b, axis, node)
+        product = self.found[a.name, b.name, axes] = self.product(a, b, axes, node)
         return Leaf(product.acc.name, b.part)
 
     def last(self, own: Node, other: Node) -> int:
         """The position of the last axis that only one side has."""
         return max((self.spec.axes.index(axis) for axis in own.dims if axis not in other.dims), default=-1)
 
-    def product(self, a: Leaf, b: Leaf, axis: str, node: Node) -> Product:
-        if (found := self.found.get((a.name, b.name, axis))) is not None:
+    def product(self, a: Leaf, b: Leaf, axes: tuple[str, ...], node: Node) -> Product:
+        if (found := self.found.get((a.name, b.name, axes))) is not None:
             return found
         first, second = self.spec.array(a.name), self.spec.array(b.name)
         for array in (first, second):
             for dim in array.dims:
-                if axis in dim.names and (dim.parts is not None or len(dim.names) > 1):
+                if (own := {*axes} & {*dim.names}) and (dim.parts is not None or len(dim.names) > 1):
+                    axis = min(own)
                     raise UserError(f"'@' over {axis}, of which {array.name!r} has parts", "give it an axis of its own")
-        dims = {d.names: d for array in (first, second) for d in array.dims if axis not in d.names}
+        dims = {d.names: d for array in (first, second) for d in array.dims if not {*axes} & {*d.names}}
         order = [d for _, d in sorted(dims.items(), key=lambda item: self.spec.axes.index(item[0][0]))]
         kinds = {"float": "float32", "int": "int32"}
         named = next((s.name for s in self.statements if s.value is node and s.part is None), None)
         taken = named is None or b.part is not None or named in {o.name for o in self.spec.outputs}
         name = fresh(self.taken, "acc") if named is None or taken else named
-        return Product(first, second, axis, Array(name, kinds[node.kind], tuple(order)))
+        return Product(first, second, axes, Array(name, kinds[node.kind], tuple(order)))
 
     def straight(self, assigned: list[Statement], leaves: Mapping[int, Leaf]) -> list[Node]:
         """The values that are sums and scaled values of products and that other operations take. A backward may need

@@ -118,12 +118,19 @@ class Gemm:
         spec = self.epilogue.spec
         dtypes = {a.name: types.dtype(a) for a in spec.arrays}
         dtypes |= {"a": types.dtype(first.a), "b": types.dtype(first.b)}
-        axes = {"L": tile.batch, "M": tile.rows, "N": (tile.column,), "K": (first.axis,)}
+        axes = {"L": tile.batch, "M": tile.rows, "N": (tile.column,), "K": first.axes}
         extents = {name: count(own) for name, own in axes.items()}
         for name, extent in extents.items():
             if extent > INT_MAX:
                 raise UserError(f"{extent} {' x '.join(axes[name])}: more than a kernel's coordinate holds")
         return tile.launch(dtypes, extents, spec.math == "precise", arch, find(extents))
+
+
+def contracted_axes(plan: Elementwise | Reduction | Selection | Gemm | Staged) -> set[str]:
+    """The axes that the products of a plan contract."""
+    if isinstance(plan, Staged):
+        return {axis for stage in plan.stages for axis in contracted_axes(stage.plan)}
+    return {axis for p in plan.products for axis in p.axes} if isinstance(plan, Gemm) else set()
 
 
 # What a kernel does not do

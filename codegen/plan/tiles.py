@@ -27,12 +27,18 @@ from codegen.spec.spec import Array, Axis, Spec
 
 @dataclass(frozen=True)
 class Product:
-    """`acc = a @ b` over one axis: two inputs, and the epilogue's input that holds the result."""
+    """`acc = a @ b` over some axes: two inputs, and the epilogue's input that holds the result."""
 
     a: Array
     b: Array
-    axis: str
+    axes: tuple[str, ...]
     acc: Array
+
+    @property
+    def axis(self) -> str:
+        """The axis of a product over one axis."""
+        (axis,) = self.axes
+        return axis
 
 
 @dataclass(frozen=True)
@@ -235,8 +241,10 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     """The plan of an epilogue within the tiles of a GEMM kernel. Raises `UserError` if it cannot be computed there."""
     first = products[0]
     a, b = first.a, first.b
-    if len(products) > 2 or any(p.a != first.a or p.axis != first.axis for p in products):
+    if len(products) > 2 or any(p.a != first.a or p.axes != first.axes for p in products):
         raise UserError("a GEMM kernel has one product, or two of the same rows")
+    if len(first.axes) > 1 or ROWS in first.axes:
+        raise UserError("a GEMM kernel contracts one axis, and not the rows")
     if not a.dims or a.dims[-1].names != (first.axis,) or any(d.parts is not None for d in a.dims):
         raise UserError(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
     if len({(p.b.dims, p.b.dtype) for p in products}) > 1:

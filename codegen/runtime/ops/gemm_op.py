@@ -22,7 +22,7 @@ from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.language import sizes
 from codegen.plan.launches import AnyLaunch, GemmLaunch, Tuned
-from codegen.plan.op import Gemm
+from codegen.plan.op import Gemm, contracted_axes
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.tiles import Tile
 from codegen.runtime.call import arguments, unsigned, views
@@ -90,7 +90,7 @@ class GemmOp(Op[P, R]):
         return Key(key.implementation, key.types, present, static), (*(there[name] for name in present), *dynamic)
 
     def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: Split) -> tuple:
-        tile, contracted = self.plan.tile, {p.axis for p in self.plan.products}
+        tile, contracted = self.plan.tile, contracted_axes(self.plan)
         if split.across(contracted) or split.across(tile.undivided):
             return self.after_products(key, operands, split)
         return self.finished(key, operands, kernel(*operands, split=split), split)
@@ -101,7 +101,7 @@ class GemmOp(Op[P, R]):
     def after_products(self, key: Key, operands: tuple, split: Split) -> tuple:
         """On one shard: XLA's matmul, the sum over the mesh axes that shard its contracted axis, then the epilogue."""
         own, values = self.epilogue_call(key, operands)
-        over = {p.acc.name: split.across((p.axis,)) for p in self.plan.products}
+        over = {p.acc.name: split.across(p.axes) for p in self.plan.products}
         names = [*own.present, *("" for _ in values[len(own.present) :])]
         values = tuple(jax.lax.psum(x, over[n]) if over.get(n) else x for n, x in zip(names, values, strict=True))
         kernel = functools.partial(self.epilogue._run_cute, own, ())

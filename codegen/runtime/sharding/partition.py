@@ -36,6 +36,7 @@ from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, S
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from codegen.graph.nodes import ROWS, Along, Selected, topological
+from codegen.plan.op import contracted_axes
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding.shards import Shards, Split, axis_of
@@ -138,7 +139,7 @@ class ShardedCall:
     @property
     def contracted(self) -> set[str]:
         """The contracted axes of products."""
-        return {p.axis for p in self.op.plan.products} if self.op.plan.kind == "gemm" else set()
+        return contracted_axes(self.op.plan)
 
     def contracted_alike(self, specs: Sequence[Sequence[Any]]) -> set[str]:
         """The contracted axes along which all arrays with them are sharded: each device multiplies its part, and the products are

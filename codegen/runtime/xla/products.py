@@ -36,8 +36,8 @@ def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool 
     # Common axes come first: XLA on a CPU lacks products of bfloat16 in another order
     shared = [n for n in own if n in other and n in result]
     (left, own), (right, other) = (_with_first(x, numbers, shared) for x, numbers in ((left, own), (right, other)))
-    if DTYPES[a.dtype.name].kind == "int" and a.dtype.itemsize == 1:
-        axis = names[found.axis]
+    last = (ROWS, len(axes.rows) - 1) if found.axes[-1] == ROWS else found.axes[-1]
+    if DTYPES[a.dtype.name].kind == "int" and a.dtype.itemsize == 1 and (axis := names.get(last)) is not None:
         if not _checked():
             made = _in_pieces(left, own, right, other, result, axis)
             return made.astype(dtype).reshape(user_shape(found.acc, axes))

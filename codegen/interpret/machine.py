@@ -24,7 +24,7 @@ from codegen.interpret.memory.arrays import Array, Fault, Global
 from codegen.interpret.memory.barriers import ASIDE, DONE, TOGETHER, WAIT, Barrier, Barriers
 from codegen.interpret.memory.onchip import Rows, Shared
 from codegen.interpret.memory.ordering import Ordering
-from codegen.interpret.memory.products import Products, accumulators
+from codegen.interpret.memory.products import Products, registers
 from codegen.interpret.memory.spaces import Spaces
 from codegen.interpret.ptx import (
     Imm,
@@ -81,7 +81,7 @@ class Kernel:
             joined = i + 1 < len(meetings) and meetings[i + 1] is not None and i + 1 not in program.labels.values()
             decoded = tuple((decode(instruction, program.name), instruction) for instruction in body)
             self.blocks.append(Decoded(decoded, end, barrier, meetings[i], end is None and joined))
-        self.accumulators = accumulators(program)
+        self.of_products = registers(program)
         made = sum(i.words[:2] == ("mbarrier", "init") for block in program.blocks for i in block)
         self.mbarriers = min(made, MBARRIERS)
         self.shared = _layout(program, "shared")
@@ -172,7 +172,7 @@ class Machine:
         self.idle = np.zeros(self.lanes, bool)
         self.ordering = Ordering(blocks, threads, self.cluster_size, self.kernel.mbarriers)
         self.shared = Shared(blocks, self.kernel.shared + self.launch.shared, self.ordering)
-        self.products = Products(self.shared, self.kernel.accumulators)
+        self.products = Products(self.shared, self.kernel.of_products)
         self.barriers = Barriers(self.ordering, self.products)
         local = Rows(self.lanes, self.kernel.local) if self.kernel.local else None
         self.spaces = Spaces(self, self.memory, self.shared, local)
@@ -341,7 +341,7 @@ class Machine:
         """An operand's bits, reinterpreted as a type."""
         dtype = PTX_TYPES[kind]
         if isinstance(operand, Reg):
-            if operand.name in self.kernel.accumulators:
+            if operand.name in self.kernel.of_products:
                 self.products.access(operand.name, self.active(), False)
             value = self.registers.get(operand.name)
             if value is None:  # undefined: the compiler promises that nothing depends on it
@@ -382,7 +382,7 @@ class Machine:
             return
         if not isinstance(target, Reg):
             raise PtxError(f"{self.program.name}: cannot write the operand of {self.current.text!r}")
-        if target.name in self.kernel.accumulators:
+        if target.name in self.kernel.of_products:
             self.products.access(target.name, self.active(), True)
         dtype = {"pred": np.bool_, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}[
             self.program.register_class(target.name)

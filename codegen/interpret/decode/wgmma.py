@@ -1,11 +1,13 @@
-"""wgmma: a warpgroup multiplies two tiles in shared memory, asynchronously.
+"""wgmma: a warpgroup multiplies two tiles, asynchronously: the second is in shared memory, the first there or in registers.
 
-From wgmma.mma_async until the wait for its group, nothing may write the bytes that it reads, or access its accumulators. The
-exceptions are other products of its shape, and movs, by which compilers tell the assembler that two registers are the same.
-After any other access of accumulators, a fence must come before the product.
+From wgmma.mma_async until the wait for its group, nothing may write the bytes that it reads, or access its accumulators and the
+registers of its first factor. The exceptions are other products (those of its shape, for accumulators), and movs of
+accumulators, by which compilers tell the assembler that two registers are the same. After any other access of these registers,
+a fence must come before the product.
 
-Accumulators have the layout of the PTX ISA: each warp has 16 of a warpgroup's 64 rows. Its lane l, with g = l//4 and
-q = l%4, has these elements of every 8 columns: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1). Tiles have TMA's layout:
+Registers have the layout of the PTX ISA: each warp has 16 of a warpgroup's 64 rows. Its lane l, with g = l//4 and
+q = l%4, has these accumulators of every 8 columns: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1); and the words of a first
+factor that mma.sync takes (`matrices`). Tiles in shared memory have TMA's layout:
 rows of 128 or 64 bytes, along K or along the other axis, with permuted chunks of 16 bytes (`tensormaps.swizzled`).
 
 PTX does not define how products are summed. Here the products of one instruction are summed in float64 and then added to the
@@ -45,7 +47,7 @@ def decode(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
 
 
 def multiply(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
-    """wgmma.mma_async, both factors in shared memory."""
+    """wgmma.mma_async."""
     shape, *flags, of_d, of_a, of_b = words
     bits = matrices.BITS.get(of_a)
     only(tuple(flags), ("satfinite",) if of_a == "s8" else ())
@@ -55,15 +57,18 @@ def multiply(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     depth = 8 * DEPTH // bits
     columns = int(shape.removeprefix("m64n").removesuffix(f"k{depth}"))
     d, a, b, adds, *more = operands
+    held_a = a.items if isinstance(a, Vector) else ()  # the first factor's words, where it is in registers
     signs = [o.value for o in more[:2] if isinstance(o, Imm)] if kind == "f32" else [1, 1]
-    transposed = [o.value for o in more[2:] if isinstance(o, Imm)] if bits == 16 else [0, 0]
+    transposed = [o.value for o in more[2:] if isinstance(o, Imm)] if bits == 16 else [0] * (1 if held_a else 2)
     if shape != f"m64n{columns}k{depth}" or columns % 8 or not 8 <= columns <= 256:
         raise Unknown("." + shape)
-    if not isinstance(d, Vector) or not isinstance(a, Reg) or len(d.items) != columns // 2:
-        raise ValueError(f"{columns // 2} accumulators and two descriptors")
+    if not isinstance(d, Vector) or len(d.items) != columns // 2 or not (isinstance(a, Reg) or len(held_a) == 4):
+        raise ValueError(f"{columns // 2} accumulators, a descriptor or four registers, and a descriptor")
+    transposed = [0, *transposed] if held_a else transposed
     if not (len(signs) == len(transposed) == 2 and set(signs) <= {1, -1} and set(transposed) <= {0, 1}):
-        raise ValueError("the factors' signs, and whether each is transposed")
+        raise ValueError("the factors' signs, and whether each in shared memory is transposed")
     names = [item.name for item in d.items if isinstance(item, Reg)]
+    sources = tuple(item.name for item in held_a if isinstance(item, Reg))
     i, t = np.arange(columns // 2)[:, None], THREAD % 32
     row = 16 * (THREAD // 32) + t // 4 + 8 * (i // 2 % 2)
     column = 8 * (i // 4) + 2 * (t % 4) + i % 2
@@ -71,16 +76,19 @@ def multiply(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     def run(m: Machine) -> None:
         groups = whole_groups(m)
         for lanes in groups:
-            m.products.check_start(names, lanes)
-        left, right = (uniform(m, o, groups) for o in (a, b))
+            m.products.check_start(names, sources, lanes)
+        left, right = (None if held_a else uniform(m, a, groups)), uniform(m, b, groups)
         keeps = uniform(m, adds, groups, "pred")
         held, read = np.zeros((len(groups), 64, columns), total), []
         with m.products.unchecked():  # it may add to the results of earlier products
             if keeps.any():
                 for k, item in enumerate(d.items):
                     held[:, row[k], column[k]] = matrices.registers(m, item, kind, groups)
+            if left is None:
+                factors = registers(m, held_a, of_a, groups)
             for g, lanes in enumerate(groups):
-                x, first = factor(m, int(left[g]), 64, of_a, transposed[0], lanes)
+                nowhere = np.empty(0, np.int64)
+                x, first = (factors[g], nowhere) if left is None else factor(m, int(left[g]), 64, of_a, transposed[0], lanes)
                 y, second = factor(m, int(right[g]), columns, of_b, transposed[1], lanes)
                 read.append((first.reshape(-1), second.reshape(-1)))
                 wide = np.int64 if total is np.int32 else np.float64
@@ -92,7 +100,7 @@ def multiply(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
                 assert item is not None
                 m.write(item, held[:, row[k], column[k]].reshape(-1))
         for lanes, at in zip(groups, read, strict=True):
-            m.products.start(lanes, at, names)
+            m.products.start(lanes, at, names, sources)
 
     return run
 
@@ -117,6 +125,12 @@ def uniform(m: Machine, operand: Operand, groups: np.ndarray, kind: str = "u64")
     if differs.any():
         raise Fault(int(groups[differs][0, 0]), "the lanes of a warpgroup differ in an operand of wgmma")
     return found[:, 0]
+
+
+def registers(m: Machine, items: tuple[Operand | None, ...], kind: str, groups: np.ndarray) -> np.ndarray:
+    """The first factors that warpgroups hold in four registers: (warpgroups, 64, K)."""
+    words = matrices.gathered(m, items, (16, DEPTH // 4), groups.reshape(-1, 32))
+    return matrices.elements(kind, words).reshape(len(groups), 64, -1)
 
 
 def factor(

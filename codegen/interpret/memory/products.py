@@ -1,4 +1,4 @@
-"""wgmma's products in flight, and the registers that they may still write."""
+"""wgmma's products in flight, and the registers that they may still read or write."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Product:
     left: np.ndarray  # its warps that have not waited for it
     at: tuple[np.ndarray, ...]  # the bytes that it reads of each factor
     places: dict[str, int]  # the numbers of the accumulators that it writes, by all their names
+    sources: tuple[str, ...]  # the registers of the first factor, if it is in registers
 
     def by_place(self) -> dict[int, list[str]]:
         """The names of each accumulator."""
@@ -33,35 +34,41 @@ class Product:
 
 
 class Products:
-    """The products of a batch of blocks, and the registers that they may write: `accumulators`, by name."""
+    """The products of a batch of blocks, and the registers that they read and write: `registers`, by name."""
 
-    def __init__(self, shared: Shared, accumulators: frozenset[str]):
-        self.shared, self.accumulators = shared, accumulators
+    def __init__(self, shared: Shared, registers: frozenset[str]):
+        self.shared = shared
         lanes = shared.committed.shape
         self.under_way: list[Product] = []
         self.writing: dict[str, list[Product]] = {}  # by their registers
+        self.reading: dict[str, list[Product]] = {}
         self.committed = np.zeros(lanes, np.int64)
         self.fenced = np.zeros(lanes, bool)  # once
-        self.touched = {name: np.zeros(lanes, bool) for name in accumulators}  # since the last fence
-        self.stale = {name: np.zeros(lanes, bool) for name in accumulators}  # copied from one that was then added to
+        self.touched = {name: np.zeros(lanes, bool) for name in registers}  # since the last fence
+        self.stale = {name: np.zeros(lanes, bool) for name in registers}  # copied from one that was then added to
         self.checking = True
 
     # Registers
 
     def access(self, name: str, lanes: np.ndarray, writes: bool) -> None:
-        """Check an access of an accumulator."""
+        """Check an access of an accumulator, or of a register of a factor."""
         if not self.checking:
             return
-        for product in self.writing.get(name, ()):
-            bad = self.of(product, lanes)
-            if bad.any():
-                raise Fault(int(lanes[bad][0]), f"{name} is used, which a wgmma that is not waited for may still write")
+        self.check_free(name, lanes, self.writing, f"{name} is used, which a wgmma that is not waited for may still write")
+        self.check_free(name, lanes, self.reading, f"{name} is used, which a wgmma that is not waited for may still read")
         if writes:
             self.stale[name][lanes] = False
         elif (bad := self.stale[name][lanes]).any():
             what = "a copy of an accumulator from before it was complete, which the assembler may have made the same"
             raise Fault(int(lanes[bad][0]), f"{name} is used, {what}")
         self.touched[name][lanes] = True
+
+    def check_free(self, name: str, lanes: np.ndarray, users: dict[str, list[Product]], message: str) -> None:
+        """Raises `Fault` where a product in flight of the lanes is among a register's users."""
+        for product in users.get(name, ()):
+            bad = self.of(product, lanes)
+            if bad.any():
+                raise Fault(int(lanes[bad][0]), message)
 
     def of(self, product: Product, lanes: np.ndarray) -> np.ndarray:
         """Which of some lanes belong to a product in flight."""
@@ -93,12 +100,17 @@ class Products:
         for touched in self.touched.values():
             touched[lanes] = False
 
-    def check_start(self, names: list[str], lanes: np.ndarray) -> None:
-        """Check the accumulators of a new product of a warpgroup: since a fence, only products of its shape may have accessed
-        them."""
+    def check_start(self, names: list[str], sources: tuple[str, ...], lanes: np.ndarray) -> None:
+        """Check the registers of a new product of a warpgroup: since a fence, only products of its shape may have accessed its
+        accumulators, and only products may have read its first factor."""
+        for name in sources:
+            self.check_free(name, lanes, self.writing, f"wgmma of {name}, which one that is not waited for may still write")
+            if not (fenced := self.fenced[lanes] & ~self.touched[name][lanes]).all():
+                raise Fault(int(lanes[~fenced][0]), f"wgmma of {name} with no wgmma.fence since it was last used")
         others = [product for product in self.under_way if self.of(product, lanes).any()]
         copies = [product.by_place() for product in others]
         for place, name in enumerate(names):
+            self.check_free(name, lanes, self.reading, f"wgmma into {name}, which one that is not waited for may still read")
             if not (fenced := self.fenced[lanes] & ~self.touched[name][lanes]).all():
                 raise Fault(int(lanes[~fenced][0]), f"wgmma into {name} with no wgmma.fence since it was last used")
             for product, by_place in zip(others, copies, strict=True):
@@ -112,14 +124,16 @@ class Products:
 
     # Groups
 
-    def start(self, lanes: np.ndarray, at: tuple[np.ndarray, ...], names: list[str]) -> None:
+    def start(self, lanes: np.ndarray, at: tuple[np.ndarray, ...], names: list[str], sources: tuple[str, ...]) -> None:
         places = {name: place for place, name in enumerate(names)}
-        product = Product(int(self.committed[lanes[0]]), lanes, np.ones(WARPGROUP // 32, bool), at, places)
+        product = Product(int(self.committed[lanes[0]]), lanes, np.ones(WARPGROUP // 32, bool), at, places, sources)
         self.under_way.append(product)
         for one in at:
             self.shared.hold(one)
         for name in names:
             self.writing.setdefault(name, []).append(product)
+        for name in dict.fromkeys(sources):
+            self.reading.setdefault(name, []).append(product)
 
     def commit(self, lanes: np.ndarray) -> None:
         self.committed[lanes] += 1
@@ -144,23 +158,25 @@ class Products:
     def end(self, product: Product) -> None:
         for at in product.at:
             self.shared.put_down(at)
-        for name in product.places:
-            self.writing[name].remove(product)
-            if not self.writing[name]:
-                del self.writing[name]
+        for users, names in ((self.writing, product.places), (self.reading, dict.fromkeys(product.sources))):
+            for name in names:
+                users[name].remove(product)
+                if not users[name]:
+                    del users[name]
 
     def check_exit(self) -> None:
         if self.under_way:
             raise Fault(int(self.under_way[0].lanes[0]), "the thread exits without a wait for its last wgmma")
 
 
-def accumulators(program: Program) -> frozenset[str]:
-    """The registers that a program's products write, and the registers that these are moved to or from."""
+def registers(program: Program) -> frozenset[str]:
+    """The registers that a program's products read and write, and the registers that these are moved to."""
     instructions = [i for block in program.blocks for i in block]
     found = {
         item.name
-        for i in instructions if i.words[:2] == ("wgmma", "mma_async") and isinstance(i.operands[0], Vector)
-        for item in i.operands[0].items if isinstance(item, Reg)
+        for i in instructions if i.words[:2] == ("wgmma", "mma_async")
+        for operand in i.operands[:2] if isinstance(operand, Vector)
+        for item in operand.items if isinstance(item, Reg)
     }  # fmt: skip
     moves = [i.operands for i in instructions if found and i.words[0] == "mov"]
     pairs = [(a.name, b.name) for a, b in moves if isinstance(a, Reg) and isinstance(b, Reg)]

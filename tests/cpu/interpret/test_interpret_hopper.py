@@ -245,7 +245,8 @@ def test_faults_of_products(steps, message):
     "line",
     [
         "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%r1, %r2}, %rd1, %rd2, %p1, 1, 1, 0, 0;",
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1, %r2, %r3, %r4}, {%r5, %r6, %r7, %r8}, %rd2, %p1, 1, 1, 0;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1, %r2, %r3, %r4}, {%r5, %r6}, %rd2, %p1, 1, 1, 0;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1, %r2, %r3, %r4}, {%r5, %r6, %r7, %r8}, %rd2, %p1, 1, 1, 0, 0;",
         "wgmma.mma_async.sync.aligned.m64n8k8.f32.bf16.bf16 {%r1, %r2, %r3, %r4}, %rd1, %rd2, %p1, 1, 1, 0, 0;",
         "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.bf16.bf16 {%r1, %r2, %r3, %r4}, %rd1, %rd2, %r5, 0, %p1, 1, 1, 0, 0;",
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r1, %r2}], [%r3];",
@@ -257,6 +258,52 @@ def test_faults_of_products(steps, message):
 def test_what_is_not_known_is_named(line):
     with pytest.raises(PtxError, match=re.escape(line.split()[0])):
         kernel_of(f"  {line}\n", 1)
+
+
+# The first factor in registers: thread's words (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4) of its warp's 16 rows
+
+HELD = """
+  shr.u32 %r16, %r0, 5;
+  shl.b32 %r16, %r16, 9;
+  and.b32 %r17, %r0, 28;
+  shl.b32 %r17, %r17, 3;
+  and.b32 %r18, %r0, 3;
+  shl.b32 %r18, %r18, 2;
+  add.u32 %r16, %r16, %r17;
+  add.u32 %r16, %r16, %r18;
+  cvt.u64.u32 %rd10, %r16;
+  add.u64 %rd10, %rd0, %rd10;
+  ld.global.b32 %r10, [%rd10];
+  ld.global.b32 %r11, [%rd10+256];
+  ld.global.b32 %r12, [%rd10+16];
+  ld.global.b32 %r13, [%rd10+272];
+"""
+FROM_REGISTERS = PRODUCT.replace("%rd7,", "{%r10, %r11, %r12, %r13},").replace("0, 0;", "0;")
+HELD_SOUND = [*SOUND[:6], HELD, FENCE, FROM_REGISTERS, COMMIT, WAIT, STORE]
+WRITE, READ = "  mov.b32 %r12, 0;\n", "  add.u32 %r9, %r12, 1;\n"
+
+
+def test_a_factor_in_registers():
+    np.testing.assert_array_equal(*by_hand(HELD_SOUND))
+    np.testing.assert_array_equal(*by_hand([*HELD_SOUND[:-1], WRITE, READ, STORE]))  # they are free again
+    twice, expected = by_hand([*HELD_SOUND[:9], FROM_REGISTERS, *HELD_SOUND[9:]])  # other products may read them
+    np.testing.assert_array_equal(twice, 2 * expected - 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "message"),
+    [
+        (8, WRITE, "wgmma of %r12 with no wgmma.fence since it was last used"),
+        (9, WRITE, "%r12 is used, which a wgmma that is not waited for may still read"),
+        (10, WRITE, "%r12 is used, which a wgmma that is not waited for may still read"),
+        (10, READ, "%r12 is used, which a wgmma that is not waited for may still read"),
+        (10, FENCE + FROM_REGISTERS.replace("%r13}", "%r23}"), "wgmma of %r23, which one that is not waited for may still write"),
+        (10, FENCE + FROM_REGISTERS.replace("%r20, ", "%r13, "), "wgmma into %r13, which one that is not waited for may still read"),
+    ],
+)  # fmt: skip
+def test_faults_of_a_factor_in_registers(place, step, message):
+    with pytest.raises(InterpretError, match=re.escape(message)):
+        by_hand([*HELD_SOUND[:place], step, *HELD_SOUND[place:]])
 
 
 # Tensor maps

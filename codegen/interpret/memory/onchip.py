@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from codegen.interpret.lanes import WARPGROUP
 from codegen.interpret.memory.arrays import Fault
 from codegen.interpret.memory.mbarriers import Mbarriers
 from codegen.interpret.memory.ordering import LANE, MANY, NONE, Ordering, joined
@@ -100,6 +101,7 @@ class Shared(Rows):
         self.reader = np.full(rows * size, NONE, np.int64)  # the block's own threads, since the last write
         self.reading = np.zeros(rows * size, np.uint32)  # their warps, where there are several
         self.visitor = np.full(rows * size, NONE, np.int64) if ordering.cluster > 1 else None  # other blocks' threads
+        self.multiplied: dict[int, np.ndarray] = {}  # stamps of the reads by each warpgroup's products
         self.gone = np.zeros(rows, bool)  # blocks that have exited
         self.until = np.zeros(rows, np.int64)  # the cluster barrier that a block must wait for before it exits
         self.because: dict[int, tuple[int, Any]] = {}  # block -> a lane that needs it, and its instruction
@@ -188,6 +190,9 @@ class Shared(Rows):
         read = ordering.unordered(self.reader[at], whom, self.reading[at], at // self.size)
         if self.visitor is not None:
             read |= ordering.unordered(self.visitor[at], whom)
+        for group, stamps in self.multiplied.items():
+            warps = np.full(at.shape, 0b1111 << 4 * group, np.uint32)
+            read |= ordering.unordered(stamps[at], whom, warps, at // self.size)
         self.race(read, at, lanes, "write of", "read")
 
     def put(self, row: np.ndarray, at: np.ndarray, whole: np.ndarray, lanes: np.ndarray) -> None:
@@ -198,8 +203,8 @@ class Shared(Rows):
         self.writer[at] = self.ordering.stamp(lanes)[:, None]
         self.plain[at] = True
         self.reader[at] = NONE
-        if self.visitor is not None:
-            self.visitor[at] = NONE
+        for stamps in (*self.multiplied.values(), *(() if self.visitor is None else (self.visitor,))):
+            stamps[at] = NONE
 
     def race(self, bad: np.ndarray, at: np.ndarray, lanes: np.ndarray, verb: str, did: str) -> None:
         self.refuse(bad, at, lanes, f"race: {verb}", f" that another thread {did}, with no barrier between")
@@ -325,10 +330,9 @@ class Shared(Rows):
         assert self.used is not None
         self.used[at] -= 1
 
-    def seen_by(self, at: np.ndarray, lane: int, warps: int) -> None:
-        """Record that some warps, given as bits, have read these bytes; `lane` is one of their lanes."""
-        stamp = self.ordering.stamp(np.array([lane]))[0]
-        old = self.reader[at]
-        before = old >= 0
-        self.reading[at] = np.where(before, self.reading[at], 0) | np.uint32(warps)
-        self.reader[at] = np.where(before, joined(old, stamp), stamp | MANY)
+    def seen_by(self, at: np.ndarray, lane: int) -> None:
+        """Record that warps of a lane's warpgroup have waited for a product that reads these bytes."""
+        group = int(self.ordering.warp[lane]) // (WARPGROUP // 32)
+        if group not in self.multiplied:
+            self.multiplied[group] = np.full(self.writer.shape, NONE, np.int64)
+        self.multiplied[group][at] = self.ordering.stamp(np.array([lane]))[0] | MANY

@@ -147,9 +147,8 @@ class Products:
             first = warps[:, 0]
             done = product.left & there[first] & (product.group < self.committed[first] - pending)
             if done.any():
-                bits = np.bitwise_or.reduce(1 << self.shared.ordering.warp[first[done]])
                 for at in product.at:
-                    self.shared.seen_by(at, int(first[done][0]), int(bits))
+                    self.shared.seen_by(at, int(first[done][0]))
                 product.left &= ~done
                 if not product.left.any():
                     self.end(product)

@@ -88,7 +88,9 @@ def multiply(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
                 factors = registers(m, held_a, of_a, groups)
             for g, lanes in enumerate(groups):
                 nowhere = np.empty(0, np.int64)
-                x, first = (factors[g], nowhere) if left is None else factor(m, int(left[g]), 64, of_a, transposed[0], lanes)
+                x, first = (
+                    (factors[g], nowhere) if left is None else factor(m, int(left[g]), 64, of_a, transposed[0], lanes)
+                )
                 y, second = factor(m, int(right[g]), columns, of_b, transposed[1], lanes)
                 read.append((first.reshape(-1), second.reshape(-1)))
                 wide = np.int64 if total is np.int32 else np.float64

@@ -54,8 +54,12 @@ class Products:
         """Check an access of an accumulator, or of a register of a factor."""
         if not self.checking:
             return
-        self.check_free(name, lanes, self.writing, f"{name} is used, which a wgmma that is not waited for may still write")
-        self.check_free(name, lanes, self.reading, f"{name} is used, which a wgmma that is not waited for may still read")
+        self.check_free(
+            name, lanes, self.writing, f"{name} is used, which a wgmma that is not waited for may still write"
+        )
+        self.check_free(
+            name, lanes, self.reading, f"{name} is used, which a wgmma that is not waited for may still read"
+        )
         if writes:
             self.stale[name][lanes] = False
         elif (bad := self.stale[name][lanes]).any():
@@ -104,13 +108,17 @@ class Products:
         """Check the registers of a new product of a warpgroup: since a fence, only products of its shape may have accessed its
         accumulators, and only products may have read its first factor."""
         for name in sources:
-            self.check_free(name, lanes, self.writing, f"wgmma of {name}, which one that is not waited for may still write")
+            self.check_free(
+                name, lanes, self.writing, f"wgmma of {name}, which one that is not waited for may still write"
+            )
             if not (fenced := self.fenced[lanes] & ~self.touched[name][lanes]).all():
                 raise Fault(int(lanes[~fenced][0]), f"wgmma of {name} with no wgmma.fence since it was last used")
         others = [product for product in self.under_way if self.of(product, lanes).any()]
         copies = [product.by_place() for product in others]
         for place, name in enumerate(names):
-            self.check_free(name, lanes, self.reading, f"wgmma into {name}, which one that is not waited for may still read")
+            self.check_free(
+                name, lanes, self.reading, f"wgmma into {name}, which one that is not waited for may still read"
+            )
             if not (fenced := self.fenced[lanes] & ~self.touched[name][lanes]).all():
                 raise Fault(int(lanes[~fenced][0]), f"wgmma into {name} with no wgmma.fence since it was last used")
             for product, by_place in zip(others, copies, strict=True):

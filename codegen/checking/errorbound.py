@@ -61,7 +61,7 @@ _FAST_CIRCULAR = ((2 * math.pi, 2.0**-20.5), (100 * math.pi, 2.0**-14.7), (math.
 FAST_ABSOLUTE = {
     "sin": _FAST_CIRCULAR, "cos": _FAST_CIRCULAR, "log": ((2.0, 2.0**-22),), "log2": ((2.0, 2.0**-22),),
 }  # fmt: skip
-# The error of a quotient, in halves of an ulp (`device/division.py`)
+# The error of a quotient, in halves of an ulp (`device/math/division.py`)
 QUOTIENT = 1 + 2.0**-17
 EXACT = frozenset(
     "where cast neg abs maximum minimum floor ceil round sign stop_gradient ldexp _pinned _others".split()

@@ -1,6 +1,8 @@
 """Functions that generated kernels call. Of this project it imports only the numbers that it shares with plans."""
 
-from codegen.device.division import *  # noqa: F403
-from codegen.device.elementary import *  # noqa: F403
 from codegen.device.functions import *  # noqa: F403
-from codegen.device.integers import floor_divide, modulo, popcount, random_bits, shift_left, shift_right  # noqa: F401
+from codegen.device.math.circular import *  # noqa: F403
+from codegen.device.math.division import *  # noqa: F403
+from codegen.device.math.elementary import *  # noqa: F403
+from codegen.device.math.integers import floor_divide, modulo, popcount, random_bits, shift_left, shift_right  # noqa: F401
+from codegen.device.math.scaling import *  # noqa: F403

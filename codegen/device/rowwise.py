@@ -15,8 +15,8 @@ from cutlass import Boolean, Int32, Int64, Numeric
 
 from codegen.device import access, reduce
 from codegen.device import functions as device
-from codegen.device.division import divide_by_count
 from codegen.device.functions import Vector
+from codegen.device.math.division import divide_by_count
 from codegen.shared import RowLaunch, Walk
 
 

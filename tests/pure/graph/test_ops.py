@@ -18,9 +18,8 @@ from codegen.spec.specfile import load_spec
 
 RULES = {"arith", "float", "compare", "predicate", "logic", "select", "round", "bits", "whole", "digits", "scale"}
 DOMAINS = {"any", "positive", "nonnegative", "nonzero", "unit", "small"}
-DEVICE = [
-    Path(ops.__file__).parents[1] / f"device/{name}.py" for name in ("functions", "division", "elementary", "integers")
-]
+FOLDER = Path(ops.__file__).parents[1] / "device"
+DEVICE = [FOLDER / "functions.py", *FOLDER.glob("math/*.py")]
 
 # Without those that derivatives alone are written with
 LANGUAGE = {name: op for name, op in OPS.items() if not name.startswith("_")}

@@ -1,0 +1,1 @@
+"""Mathematical functions on per-thread vectors, each with its error bound."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from gemm_epilogues import LAUNCHERS
 
-from codegen.plan.hopper_tiles import SQUARE, TABLE, WIDE, Tiles
+from codegen.plan.gemms.hopper_tiles import SQUARE, TABLE, WIDE, Tiles
 from codegen.runtime.compiled import interpreted, kernels
 
 

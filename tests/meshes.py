@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import generated
 from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import topological
-from codegen.plan.tiles import Tile
+from codegen.plan.gemms.tiles import Tile
 from codegen.runtime.call import arguments, views
 from codegen.runtime.ops import gemm_op
 from codegen.runtime.ops import op as op_module

@@ -10,7 +10,7 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, WIDE, Leaf, Statement
 from codegen.language.chain import output_parts
 from codegen.language.transfer import extended_spec
-from codegen.plan.tiles import Product
+from codegen.plan.gemms.tiles import Product
 from codegen.spec.spec import Spec
 
 MOST_TILES = 8  # the number of the chain's names, from the first, that are tried in place of the products

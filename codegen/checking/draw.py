@@ -21,7 +21,7 @@ from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
 from codegen.plan.op import contracted_axes
 from codegen.plan.planner import overrides
-from codegen.plan.walking import in_parts
+from codegen.plan.rows.walking import in_parts
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.views import user_shape
 from codegen.spec.spec import Param

@@ -13,7 +13,7 @@ from codegen.language.sizes import Shape, elements
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import Extents, Tuned
 from codegen.plan.op import Gemm, Op, Staged
-from codegen.plan.reductions import Reduction
+from codegen.plan.rows.reductions import Reduction
 from codegen.shared import Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Array, Spec
 from codegen.tuning import choosing

@@ -10,9 +10,9 @@ from codegen.graph.nodes import ROWS, lost_axes, part_text
 from codegen.plan.access import Access, Plan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Staged
-from codegen.plan.reductions import Reduction
-from codegen.plan.scanning import Scan
-from codegen.plan.selecting import Selection
+from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.scanning import Scan
+from codegen.plan.rows.selecting import Selection
 
 
 def words(

@@ -27,7 +27,7 @@ from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
 from codegen.plan.launches import Extents
 from codegen.plan.planner import overrides
-from codegen.plan.reductions import Reduction
+from codegen.plan.rows.reductions import Reduction
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
 from codegen.runtime.call.described import Key

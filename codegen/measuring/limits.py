@@ -12,8 +12,8 @@ from codegen.language.sizes import Shape, array_shape, elements
 from codegen.measuring import sass
 from codegen.measuring.compile import cubins_of_call
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.reductions import Reduction
-from codegen.plan.scanning import Scan
+from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.scanning import Scan
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled.platform import current_arch

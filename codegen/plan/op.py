@@ -14,10 +14,10 @@ from codegen.graph.nodes import DTYPES, Node, Statement, topological
 from codegen.language.reference import Reference
 from codegen.plan.access import INT_MAX, Access, BoundTypes, Group, View
 from codegen.plan.elementwise import Elementwise
+from codegen.plan.gemms.tiles import Product, Tile
 from codegen.plan.launches import AnyLaunch, Extents, GemmLaunch, Tuned
-from codegen.plan.reductions import Reduction
-from codegen.plan.selecting import Selection
-from codegen.plan.tiles import Product, Tile
+from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.selecting import Selection
 from codegen.shared import RowLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 

@@ -12,16 +12,16 @@ from codegen import extras, library
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
-from codegen.plan.scanning import Scan
-from codegen.plan.selecting import Selection
-from codegen.render.columns import WalkContext
+from codegen.plan.rows.scanning import Scan
+from codegen.plan.rows.selecting import Selection
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
 from codegen.render.records import DerivedKernel, Head, Module
-from codegen.render.rows import RowContext
-from codegen.render.scans import ScanContext
-from codegen.render.selections import SelectionContext
+from codegen.render.rows.column import WalkContext
+from codegen.render.rows.row import RowContext
+from codegen.render.rows.scan import ScanContext
+from codegen.render.rows.selection import SelectionContext
 from codegen.render.turned import TurnedContext
 from codegen.render.wrapping import dict_literal, line_literal, wrapped
 from codegen.spec.embedding import to_data

@@ -19,8 +19,8 @@ from codegen.plan.access import Access, access_key
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import dtype_constant, unheld_types
-from codegen.plan.reductions import Reduction
-from codegen.plan.selecting import Selection
+from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.selecting import Selection
 from codegen.render.records import Constant, Head, Jnp, Kernel, Reference, ResultClass, Tensor
 from codegen.spec.spec import Array, Param
 

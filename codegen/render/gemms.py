@@ -12,8 +12,8 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, topological
 from codegen.plan.access import Access, access_key
 from codegen.plan.elementwise import Elementwise
+from codegen.plan.gemms.tiles import Fold, Tile
 from codegen.plan.op import Gemm, Op
-from codegen.plan.tiles import Fold, Tile
 from codegen.render.common import Context, camel
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.records import Chain, Constant, Fragment, GemmKernel, Heads, Products, Tensor, TileFolds

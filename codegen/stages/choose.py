@@ -8,15 +8,16 @@ from codegen.graph.nodes import ROWS, Node, Statement, topological
 from codegen.graph.ops import REDUCTIONS, SCANS, SELECTIONS
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
-from codegen.plan import contractions as gemms
-from codegen.plan import elementwise, reducing, scanning, selecting
+from codegen.plan import elementwise
 from codegen.plan.access import Group, View, tokens_of
 from codegen.plan.elementwise import Elementwise
+from codegen.plan.gemms import contractions as gemms
+from codegen.plan.gemms.tiles import Product, tile_of
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import Names, Planner
-from codegen.plan.reductions import Reduction
-from codegen.plan.selecting import Selection
-from codegen.plan.tiles import Product, tile_of
+from codegen.plan.rows import reducing, scanning, selecting
+from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.selecting import Selection
 from codegen.spec.spec import Spec
 from codegen.stages.cut import Stages, cut
 

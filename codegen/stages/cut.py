@@ -19,7 +19,7 @@ from codegen.graph.ops import IN_STAGES, PINNED, SELECTIONS
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
 from codegen.plan.op import Op
-from codegen.plan.reductions import Reduction
+from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array, Axis, Spec, types_of
 from codegen.stages.splitting import restricted
 

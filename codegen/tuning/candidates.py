@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
-from codegen.plan.reductions import Reduction
-from codegen.plan.selecting import Selection
+from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.selecting import Selection
 from codegen.shared import WARP, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 from codegen.tuning.choosing import Changes, changed, plan_carries

@@ -10,9 +10,9 @@ from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.op import Gemm
 from codegen.plan.op import left_to_xla as estimated_left_to_xla
 from codegen.plan.planner import overrides
-from codegen.plan.reductions import Reduction
-from codegen.plan.selecting import Selection
-from codegen.plan.walking import BESIDE_VALUES, REGISTERS_OF_SM, clusters, shared_memory
+from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.selecting import Selection
+from codegen.plan.rows.walking import BESIDE_VALUES, REGISTERS_OF_SM, clusters, shared_memory
 from codegen.shared import Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 

@@ -10,7 +10,7 @@ from gemm_running import BASE, KINDS, STAGED, check
 
 import generated
 from codegen.language import sizes
-from codegen.plan.hopper_tiles import SQUARE, TABLE, WIDE, choose
+from codegen.plan.gemms.hopper_tiles import SQUARE, TABLE, WIDE, choose
 from codegen.runtime.compiled.platform import current_arch
 
 pytestmark = pytest.mark.skipif(current_arch() != "sm_90a", reason="WGMMA is Hopper's")

@@ -14,8 +14,10 @@ from codegen.graph import names
 from codegen.graph import nodes as ir
 from codegen.language import chain, check, formula, reference, statements
 from codegen.pipeline import read_op
-from codegen.plan import contractions as gemms
-from codegen.plan import elementwise, planner, reducing, reductions, tiles
+from codegen.plan import elementwise, planner
+from codegen.plan.gemms import contractions as gemms
+from codegen.plan.gemms import tiles
+from codegen.plan.rows import reducing, reductions
 from codegen.spec import notation, specfile, text
 from tests.goldens import check_golden
 from tests.places import BAD_SPECS

@@ -21,10 +21,10 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.language import sizes
+from codegen.plan.gemms.tiles import Tile
 from codegen.plan.launches import AnyLaunch, GemmLaunch, Tuned
 from codegen.plan.op import Gemm, contracted_axes
 from codegen.plan.op import Op as PlannedOp
-from codegen.plan.tiles import Tile
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.graph.nodes import DTYPES, ROWS
-from codegen.plan.tiles import Product
+from codegen.plan.gemms.tiles import Product
 from codegen.runtime.call.arguments import Axes
 from codegen.runtime.call.views import user_shape
 from codegen.spec.spec import Array

@@ -13,7 +13,7 @@ from making import make_op
 
 from codegen.graph.nodes import DTYPES
 from codegen.measuring.compile import compile_kernel, read_cubin, variants
-from codegen.plan.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
+from codegen.plan.gemms.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 

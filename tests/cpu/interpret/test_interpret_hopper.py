@@ -19,7 +19,7 @@ from codegen.interpret.decode.tensormaps import TensorMap
 from codegen.interpret.machine import InterpretError, Kernel, LaunchConfig, Machine
 from codegen.interpret.memory.arrays import Global
 from codegen.interpret.ptx import PtxError
-from codegen.plan.hopper_tiles import TABLE
+from codegen.plan.gemms.hopper_tiles import TABLE
 from codegen.runtime.compiled import interpreted, kernels
 
 

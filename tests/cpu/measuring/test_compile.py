@@ -30,7 +30,7 @@ from codegen.measuring.compile import (
     variants,
 )
 from codegen.measuring.tasks import Task, compile_tasks
-from codegen.plan.hopper_tiles import HALVES
+from codegen.plan.gemms.hopper_tiles import HALVES
 from codegen.plan.op import lacks
 from codegen.plan.planner import overrides
 from codegen.runtime.call.arguments import Types

@@ -7,7 +7,7 @@ import pytest
 
 import generated
 from codegen.checking import testing
-from codegen.plan.tiles import Tile
+from codegen.plan.gemms.tiles import Tile
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.compiled import interpreted
 from codegen.shared import AmpereTiles

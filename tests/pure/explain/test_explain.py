@@ -17,7 +17,7 @@ from codegen.explain.svg import draw
 from codegen.explain.tables import as_text, size_text, time_text
 from codegen.language.sizes import default_shape, parse_shape
 from codegen.pipeline import read_op
-from codegen.plan.scanning import Scan
+from codegen.plan.rows.scanning import Scan
 from codegen.render.package import find_specs
 from tests.places import SPECS
 

@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 
 from codegen.graph.nodes import DTYPES
-from codegen.plan.hopper_tiles import MOST_ACCUMULATORS, SHARED, SQUARE, TABLE, WIDE, Tiles, choose, loses, refusal
+from codegen.plan.gemms.hopper_tiles import (
+    MOST_ACCUMULATORS,
+    SHARED,
+    SQUARE,
+    TABLE,
+    WIDE,
+    Tiles,
+    choose,
+    loses,
+    refusal,
+)
 
 TILES = Tiles(128, 128, 64, 4)
 

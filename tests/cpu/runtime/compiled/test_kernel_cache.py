@@ -22,7 +22,7 @@ from jax import export
 import generated
 from codegen import shared
 from codegen.checking.draw import Case
-from codegen.plan.reductions import Reduction
+from codegen.plan.rows.reductions import Reduction
 from codegen.runtime.call.arguments import all_types
 from codegen.runtime.compiled import interpreted, kernels
 from tests import faulty_kernels

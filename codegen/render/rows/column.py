@@ -13,10 +13,10 @@ from codegen.language.reference import Reference
 from codegen.plan.access import Access
 from codegen.plan.op import Op
 from codegen.plan.planner import dtype_constant
-from codegen.plan.reductions import Statistic
+from codegen.plan.rows.reductions import Statistic
 from codegen.render.common import camel
 from codegen.render.records import Constant, Function, Tensor
-from codegen.render.row_records import (
+from codegen.render.rows.records import (
     ColumnStatistic,
     FinishKernel,
     FirstLaunch,
@@ -28,7 +28,7 @@ from codegen.render.row_records import (
     Walk,
     WalkKernel,
 )
-from codegen.render.rows import RowContext, in_tuple
+from codegen.render.rows.row import RowContext, in_tuple
 from codegen.shared import COUNTER
 
 

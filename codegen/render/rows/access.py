@@ -9,10 +9,10 @@ from dataclasses import replace
 from codegen.graph import emit
 from codegen.plan.access import Access, Group
 from codegen.plan.op import Op
-from codegen.plan.reductions import Reduction
+from codegen.plan.rows.reductions import Reduction
 from codegen.render.common import Context, camel
 from codegen.render.records import Fragment
-from codegen.render.row_records import (
+from codegen.render.rows.records import (
     Load,
     RowLoad,
 )

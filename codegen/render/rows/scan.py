@@ -8,7 +8,7 @@ from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Node, along_of
 from codegen.plan.op import Op
-from codegen.plan.scanning import Scan
+from codegen.plan.rows.scanning import Scan
 from codegen.render.common import quoted
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.records import ScanFunction, ScanKernel

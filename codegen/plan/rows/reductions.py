@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 
 from codegen.graph import online
 from codegen.graph.nodes import DTYPES, Node, lost_axes
-from codegen.plan import walking
 from codegen.plan.access import Access, Extent, Group, View, vector_width
 from codegen.plan.launches import IDLE, Extents
-from codegen.plan.walking import clusters
+from codegen.plan.rows import walking
+from codegen.plan.rows.walking import clusters
 from codegen.shared import WARP, RowLaunch, WalkLaunch
 from codegen.spec.spec import Array
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.plan.op import Op
-from codegen.plan.selecting import Selection
+from codegen.plan.rows.selecting import Selection
 from codegen.render.common import Context
 from codegen.render.records import SelectionKernel
 

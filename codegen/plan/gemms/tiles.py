@@ -16,10 +16,10 @@ from codegen.graph import online
 from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, reaching, topological
 from codegen.graph.ops import REDUCTIONS
-from codegen.plan import hopper_tiles
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise, tile_plan
-from codegen.plan.hopper_tiles import FLOAT8
+from codegen.plan.gemms import hopper_tiles
+from codegen.plan.gemms.hopper_tiles import FLOAT8
 from codegen.plan.launches import GemmLaunch, Tuned
 from codegen.shared import AmpereTiles, Tiles
 from codegen.spec.spec import Array, Axis, Spec

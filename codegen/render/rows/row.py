@@ -13,11 +13,11 @@ from codegen.graph.names import SUFFIXES
 from codegen.graph.nodes import Node
 from codegen.graph.online import rescaled
 from codegen.plan.access import Access
-from codegen.plan.reductions import Carried, Statistic
+from codegen.plan.rows.reductions import Carried, Statistic
 from codegen.render.common import camel, full
 from codegen.render.records import Function
-from codegen.render.row_access import RowAccess
-from codegen.render.row_records import (
+from codegen.render.rows.access import RowAccess
+from codegen.render.rows.records import (
     Final,
     HeldRegisters,
     HeldValue,

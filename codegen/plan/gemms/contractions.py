@@ -18,7 +18,7 @@ from codegen.language.chain import in_chain, line_with
 from codegen.language.products import plain
 from codegen.language.statements import Placed
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.tiles import Product
+from codegen.plan.gemms.tiles import Product
 from codegen.spec.spec import Array, Spec
 
 

@@ -1,0 +1,1 @@
+"""Matrix products, and the tiles in which a kernel computes them."""

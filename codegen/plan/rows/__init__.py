@@ -1,0 +1,1 @@
+"""Kernels that work along rows or down columns: reductions, scans, selections."""

@@ -1,0 +1,1 @@
+"""The kernels of `plan/rows`: one module for each template."""

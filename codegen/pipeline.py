@@ -13,7 +13,8 @@ from codegen.language.chain import read_chain
 from codegen.language.check import check
 from codegen.language.reference import read_reference
 from codegen.plan.launches import Tuned
-from codegen.plan.op import Op, why_not_in_place
+from codegen.plan.limits import why_not_in_place
+from codegen.plan.op import Op
 from codegen.spec.specfile import read_spec
 from codegen.stages.choose import plan_of
 

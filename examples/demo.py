@@ -23,7 +23,7 @@ from rich.text import Text
 from codegen.errors import SpecError
 from codegen.measuring.compile import Compiled, Variant, compile_kernel
 from codegen.pipeline import read_op
-from codegen.plan.op import lacks
+from codegen.plan.limits import lacks
 from codegen.runtime import Implementation, Op
 from codegen.runtime.call.arguments import all_types
 from codegen.runtime.compiled import interpreted

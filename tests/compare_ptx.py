@@ -51,7 +51,7 @@ def collect(task: tuple[str, str, int]) -> dict[str, str]:
 def chosen(op, arch: str, count: int) -> Iterator[tuple[str, object]]:
     """At most so many of a kernel's variants, evenly spread, and one of each further row length."""
     from codegen.measuring import compile as compiling
-    from codegen.plan.op import lacks
+    from codegen.plan.limits import lacks
     from codegen.plan.rows.reductions import Reduction
 
     every = [v for v in compiling.variants(op) if not lacks(op, v.types, arch)]

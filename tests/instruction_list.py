@@ -81,7 +81,7 @@ def dealt(op, arch: str) -> list:
     """Variants of an op that together have each of its types and each of its shapes; the pairs differ between
     architectures."""
     from codegen.measuring.compile import row_lengths, variants
-    from codegen.plan.op import lacks
+    from codegen.plan.limits import lacks
     from codegen.targets import USUAL
 
     def traits(v):

@@ -40,7 +40,7 @@ from codegen.language.formula import functions
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
 from codegen.render import render_op
-from codegen.render.wrapping import dict_literal
+from codegen.render.literals import dict_literal
 from codegen.spec.embedding import to_data
 from codegen.spec.spec import Spec
 from codegen.spec.specfile import KEYS, load_spec

@@ -24,7 +24,7 @@ from codegen.checking.draw import Case, walking_far
 from codegen.checking.expected import cpu_options, error_bounds, reference_values
 from codegen.checking.gradients import check_gradient_case
 from codegen.errors import UserError
-from codegen.plan.op import lacks
+from codegen.plan.limits import lacks
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
 from codegen.runtime.compiled import interpreted

@@ -132,7 +132,7 @@ def compile_ops(
     """
     from codegen.measuring.compile import disassemble, variants
     from codegen.measuring.tasks import Task, as_row, as_table, compile_tasks, is_of_gradients
-    from codegen.plan.op import lacks
+    from codegen.plan.limits import lacks
 
     project = find_project().at(package=package)
     ops, wanted = load_kernels(project.package, names), read_types(types)

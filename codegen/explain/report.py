@@ -28,7 +28,8 @@ from codegen.language.chain import written_axes
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Tuned
-from codegen.plan.op import Gemm, Op, Staged, lacks
+from codegen.plan.limits import lacks
+from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array
 from codegen.targets import GPUS, Gpu, Work

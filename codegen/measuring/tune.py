@@ -28,7 +28,7 @@ from codegen.language.sizes import Shape, array_shape
 from codegen.measuring import bench
 from codegen.measuring.calls import Calls, calls_of
 from codegen.plan.launches import Tuned
-from codegen.plan.op import lacks
+from codegen.plan.limits import lacks
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.ops.derived import BackwardOp

@@ -17,13 +17,14 @@ from codegen.plan.rows.selecting import Selection
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
+from codegen.render.literals import dict_literal, line_literal
 from codegen.render.records import DerivedKernel, Head, Module
 from codegen.render.rows.column import WalkContext
 from codegen.render.rows.row import RowContext
 from codegen.render.rows.scan import ScanContext
 from codegen.render.rows.selection import SelectionContext
 from codegen.render.turned import TurnedContext
-from codegen.render.wrapping import dict_literal, line_literal, wrapped
+from codegen.render.wrapping import wrapped
 from codegen.spec.embedding import to_data
 from codegen.tuning.entries import data_of
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
+from codegen.plan.limits import left_to_xla as estimated_left_to_xla
 from codegen.plan.op import Gemm
-from codegen.plan.op import left_to_xla as estimated_left_to_xla
 from codegen.plan.planner import overrides
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection

@@ -22,7 +22,7 @@ from codegen.device import functions as device
 from codegen.errors import SpecError, UserError
 from codegen.measuring.compile import compile_kernel, variants
 from codegen.pipeline import read_op
-from codegen.plan.op import lacks
+from codegen.plan.limits import lacks
 from codegen.render import render_op
 from codegen.runtime.ops.op import Op
 from tests.making import make_op

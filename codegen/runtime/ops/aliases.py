@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codegen.plan.launches import AnyLaunch
-from codegen.plan.op import why_not_in_place
+from codegen.plan.limits import why_not_in_place
 from codegen.runtime.call.described import CalledOp
 from codegen.shared import Launch, RowLaunch
 

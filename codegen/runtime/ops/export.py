@@ -22,7 +22,7 @@ import jax
 
 from codegen.errors import UserError, known, named, shown
 from codegen.graph.nodes import DTYPES, ROWS
-from codegen.plan.op import lacks
+from codegen.plan.limits import lacks
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.ops.op import Op

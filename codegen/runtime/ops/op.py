@@ -30,8 +30,8 @@ from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
+from codegen.plan.limits import lacks
 from codegen.plan.op import Op as PlannedOp
-from codegen.plan.op import lacks
 from codegen.plan.planner import dtype_constant, unheld_types
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types

@@ -31,7 +31,7 @@ from codegen.measuring.compile import (
 )
 from codegen.measuring.tasks import Task, compile_tasks
 from codegen.plan.gemms.hopper_tiles import HALVES
-from codegen.plan.op import lacks
+from codegen.plan.limits import lacks
 from codegen.plan.planner import overrides
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import kernels

@@ -7,7 +7,7 @@ import pytest
 from jax import export
 
 import generated
-from codegen.plan.op import lacks
+from codegen.plan.limits import lacks
 from codegen.runtime.call.arguments import all_types
 from tests.making import make_op
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
 from codegen.render import render_op
-from codegen.render.wrapping import WIDTH, dict_literal
+from codegen.render.literals import dict_literal
+from codegen.render.wrapping import WIDTH
 from codegen.spec.embedding import to_data
 from codegen.spec.specfile import load_spec
 from tests.mutants import meaning

@@ -125,9 +125,9 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
 
     from codegen.explain.report import fused_bytes
     from codegen.language.sizes import array_bytes, array_shape
-    from codegen.measuring import limits
-    from codegen.measuring.bench import typical
-    from codegen.measuring.compile import resources_of_call
+    from codegen.measuring.compiled import limits
+    from codegen.measuring.compiled.compile import resources_of_call
+    from codegen.measuring.times.bench import typical
     from codegen.runtime.call import arguments
     from codegen.runtime.call.arguments import Types
     from codegen.runtime.compiled import interpreted
@@ -164,7 +164,7 @@ def compiled(op: Any, shape: dict[str, int], row: dict[str, Any], dry: bool) -> 
     """The candidates of an op at a shape, compiled; in a dry run its kernels alone."""
     import jax
 
-    from codegen.measuring import bench, calls
+    from codegen.measuring.times import bench, calls
 
     start = time.time()
     origin = getattr(op, "origin", op)
@@ -216,7 +216,7 @@ def time_ways(ways: Sequence[Way]) -> None:
     good = [way for way in ways if "error" not in way.row]
     if not good:
         return
-    from codegen.measuring import bench
+    from codegen.measuring.times import bench
 
     try:
         times = bench.measure(candidates, GROUPS, CALLS)
@@ -449,7 +449,7 @@ def main() -> None:
                 f"#{row['number']} {row['layout']} {row['shape']}: {row['error']}\n{row.get('trace', '')}{row['text']}"
             )
     else:
-        from codegen.measuring import bench
+        from codegen.measuring.times import bench
 
         result["machine"] = bench.machine()
         print(summary(found))

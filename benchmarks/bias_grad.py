@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cutefuse
-from codegen.measuring.bench import machine, measure
+from codegen.measuring.times.bench import machine, measure
 
 SHAPES = ((8192, 8192), (4096, 16384))
 CALLS, GROUPS = 25, 5

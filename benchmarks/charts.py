@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from codegen.errors import SpecError
-from codegen.measuring.measurement import Measurement
-from codegen.measuring.plot import Bar, chart, write_charts
-from codegen.measuring.results import from_json
+from codegen.measuring.times.measurement import Measurement
+from codegen.measuring.times.plot import Bar, chart, write_charts
+from codegen.measuring.times.results import from_json
 from codegen.pipeline import read_op
 
 HERE = Path(__file__).parent

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cutefuse
-from codegen.measuring.bench import machine, measure
+from codegen.measuring.times.bench import machine, measure
 
 SHAPES = (
     (8192, 8192, 8192), (8192, 4096, 14336), (8192, 1024, 8192), (8192, 256, 8192), (4096, 4096, 4096), (16, 4096, 14336),

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from codegen.measuring.bench import machine, measure
+from codegen.measuring.times.bench import machine, measure
 from cutefuse import cross_entropy_grad
 
 ROWS, CLASSES = 4096, 128256

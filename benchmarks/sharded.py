@@ -38,7 +38,7 @@ import numpy as np  # noqa: E402
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 import cutefuse  # noqa: E402
-from codegen.measuring import bench  # noqa: E402
+from codegen.measuring.times import bench  # noqa: E402
 
 ROWS = options.rows or (64 if options.cpu else 65536)
 P = PartitionSpec

@@ -18,7 +18,7 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
 from codegen import device
 from codegen.graph.ops import COSTLY, OPS
-from codegen.measuring import sass
+from codegen.measuring.compiled import sass
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.targets import Work
 

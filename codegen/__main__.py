@@ -17,7 +17,9 @@ except ModuleNotFoundError:  # said here, before other modules of the command li
     sys.exit(2)
 
 from codegen import __version__
-from codegen.cli import kernel_commands, spec_commands, tuning_commands
+from codegen.cli.commands import kernels as kernel_commands
+from codegen.cli.commands import specs as spec_commands
+from codegen.cli.commands import tuning as tuning_commands
 from codegen.cli.options import UsageError, print_error
 from codegen.errors import SpecError
 from codegen.extras import MissingExtra

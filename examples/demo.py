@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codegen.errors import SpecError
-from codegen.measuring.compile import Compiled, Variant, compile_kernel
+from codegen.measuring.compiled.compile import Compiled, Variant, compile_kernel
 from codegen.pipeline import read_op
 from codegen.plan.limits import lacks
 from codegen.runtime import Implementation, Op

@@ -34,7 +34,7 @@ LENGTHS = (
 
 def collect(task: tuple[str, str, int]) -> dict[str, str]:
     """The PTX of some variants of an op's kernels, in the checkout that this process runs in."""
-    from codegen.measuring.tasks import kernels_named, load_package
+    from codegen.measuring.compiled.tasks import kernels_named, load_package
     from codegen.runtime.compiled import kernels
 
     name, arch, count = task
@@ -50,7 +50,7 @@ def collect(task: tuple[str, str, int]) -> dict[str, str]:
 
 def chosen(op, arch: str, count: int) -> Iterator[tuple[str, object]]:
     """At most so many of a kernel's variants, evenly spread, and one of each further row length."""
-    from codegen.measuring import compile as compiling
+    from codegen.measuring.compiled import compile as compiling
     from codegen.plan.limits import lacks
     from codegen.plan.rows.reductions import Reduction
 
@@ -160,7 +160,7 @@ def main() -> int:
     options = parsed()
     if options.collect:
         sys.path[0] = ""  # this checkout's modules, not those beside this file
-        from codegen.measuring.tasks import load_package
+        from codegen.measuring.compiled.tasks import load_package
 
         names = options.ops.split(",") if options.ops else load_package(Path("generated")).__all__[:: options.every]
         tasks = [(name, arch, options.variants) for name in names for arch in options.archs.split(",")]

@@ -80,7 +80,7 @@ def listed() -> frozenset[str]:
 def dealt(op, arch: str) -> list:
     """Variants of an op that together have each of its types and each of its shapes; the pairs differ between
     architectures."""
-    from codegen.measuring.compile import row_lengths, variants
+    from codegen.measuring.compiled.compile import row_lengths, variants
     from codegen.plan.limits import lacks
     from codegen.targets import USUAL
 
@@ -102,8 +102,8 @@ def dealt(op, arch: str) -> list:
 
 def forms_of(name: str, arch: str) -> set[str]:
     """The instructions of all kernels of one op for one architecture."""
-    from codegen.measuring.compile import compile_kernel
-    from codegen.measuring.tasks import kernels_named, load_package
+    from codegen.measuring.compiled.compile import compile_kernel
+    from codegen.measuring.compiled.tasks import kernels_named, load_package
 
     found: set[str] = set()
     for op in kernels_named(load_package(OPS), [name]):
@@ -117,7 +117,7 @@ def _of_task(task: tuple[str, str]) -> set[str]:
 
 
 def main(names: list[str]) -> None:
-    from codegen.measuring.tasks import load_package
+    from codegen.measuring.compiled.tasks import load_package
     from codegen.targets import USUAL
 
     found = set(listed() if names else ())

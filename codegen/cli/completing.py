@@ -37,7 +37,7 @@ def _project(ctx: typer.Context) -> Project:
 
 
 def _modules(package: Path) -> list[str]:
-    from codegen.cli.outputs import modules
+    from codegen.cli.files.outputs import modules
 
     return list(modules(package))
 

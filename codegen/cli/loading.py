@@ -25,7 +25,7 @@ def load_ops(folder: Path, names: Sequence[str] | None) -> list[Any]:
 
 def load_kernels(folder: Path, names: Sequence[str] | None) -> list[Any]:
     """The kernels of the ops of these names, or of all. Raises `UsageError`."""
-    from codegen.measuring.tasks import kernels_named
+    from codegen.measuring.compiled.tasks import kernels_named
 
     package = load_package(folder)
     try:
@@ -37,12 +37,12 @@ def load_kernels(folder: Path, names: Sequence[str] | None) -> list[Any]:
 
 def load_package(folder: Path) -> Any:
     """The package of generated ops in a folder. Raises `UsageError`."""
-    from codegen.cli.placing import is_generated, settle
+    from codegen.cli.files.placing import is_generated, settle
 
     settle([folder])
     if not is_generated(folder / "__init__.py"):
         raise UsageError(f"no ops in {named(folder)}: run `codegen build`, or name their package with --package")
-    from codegen.measuring.tasks import load_package
+    from codegen.measuring.compiled.tasks import load_package
 
     _check_environment()
     with _importing(folder):

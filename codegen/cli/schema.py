@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from codegen.cli.outputs import put
+from codegen.cli.files.outputs import put
 from codegen.graph.nodes import DTYPES
 from codegen.spec.specfile import KEYS, REQUIRED
 from codegen.targets import ARCHITECTURES

@@ -8,7 +8,7 @@ from codegen.errors import UserError
 from codegen.explain.launching import Binding, bindings
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_bytes, elements
-from codegen.measuring.bench import make_inputs, static_arguments, wide_types
+from codegen.measuring.times.bench import make_inputs, static_arguments, wide_types
 from codegen.plan.limits import lacks
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.ops.op import Op

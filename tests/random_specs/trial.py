@@ -20,7 +20,7 @@ from codegen.checking import draw, testing
 from codegen.checking.draw import Case
 from codegen.device import functions as device
 from codegen.errors import SpecError, UserError
-from codegen.measuring.compile import compile_kernel, variants
+from codegen.measuring.compiled.compile import compile_kernel, variants
 from codegen.pipeline import read_op
 from codegen.plan.limits import lacks
 from codegen.render import render_op

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from codegen.interpret.arithmetic import PTX_TYPES
-from codegen.interpret.decode import mbarriers, tensormaps
+from codegen.interpret.decode.asynchronous import mbarriers, tensormaps
 from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.memory.spaces import WINDOWS
 from codegen.interpret.ptx import Address, Imm, Operand, Symbol, Vector

@@ -9,8 +9,10 @@ import numpy as np
 
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.arithmetic import PTX_TYPES
-from codegen.interpret.decode import accesses, conversions, floating, integers, logic, matrices, mbarriers, warps, wgmma
+from codegen.interpret.decode import accesses, matrices, warps
+from codegen.interpret.decode.asynchronous import mbarriers, wgmma
 from codegen.interpret.decode.decoding import Execute, Unknown
+from codegen.interpret.decode.numbers import conversions, floating, integers, logic
 from codegen.interpret.ptx import Instruction, Operand, Program, PtxError, Reg, Vector
 
 

@@ -10,7 +10,7 @@ from cutlass.base_dsl.enums import Arch
 
 from codegen import __main__ as command_line
 from codegen.checking.verify import verify
-from codegen.cli.outputs import put
+from codegen.cli.files.outputs import put
 from codegen.pipeline import read_op
 from codegen.plan.planner import overrides
 from codegen.targets import ARCHITECTURES

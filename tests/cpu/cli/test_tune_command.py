@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from codegen import __main__ as command_line
-from codegen.measuring import tune_clock
+from codegen.measuring.tune import clock as tune_clock
 from codegen.runtime.compiled import platform
 
 SPEC = """\

@@ -12,7 +12,7 @@ from gemm_running import Product
 from making import make_op
 
 from codegen.graph.nodes import DTYPES
-from codegen.measuring.compile import compile_kernel, read_cubin, variants
+from codegen.measuring.compiled.compile import compile_kernel, read_cubin, variants
 from codegen.plan.gemms.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for

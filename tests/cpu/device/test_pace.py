@@ -7,7 +7,7 @@ import pytest
 
 import generated
 from codegen.checking.testing import Case, Types, check_case
-from codegen.measuring.bench import make_inputs, typical
+from codegen.measuring.times.bench import make_inputs, typical
 from codegen.plan.rows import walking
 from codegen.runtime.compiled import interpreted
 

@@ -229,7 +229,7 @@ schedule: {vector_bytes: 4}
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_comparisons_of_pairs(dtype, tmp_path, monkeypatch):
-    from codegen.interpret.decode import logic
+    from codegen.interpret.decode.numbers import logic
 
     seen = []
     packed = logic.both_halves

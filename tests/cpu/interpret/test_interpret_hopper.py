@@ -14,8 +14,8 @@ from gemm_running import BASE, KINDS, STAGED, Product, check
 from ptx_running import REGISTERS, edited, kernel_of, result, run, source, values
 
 from codegen.interpret import host, ptx
-from codegen.interpret.decode import tensormaps
-from codegen.interpret.decode.tensormaps import TensorMap
+from codegen.interpret.decode.asynchronous import tensormaps
+from codegen.interpret.decode.asynchronous.tensormaps import TensorMap
 from codegen.interpret.machine import InterpretError, Kernel, LaunchConfig, Machine
 from codegen.interpret.memory.arrays import Global
 from codegen.interpret.ptx import PtxError

@@ -17,9 +17,9 @@ from codegen.checking import draw
 from codegen.explain.launching import Binding
 from codegen.explain.report import fused_bytes
 from codegen.language.sizes import bench_shapes, default_shape
-from codegen.measuring import bench, plot, results
-from codegen.measuring.bench import make_inputs, measure, sets_of, typical
-from codegen.measuring.measurement import Measurement
+from codegen.measuring.times import bench, plot, results
+from codegen.measuring.times.bench import make_inputs, measure, sets_of, typical
+from codegen.measuring.times.measurement import Measurement
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import platform
 from tests.making import make_jnp_op, spec_text

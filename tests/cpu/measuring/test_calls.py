@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from codegen.measuring.calls import differences
+from codegen.measuring.times.calls import differences
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from codegen import __main__ as command_line
 from codegen import cache
 from codegen.graph.nodes import DTYPES, topological
 from codegen.language import sizes
-from codegen.measuring import compile as compiling
-from codegen.measuring import tasks as many
-from codegen.measuring.compile import (
+from codegen.measuring.compiled import compile as compiling
+from codegen.measuring.compiled import tasks as many
+from codegen.measuring.compiled.compile import (
     Compiled,
     Variant,
     compile_call,
@@ -29,7 +29,7 @@ from codegen.measuring.compile import (
     row_lengths,
     variants,
 )
-from codegen.measuring.tasks import Task, compile_tasks
+from codegen.measuring.compiled.tasks import Task, compile_tasks
 from codegen.plan.gemms.hopper_tiles import HALVES
 from codegen.plan.limits import lacks
 from codegen.plan.planner import overrides

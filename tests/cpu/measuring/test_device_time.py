@@ -2,7 +2,7 @@
 
 import pytest
 
-from codegen.measuring.device_time import MARK, busy_times, covered
+from codegen.measuring.times.device_time import MARK, busy_times, covered
 
 
 def named(kind: str, name: str, pid: int, tid: int | None = None) -> dict:

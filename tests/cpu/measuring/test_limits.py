@@ -8,11 +8,11 @@ import generated
 from codegen.explain.estimate import work
 from codegen.explain.launching import Binding, launch_of
 from codegen.language.sizes import default_shape
-from codegen.measuring import compile as compiling
-from codegen.measuring import limits, sass
-from codegen.measuring.compile import Variant, compile_kernel
+from codegen.measuring.compiled import compile as compiling
+from codegen.measuring.compiled import limits, sass
+from codegen.measuring.compiled.compile import Variant, compile_kernel
+from codegen.measuring.compiled.tasks import kernels_named
 from codegen.measuring.explained import interpreted_calls
-from codegen.measuring.tasks import kernels_named
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.ops.op import Op
 from codegen.shared import Launch

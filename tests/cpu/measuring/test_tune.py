@@ -5,9 +5,9 @@ import os
 import pytest
 
 import generated
-from codegen.measuring import tune
-from codegen.measuring.tune import Found, Kernel, Task, search, tasks_of, tune_all
-from codegen.measuring.tune_clock import Device, _compile
+from codegen.measuring.tune import search as tune
+from codegen.measuring.tune.clock import Device, _compile
+from codegen.measuring.tune.search import Found, Kernel, Task, search, tasks_of, tune_all
 from codegen.tuning.choosing import Changes
 
 ARCH = "sm_90a"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from making import make_op
 
-from codegen.measuring.compile import Variant, compile_kernel
+from codegen.measuring.compiled.compile import Variant, compile_kernel
 from codegen.runtime.call.arguments import all_types
 
 rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import pytest
 import generated
 from codegen.checking.draw import Case
 from codegen.checking.testing import check_case
-from codegen.measuring.compile import compile_call
+from codegen.measuring.compiled.compile import compile_call
 from codegen.runtime.call.arguments import Types
 from codegen.shared import RowLaunch
 from tests.making import make_op, spec_text

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.cli import placing
+from codegen.cli.files import placing
 from codegen.cli.loading import load_package
 from codegen.cli.options import UsageError
 from tests.pure.building import HERE, Result, contents, process, write_specs

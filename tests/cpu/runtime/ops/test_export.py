@@ -16,7 +16,7 @@ from elftools.elf.elffile import ELFFile
 
 import generated
 from codegen import __main__ as command_line
-from codegen.cli.outputs import put
+from codegen.cli.files.outputs import put
 from codegen.errors import UserError
 from codegen.pipeline import read_op
 from codegen.runtime.compiled import interpreted, kernels

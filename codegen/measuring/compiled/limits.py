@@ -9,8 +9,8 @@ import jax
 
 from codegen.explain.launching import Binding
 from codegen.language.sizes import Shape, array_shape, elements
-from codegen.measuring import sass
-from codegen.measuring.compile import cubins_of_call
+from codegen.measuring.compiled import sass
+from codegen.measuring.compiled.compile import cubins_of_call
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan

@@ -21,8 +21,8 @@ import numpy as np
 
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.decode import matrices
+from codegen.interpret.decode.asynchronous.tensormaps import CHUNK, swizzled
 from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
-from codegen.interpret.decode.tensormaps import CHUNK, swizzled
 from codegen.interpret.lanes import WARPGROUP
 from codegen.interpret.memory.arrays import Fault
 from codegen.interpret.ptx import Imm, Operand, Reg, Vector

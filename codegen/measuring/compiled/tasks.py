@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen import extras
-from codegen.measuring.compile import Compiled, Variant, compile_kernel, kept_kernel
+from codegen.measuring.compiled.compile import Compiled, Variant, compile_kernel, kept_kernel
 from codegen.runtime.ops.op import Op
 
 with extras.needed("build"):

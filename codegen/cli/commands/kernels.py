@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codegen.cli import spec_commands
+from codegen.cli.commands import specs as spec_commands
 from codegen.cli.completing import built_ops, specified_ops
 from codegen.cli.loading import load_kernels, load_ops, load_package, no_op
 from codegen.cli.options import (
@@ -87,7 +87,7 @@ def explain(
             check_size(found.spec, wanted)
         report["interpreted"] = interpreted_calls(made, wanted)
     if svg is not None:
-        from codegen.cli.outputs import put
+        from codegen.cli.files.outputs import put
         from codegen.explain.svg import draw
 
         put(svg, draw(found).encode())
@@ -130,8 +130,8 @@ def compile_ops(
     Example: codegen compile swiglu --arch sm_90a
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
     """
-    from codegen.measuring.compile import disassemble, variants
-    from codegen.measuring.tasks import Task, as_row, as_table, compile_tasks, is_of_gradients
+    from codegen.measuring.compiled.compile import disassemble, variants
+    from codegen.measuring.compiled.tasks import Task, as_row, as_table, compile_tasks, is_of_gradients
     from codegen.plan.limits import lacks
 
     project = find_project().at(package=package)
@@ -258,8 +258,8 @@ def bench(
     Example: codegen bench --backward --name backward
     """
     from codegen.language.sizes import bench_shapes, default_shape
-    from codegen.measuring import bench as timing
-    from codegen.measuring import results
+    from codegen.measuring.times import bench as timing
+    from codegen.measuring.times import results
     from codegen.runtime.compiled.platform import on_gpu
     from codegen.runtime.ops.derived import backward_ops
 
@@ -337,7 +337,7 @@ def export_op(
     Example: codegen export bias_relu --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --out bias_relu.jax
     Example: codegen export rmsnorm --arch sm_90a --shape "...=rows,N=4096" --types T=bfloat16 --param eps=1e-5 --vjp --out rmsnorm.jax
     """
-    from codegen.cli.outputs import put
+    from codegen.cli.files.outputs import put
     from codegen.runtime.ops import export
 
     project = find_project().at(package=package)

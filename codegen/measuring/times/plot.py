@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codegen import extras
-from codegen.measuring.measurement import Measurement
+from codegen.measuring.times.measurement import Measurement
 
 with extras.needed("bench"):
     import matplotlib

@@ -42,8 +42,8 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
 
     Example: codegen new my_bias_relu
     """
-    from codegen.cli.outputs import put
-    from codegen.cli.scaffold import starter
+    from codegen.cli.files.outputs import put
+    from codegen.cli.files.scaffold import starter
     from codegen.cli.schema import keep_schema
     from codegen.graph.names import op_name_error
 
@@ -69,8 +69,8 @@ def init(specs: Specs = None, package: Package = None, tests: Tests = None) -> N
     Example: codegen init
     Example: codegen init --package src/mine/ops
     """
-    from codegen.cli import scaffold
-    from codegen.cli.outputs import put
+    from codegen.cli.files import scaffold
+    from codegen.cli.files.outputs import put
     from codegen.cli.schema import keep_schema
 
     files: dict[Path, str] = {}
@@ -119,7 +119,7 @@ def build(
     if not watch:
         _build(files, project)
         return
-    from codegen.cli.watch import saves
+    from codegen.cli.files.watch import saves
 
     def watched() -> Iterable[Path]:
         return files or sorted(project.specs.glob("*.yaml"))
@@ -136,7 +136,7 @@ def build(
 
 def _build(files: list[Path] | None, project: Project) -> None:
     """Build all specs of a project, or these files. Raises `SpecError`, `UsageError`, OSError."""
-    from codegen.cli import outputs, placing
+    from codegen.cli.files import outputs, placing
     from codegen.cli.schema import keep_schema
     from codegen.render.package import find_specs, read_ops
 
@@ -165,7 +165,7 @@ def check(specs: Specs = None, package: Package = None, tests: Tests = None, out
 
     Example: codegen check
     """
-    from codegen.cli import outputs, placing
+    from codegen.cli.files import outputs, placing
     from codegen.render.package import find_specs, read_ops
 
     project = find_project().at(specs, package or out, tests)

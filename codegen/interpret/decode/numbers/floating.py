@@ -10,7 +10,7 @@ import numpy as np
 from codegen.interpret import arithmetic as ar
 from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode.decoding import ROUNDINGS, Execute, Machine, Unknown, only
-from codegen.interpret.decode.integers import integer_arithmetic
+from codegen.interpret.decode.numbers.integers import integer_arithmetic
 from codegen.interpret.ptx import Operand
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from codegen import extras
 from codegen.explain.tables import size_text, time_text
-from codegen.measuring.measurement import Measurement
+from codegen.measuring.times.measurement import Measurement
 
 with extras.needed("bench"):
     from rich.table import Table
@@ -131,7 +131,7 @@ def as_markdown(measured: Sequence[Measurement], where: Mapping[str, str], name:
 
 def write(measured: Sequence[Measurement], where: Mapping[str, str], out: Path, name: str, command: str) -> list[Path]:
     """Write the results as JSON, a page and charts; returns the files."""
-    from codegen.measuring.plot import write_charts
+    from codegen.measuring.times.plot import write_charts
 
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{name}.{ending}" for ending in ("json", "md")]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen.cli.placing import Change, Locked, is_generated, is_ours, naming
+from codegen.cli.files.placing import Change, Locked, is_generated, is_ours, naming
 from codegen.errors import named
 
 

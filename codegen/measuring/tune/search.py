@@ -25,8 +25,8 @@ from codegen.explain.launching import Binding
 from codegen.explain.tables import time_text
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
-from codegen.measuring import bench
-from codegen.measuring.calls import Calls, calls_of
+from codegen.measuring.times import bench
+from codegen.measuring.times.calls import Calls, calls_of
 from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
 from codegen.runtime.call import arguments, views

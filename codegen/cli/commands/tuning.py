@@ -63,8 +63,8 @@ def tune(
     check_kind(kind, {op.plan.kind for op in ops})
     ops = [op for op in ops if (names or op.spec.bench) and (not kind or op.plan.kind == kind)]
     from codegen.language.sizes import bench_shapes, default_shape, parse_shape
-    from codegen.measuring import tune as tuning
-    from codegen.measuring.tune_clock import Device
+    from codegen.measuring.tune import search as tuning
+    from codegen.measuring.tune.clock import Device
     from codegen.runtime.compiled.platform import current_arch, on_gpu
     from codegen.tuning import file
 

@@ -29,9 +29,10 @@ from codegen.explain.report import fused_bytes
 from codegen.explain.tables import time_text
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
-from codegen.measuring import device_time, limits
-from codegen.measuring.device_time import Candidate
-from codegen.measuring.measurement import Measurement
+from codegen.measuring.compiled import limits
+from codegen.measuring.times import device_time
+from codegen.measuring.times.device_time import Candidate
+from codegen.measuring.times.measurement import Measurement
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.derived import BackwardOp
 from codegen.runtime.ops.gemm_op import GemmOp

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 
 from codegen.explain.launching import Binding
 from codegen.explain.report import fused_bytes
-from codegen.measuring import bench
-from codegen.measuring.calls import WRONG, compiled, differences
-from codegen.measuring.device_time import Candidate
-from codegen.measuring.tasks import kernels_named, load_package
-from codegen.measuring.tune import Kernel, Task, is_fatal
+from codegen.measuring.compiled.tasks import kernels_named, load_package
+from codegen.measuring.times import bench
+from codegen.measuring.times.calls import WRONG, compiled, differences
+from codegen.measuring.times.device_time import Candidate
+from codegen.measuring.tune.search import Kernel, Task, is_fatal
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.tuning.choosing import Changes
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from codegen.explain.launching import Binding
 from codegen.language.sizes import Shape
-from codegen.measuring import bench
+from codegen.measuring.times import bench
 from codegen.runtime.ops.derived import BackwardOp
 from codegen.runtime.ops.op import Op
 

@@ -1,0 +1,1 @@
+"""The files that commands write and watch."""

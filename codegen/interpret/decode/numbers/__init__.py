@@ -1,0 +1,1 @@
+"""Instructions on the registers of one thread."""

@@ -1,0 +1,1 @@
+"""Times on a GPU: what is timed, how, and how the results are shown."""

@@ -138,14 +138,15 @@ def alibi_bias_backward_kernel(
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, H * Q * K, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of = alibi_bias_backward_chain(
-                    device.floats(rDy[None, v, u]), rIndexK[None, v].load().to(cutlass.Int32),
-                    rIndexQ[None, v].load().to(cutlass.Int32),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = alibi_bias_backward_chain(
+                        device.floats(rDy[None, v, u]), rIndexK[None, v].load().to(cutlass.Int32),
+                        rIndexQ[None, v].load().to(cutlass.Int32),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, H * Q * K, first)

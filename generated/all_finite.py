@@ -75,11 +75,12 @@ def all_finite_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked_piece(how, row, total, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                total_all_of = all_finite_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate([fTotalAll], ("all",), (total_all_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    total_all_of = all_finite_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate([fTotalAll], ("all",), (total_all_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
             later.load(mX, cutlass.Int64(row) * width, rX[None, None, u])

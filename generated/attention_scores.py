@@ -193,14 +193,15 @@ def attention_scores_backward_kernel(
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, SP, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dacc, column_sum_of = attention_scores_backward_chain(
-                    device.floats(rDscores[None, v, u]), device.full(vec, scale),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(dacc.to(mDacc.element_type), mDacc, (iB, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dacc, column_sum_of = attention_scores_backward_chain(
+                        device.floats(rDscores[None, v, u]), device.full(vec, scale),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dacc.to(mDacc.element_type), mDacc, (iB, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, SP, first)

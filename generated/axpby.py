@@ -176,16 +176,17 @@ def axpby_backward_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked_piece(how, row, total, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, dy, total_sum_of, total_sum2_of = axpby_backward_chain(
-                    device.floats(rDz[None, v, u]), device.floats(rX[None, v, u]), device.floats(rY[None, v, u]),
-                    device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
-                )
-                inside = at.counted()
-                reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
-                at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
-                at.store(dy.to(mDy.element_type), mDy, cutlass.Int64(row) * width)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, dy, total_sum_of, total_sum2_of = axpby_backward_chain(
+                        device.floats(rDz[None, v, u]), device.floats(rX[None, v, u]), device.floats(rY[None, v, u]),
+                        device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
+                    at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
+                    at.store(dy.to(mDy.element_type), mDy, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
             later.load(mDz, cutlass.Int64(row) * width, rDz[None, None, u])

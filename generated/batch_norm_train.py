@@ -102,11 +102,12 @@ def batch_norm_train_stage1_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_mean_of = batch_norm_train_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_mean_of = batch_norm_train_stage1_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mX, (row, 0), rX[None, None, u])
@@ -203,13 +204,14 @@ def batch_norm_train_stage2_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_mean_of = batch_norm_train_stage2_chain(
-                    device.floats(rX[None, v, u]), device.floats(rMean[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_mean_of = batch_norm_train_stage2_chain(
+                        device.floats(rX[None, v, u]), device.floats(rMean[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mX, (row, 0), rX[None, None, u])
@@ -369,13 +371,14 @@ def batch_norm_train_backward_stage1_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                t5_of, t6_of = batch_norm_train_backward_stage1_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rMean[None, v]), device.floats(rX[None, v, u]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fT5, fT6], ("sum", "sum"), (t5_of, t6_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    t5_of, t6_of = batch_norm_train_backward_stage1_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rMean[None, v]), device.floats(rX[None, v, u]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fT5, fT6], ("sum", "sum"), (t5_of, t6_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])

@@ -209,14 +209,15 @@ def batched_dense_gelu_backward_kernel(
             row = base + u * pace + tidx // per_row
             iM = row
             own = rowwise.walked(how, row < M, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dacc, column_sum_of = batched_dense_gelu_backward_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dacc, column_sum_of = batched_dense_gelu_backward_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iM = row
             later = rowwise.walked(how, row < M, N, first)
@@ -263,14 +264,15 @@ def batched_dense_gelu_backward_places(
             row = base + u
             iM = row
             own = rowwise.walked(how, there & (row < M), N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dacc, column_sum_of = batched_dense_gelu_backward_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dacc, column_sum_of = batched_dense_gelu_backward_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0))
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

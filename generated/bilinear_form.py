@@ -80,14 +80,15 @@ def bilinear_form_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                total_sum_of = bilinear_form_chain(
-                    device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rX[None, v, u]),
-                    device.floats(rRight[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    total_sum_of = bilinear_form_chain(
+                        device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rX[None, v, u]),
+                        device.floats(rRight[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mLeft, (row,), rLeft[None, u])
@@ -409,16 +410,17 @@ def bilinear_form_backward_kernel(
                     rowwise.forget((mRight, rRight), (mX, rX[None, None, k]))
             else:
                 row_sum = rRowSumOfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, column_sum_of = bilinear_form_backward_chain(
-                    device.floats(device.full(vec, rDy[0], rDy.element_type)),
-                    device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rX[None, v, k]),
-                    device.floats(rRight[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(dx.to(mDx.element_type), mDx, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of = bilinear_form_backward_chain(
+                        device.floats(device.full(vec, rDy[0], rDy.element_type)),
+                        device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rX[None, v, k]),
+                        device.floats(rRight[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
             if own.there & (first == 0):
                 dleft = bilinear_form_backward_row(
                     device.floats(device.full(1, rDy[0], rDy.element_type)), device.full(1, row_sum),

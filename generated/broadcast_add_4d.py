@@ -114,11 +114,12 @@ def broadcast_add_4d_backward_kernel(
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, S * H * D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of = broadcast_add_4d_backward_chain(device.floats(rDy[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = broadcast_add_4d_backward_chain(device.floats(rDy[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, S * H * D, first)

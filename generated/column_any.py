@@ -73,11 +73,12 @@ def column_any_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_any_of = column_any_chain(rX[None, v, u].load() != 0)
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnAny], ("any",), (column_any_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_any_of = column_any_chain(rX[None, v, u].load() != 0)
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnAny], ("any",), (column_any_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mX, (row, 0), rX[None, None, u])

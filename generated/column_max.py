@@ -73,11 +73,12 @@ def column_max_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_max_of = column_max_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_max_of = column_max_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mX, (row, 0), rX[None, None, u])
@@ -169,13 +170,14 @@ def column_max_backward_stage1_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of = column_max_backward_stage1_chain(
-                    device.floats(rY[None, v]), device.floats(rX[None, v, u]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = column_max_backward_stage1_chain(
+                        device.floats(rY[None, v]), device.floats(rX[None, v, u]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mX, (row, 0), rX[None, None, u])

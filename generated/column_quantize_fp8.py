@@ -112,11 +112,12 @@ def column_quantize_fp8_stage1_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                t0_of = column_quantize_fp8_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fT0], ("max",), (t0_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    t0_of = column_quantize_fp8_stage1_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fT0], ("max",), (t0_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mX, (row, 0), rX[None, None, u])

@@ -427,19 +427,20 @@ def cross_entropy_z_loss_backward_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, total_sum_of = cross_entropy_z_loss_backward_chain(
-                    device.floats(device.full(vec, rDloss[0, u], rDloss.element_type)),
-                    device.floats(device.full(vec, rDzLoss[0, u], rDzLoss.element_type)),
-                    device.floats(device.full(vec, rLse[0, u], rLse.element_type)), device.floats(rX[None, v, u]),
-                    device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, N, cutlass.Int32),
-                    device.full(vec, ignore_index, cutlass.Int32), device.full(vec, mZWeight[0]), approx,
-                )
-                once = at.inside_once()  # a row counts once
-                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
-                at.store(dx.to(mDx.element_type), mDx, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, total_sum_of = cross_entropy_z_loss_backward_chain(
+                        device.floats(device.full(vec, rDloss[0, u], rDloss.element_type)),
+                        device.floats(device.full(vec, rDzLoss[0, u], rDzLoss.element_type)),
+                        device.floats(device.full(vec, rLse[0, u], rLse.element_type)), device.floats(rX[None, v, u]),
+                        device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                        reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, N, cutlass.Int32),
+                        device.full(vec, ignore_index, cutlass.Int32), device.full(vec, mZWeight[0]), approx,
+                    )
+                    once = at.inside_once()  # a row counts once
+                    reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mDloss, (row,), rDloss[None, u])

@@ -98,16 +98,17 @@ def dchannel_affine_kernel(
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, C * S, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, column_sum_of, column_sum2_of = dchannel_affine_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rScale[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of, column_sum2_of = dchannel_affine_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rScale[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, C * S, first)

@@ -524,15 +524,17 @@ def dense_rms_scaled_backward_kernel(
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mAcc, rAcc[None, None, k]))
             else:
                 row_sum = rRowSumOfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dacc, column_sum_of = dense_rms_scaled_backward_chain(
-                    device.floats(rDy[None, v, k]), device.floats(rAcc[None, v, k]),
-                    device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rWeight[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dacc, column_sum_of = dense_rms_scaled_backward_chain(
+                        device.floats(rDy[None, v, k]), device.floats(rAcc[None, v, k]),
+                        device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
+                        device.floats(rWeight[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
             if own.there & (first == 0):
                 drstd = dense_rms_scaled_backward_row(device.full(1, row_sum))
                 own.store_one(drstd.to(mDrstd.element_type), mDrstd, (row,))

@@ -321,19 +321,20 @@ def dense_scaled_columns_backward_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dacc, dc, column_sum_of, column_sum2_of, column_sum3_of = dense_scaled_columns_backward_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rC[None, v, u]),
-                    device.floats(rAlpha[None, v]), device.floats(rBeta[None, v]), device.floats(rBias[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"),
-                    (column_sum_of, column_sum2_of, column_sum3_of,), inside,
-                )
-                at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
-                at.store(dc.to(mDc.element_type), mDc, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dacc, dc, column_sum_of, column_sum2_of, column_sum3_of = dense_scaled_columns_backward_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rC[None, v, u]),
+                        device.floats(rAlpha[None, v]), device.floats(rBeta[None, v]), device.floats(rBias[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"),
+                        (column_sum_of, column_sum2_of, column_sum3_of,), inside,
+                    )
+                    at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
+                    at.store(dc.to(mDc.element_type), mDc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])

@@ -271,14 +271,15 @@ def dense_silu_residual_backward_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dacc, column_sum_of = dense_silu_residual_backward_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dacc, column_sum_of = dense_silu_residual_backward_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])

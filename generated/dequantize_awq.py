@@ -221,30 +221,31 @@ def dequantize_awq_backward_kernel(
             row = base + u * pace + tidx // per_row
             iG = row
             own = rowwise.walked(how, row < G, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                (
-                    column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of, column_sum6_of,
-                    column_sum7_of, column_sum8_of,
-                ) = dequantize_awq_backward_chain(
-                    device.floats(rDw[0, None, v, u]), device.floats(rDw[1, None, v, u]),
-                    device.floats(rDw[2, None, v, u]), device.floats(rDw[3, None, v, u]),
-                    device.floats(rDw[4, None, v, u]), device.floats(rDw[5, None, v, u]),
-                    device.floats(rDw[6, None, v, u]), device.floats(rDw[7, None, v, u]),
-                    rQweight[None, v, u].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v,
-                    [
-                        fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5, fColumnSum6, fColumnSum7,
-                        fColumnSum8,
-                    ], ("sum", "sum", "sum", "sum", "sum", "sum", "sum", "sum"),
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
                     (
                         column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of, column_sum6_of,
                         column_sum7_of, column_sum8_of,
-                    ), inside,
-                )
+                    ) = dequantize_awq_backward_chain(
+                        device.floats(rDw[0, None, v, u]), device.floats(rDw[1, None, v, u]),
+                        device.floats(rDw[2, None, v, u]), device.floats(rDw[3, None, v, u]),
+                        device.floats(rDw[4, None, v, u]), device.floats(rDw[5, None, v, u]),
+                        device.floats(rDw[6, None, v, u]), device.floats(rDw[7, None, v, u]),
+                        rQweight[None, v, u].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v,
+                        [
+                            fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5, fColumnSum6, fColumnSum7,
+                            fColumnSum8,
+                        ], ("sum", "sum", "sum", "sum", "sum", "sum", "sum", "sum"),
+                        (
+                            column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of,
+                            column_sum6_of, column_sum7_of, column_sum8_of,
+                        ), inside,
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iG = row
             later = rowwise.walked(how, row < G, N, first)
@@ -324,30 +325,31 @@ def dequantize_awq_backward_places(
             row = base + u
             iG = row
             own = rowwise.walked(how, there & (row < G), N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                (
-                    column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of, column_sum6_of,
-                    column_sum7_of, column_sum8_of,
-                ) = dequantize_awq_backward_chain(
-                    device.floats(rDw[0, None, v, u]), device.floats(rDw[1, None, v, u]),
-                    device.floats(rDw[2, None, v, u]), device.floats(rDw[3, None, v, u]),
-                    device.floats(rDw[4, None, v, u]), device.floats(rDw[5, None, v, u]),
-                    device.floats(rDw[6, None, v, u]), device.floats(rDw[7, None, v, u]),
-                    rQweight[None, v, u].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v,
-                    [
-                        fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5, fColumnSum6, fColumnSum7,
-                        fColumnSum8,
-                    ], ("sum", "sum", "sum", "sum", "sum", "sum", "sum", "sum"),
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
                     (
                         column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of, column_sum6_of,
                         column_sum7_of, column_sum8_of,
-                    ), inside,
-                )
+                    ) = dequantize_awq_backward_chain(
+                        device.floats(rDw[0, None, v, u]), device.floats(rDw[1, None, v, u]),
+                        device.floats(rDw[2, None, v, u]), device.floats(rDw[3, None, v, u]),
+                        device.floats(rDw[4, None, v, u]), device.floats(rDw[5, None, v, u]),
+                        device.floats(rDw[6, None, v, u]), device.floats(rDw[7, None, v, u]),
+                        rQweight[None, v, u].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v,
+                        [
+                            fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5, fColumnSum6, fColumnSum7,
+                            fColumnSum8,
+                        ], ("sum", "sum", "sum", "sum", "sum", "sum", "sum", "sum"),
+                        (
+                            column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of,
+                            column_sum6_of, column_sum7_of, column_sum8_of,
+                        ), inside,
+                    )
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

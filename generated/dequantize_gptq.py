@@ -206,16 +206,18 @@ def dequantize_gptq_backward_kernel(
             row = base + u * pace + tidx // per_row
             iG = row
             own = rowwise.walked(how, row < G, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of = dequantize_gptq_backward_chain(
-                    device.floats(rDw0[None, v, u]), device.floats(rDw1[None, v, u]), device.floats(rDw2[None, v, u]),
-                    device.floats(rDw3[None, v, u]), device.floats(rDw4[None, v, u]), device.floats(rDw5[None, v, u]),
-                    device.floats(rDw6[None, v, u]), device.floats(rDw7[None, v, u]),
-                    rQweight[None, v, u].load().to(cutlass.Int32),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = dequantize_gptq_backward_chain(
+                        device.floats(rDw0[None, v, u]), device.floats(rDw1[None, v, u]),
+                        device.floats(rDw2[None, v, u]), device.floats(rDw3[None, v, u]),
+                        device.floats(rDw4[None, v, u]), device.floats(rDw5[None, v, u]),
+                        device.floats(rDw6[None, v, u]), device.floats(rDw7[None, v, u]),
+                        rQweight[None, v, u].load().to(cutlass.Int32),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iG = row
             later = rowwise.walked(how, row < G, N, first)
@@ -281,16 +283,18 @@ def dequantize_gptq_backward_places(
             row = base + u
             iG = row
             own = rowwise.walked(how, there & (row < G), N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of = dequantize_gptq_backward_chain(
-                    device.floats(rDw0[None, v, u]), device.floats(rDw1[None, v, u]), device.floats(rDw2[None, v, u]),
-                    device.floats(rDw3[None, v, u]), device.floats(rDw4[None, v, u]), device.floats(rDw5[None, v, u]),
-                    device.floats(rDw6[None, v, u]), device.floats(rDw7[None, v, u]),
-                    rQweight[None, v, u].load().to(cutlass.Int32),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = dequantize_gptq_backward_chain(
+                        device.floats(rDw0[None, v, u]), device.floats(rDw1[None, v, u]),
+                        device.floats(rDw2[None, v, u]), device.floats(rDw3[None, v, u]),
+                        device.floats(rDw4[None, v, u]), device.floats(rDw5[None, v, u]),
+                        device.floats(rDw6[None, v, u]), device.floats(rDw7[None, v, u]),
+                        rQweight[None, v, u].load().to(cutlass.Int32),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

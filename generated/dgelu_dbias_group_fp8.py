@@ -101,15 +101,16 @@ def dgelu_dbias_group_fp8_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, B * G, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                scale, q, column_sum_of = dgelu_dbias_group_fp8_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, amax_min),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.scatter(scale.to(mScale.element_type), mScale, (row, 0), (None, 0), (B, G,), 128)
-                at.store(device.cast(q, mQ.element_type), mQ, (row, 0, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    scale, q, column_sum_of = dgelu_dbias_group_fp8_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, amax_min),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.scatter(scale.to(mScale.element_type), mScale, (row, 0), (None, 0), (B, G,), 128)
+                    at.store(device.cast(q, mQ.element_type), mQ, (row, 0, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, B * G, first)
             later.load(mDy, (row, 0, 0), rDy[None, None, u])

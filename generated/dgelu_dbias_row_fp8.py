@@ -215,15 +215,16 @@ def dgelu_dbias_row_fp8_kernel(
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 row_max = rRowMaxOfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                q, column_sum_of = dgelu_dbias_row_fp8_chain(
-                    device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.full(vec, amax_min),
-                    device.full(vec, row_max),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(device.cast(q, mQ.element_type), mQ, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    q, column_sum_of = dgelu_dbias_row_fp8_chain(
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.full(vec, amax_min),
+                        device.full(vec, row_max),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(device.cast(q, mQ.element_type), mQ, (row, 0))
             if own.there & (first == 0):
                 scale = dgelu_dbias_row_fp8_row(device.full(1, amax_min), device.full(1, row_max))
                 own.store_one(scale.to(mScale.element_type), mScale, (row,))

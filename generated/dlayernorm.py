@@ -311,18 +311,19 @@ def dlayernorm_kernel(
                 row_mean3 = rRowMean3OfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
                 row_mean4 = rRowMean4OfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, column_sum_of, column_sum2_of = dlayernorm_chain(
-                    device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
-                    device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean3),
-                    device.full(vec, row_mean2), device.full(vec, row_mean4), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dx.to(mDx.element_type), mDx, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of, column_sum2_of = dlayernorm_chain(
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
+                        device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean3),
+                        device.full(vec, row_mean2), device.full(vec, row_mean4), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

@@ -88,14 +88,15 @@ def dsilu_dbias_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, column_sum_of = dsilu_dbias_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(dx.to(mDx.element_type), mDx, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of = dsilu_dbias_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])

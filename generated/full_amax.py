@@ -74,11 +74,12 @@ def full_amax_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked_piece(how, row, total, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                total_max_of = full_amax_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    total_max_of = full_amax_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
             later.load(mX, cutlass.Int64(row) * width, rX[None, None, u])
@@ -172,13 +173,14 @@ def full_amax_backward_stage1_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked_piece(how, row, total, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                total_sum_of = full_amax_backward_stage1_chain(
-                    device.floats(device.full(vec, rAmax[0], rAmax.element_type)), device.floats(rX[None, v, u]),
-                )
-                inside = at.counted()
-                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    total_sum_of = full_amax_backward_stage1_chain(
+                        device.floats(device.full(vec, rAmax[0], rAmax.element_type)), device.floats(rX[None, v, u]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
             later.load(mX, cutlass.Int64(row) * width, rX[None, None, u])

@@ -299,17 +299,18 @@ def gemm_linear_backward_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dacc, dc, column_sum_of, total_sum_of, total_sum2_of = gemm_linear_backward_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rC[None, v, u]),
-                    device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
-                at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
-                at.store(dc.to(mDc.element_type), mDc, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dacc, dc, column_sum_of, total_sum_of, total_sum2_of = gemm_linear_backward_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rC[None, v, u]),
+                        device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
+                    at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
+                    at.store(dc.to(mDc.element_type), mDc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])

@@ -93,11 +93,12 @@ def global_response_norm_stage1_kernel(
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, C, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, C, first)
@@ -138,11 +139,12 @@ def global_response_norm_stage1_places(
             row = base + u
             iS = row
             own = rowwise.walked(how, there & (row < S), C, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -431,17 +433,19 @@ def global_response_norm_frozen_stage2_kernel(
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, C, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of, column_sum2_of = global_response_norm_frozen_stage2_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rSumOfBC[None, v]), device.floats(rX[None, v, u]),
-                    device.floats(rGamma[None, v]), device.floats(device.full(vec, rMeanOfB[0], rMeanOfB.element_type)),
-                    device.full(vec, eps), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of, column_sum2_of = global_response_norm_frozen_stage2_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rSumOfBC[None, v]), device.floats(rX[None, v, u]),
+                        device.floats(rGamma[None, v]),
+                        device.floats(device.full(vec, rMeanOfB[0], rMeanOfB.element_type)), device.full(vec, eps),
+                        approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, C, first)
@@ -736,20 +740,22 @@ def global_response_norm_backward_stage2_kernel(
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, C, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                (
-                    column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,
-                ) = global_response_norm_backward_stage2_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rSumOfBC[None, v]), device.floats(rX[None, v, u]),
-                    device.floats(rGamma[None, v]), device.floats(device.full(vec, rMeanOfB[0], rMeanOfB.element_type)),
-                    device.full(vec, eps), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
-                    (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
-                )
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    (
+                        column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,
+                    ) = global_response_norm_backward_stage2_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rSumOfBC[None, v]), device.floats(rX[None, v, u]),
+                        device.floats(rGamma[None, v]),
+                        device.floats(device.full(vec, rMeanOfB[0], rMeanOfB.element_type)), device.full(vec, eps),
+                        approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
+                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, C, first)

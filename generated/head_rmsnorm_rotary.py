@@ -560,24 +560,26 @@ def head_rmsnorm_rotary_backward_kernel(
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                (
-                    dx0, dx1, column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,
-                ) = head_rmsnorm_rotary_backward_chain(
-                    device.floats(rDy0[None, v, k]), device.floats(rDy1[None, v, k]), device.floats(rX0[None, v, k]),
-                    device.floats(rX1[None, v, k]), device.floats(rWeight0[None, v]), device.floats(rWeight1[None, v]),
-                    device.floats(rCos[None, v]), device.floats(rSin[None, v]), device.full(vec, D, cutlass.Int32),
-                    device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2),
-                    device.full(vec, row_sum), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
-                    (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
-                )
-                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
-                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    (
+                        dx0, dx1, column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,
+                    ) = head_rmsnorm_rotary_backward_chain(
+                        device.floats(rDy0[None, v, k]), device.floats(rDy1[None, v, k]),
+                        device.floats(rX0[None, v, k]), device.floats(rX1[None, v, k]),
+                        device.floats(rWeight0[None, v]), device.floats(rWeight1[None, v]),
+                        device.floats(rCos[None, v]), device.floats(rSin[None, v]), device.full(vec, D, cutlass.Int32),
+                        device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2),
+                        device.full(vec, row_sum), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
+                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
+                    )
+                    at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
+                    at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H

@@ -602,19 +602,23 @@ def instance_norm_backward_kernel(
             else:
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, column_sum_of, column_sum2_of = instance_norm_backward_chain(
-                    device.floats(rDy[None, v, k]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
-                    device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                    device.floats(rX[None, v, k]), device.floats(device.full(vec, rWeight[0], rWeight.element_type)),
-                    device.full(vec, S, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of, column_sum2_of = instance_norm_backward_chain(
+                        device.floats(rDy[None, v, k]),
+                        device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
+                        device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
+                        device.floats(rX[None, v, k]),
+                        device.floats(device.full(vec, rWeight[0], rWeight.element_type)),
+                        device.full(vec, S, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2),
+                        approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row

@@ -395,18 +395,19 @@ def label_log_prob_backward_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, total_sum_of = label_log_prob_backward_chain(
-                    device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(vec, rRowLogsumexp[0, u], rRowLogsumexp.element_type)),
-                    device.floats(rX[None, v, u]),
-                    device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, mTemperature[0]), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
-                at.store(dx.to(mDx.element_type), mDx, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, total_sum_of = label_log_prob_backward_chain(
+                        device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
+                        device.floats(device.full(vec, rRowLogsumexp[0, u], rRowLogsumexp.element_type)),
+                        device.floats(rX[None, v, u]),
+                        device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                        reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, mTemperature[0]), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mDy, (row,), rDy[None, u])

@@ -94,11 +94,12 @@ def layernorm_channels_first_stage1_kernel(
             row = base + u * pace + tidx // per_row
             iC = row
             own = rowwise.walked(how, row < C, S, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_mean_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_mean_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
             later = rowwise.walked(how, row < C, S, first)
@@ -139,11 +140,12 @@ def layernorm_channels_first_stage1_places(
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_mean_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_mean_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -253,13 +255,14 @@ def layernorm_channels_first_stage2_kernel(
             row = base + u * pace + tidx // per_row
             iC = row
             own = rowwise.walked(how, row < C, S, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_mean_of = layernorm_channels_first_stage2_chain(
-                    device.floats(rX[None, v, u]), device.floats(rMeanOfBS[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_mean_of = layernorm_channels_first_stage2_chain(
+                        device.floats(rX[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
             later = rowwise.walked(how, row < C, S, first)
@@ -303,13 +306,14 @@ def layernorm_channels_first_stage2_places(
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_mean_of = layernorm_channels_first_stage2_chain(
-                    device.floats(rX[None, v, u]), device.floats(rMeanOfBS[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_mean_of = layernorm_channels_first_stage2_chain(
+                        device.floats(rX[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -479,16 +483,18 @@ def layernorm_channels_first_frozen_stage1_kernel(
             row = base + u * pace + tidx // per_row
             iC = row
             own = rowwise.walked(how, row < C, S, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of, column_sum2_of = layernorm_channels_first_frozen_stage1_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]), device.floats(rX[None, v, u]),
-                    device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of, column_sum2_of = layernorm_channels_first_frozen_stage1_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                        device.floats(rX[None, v, u]),
+                        device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
             later = rowwise.walked(how, row < C, S, first)
@@ -544,16 +550,18 @@ def layernorm_channels_first_frozen_stage1_places(
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of, column_sum2_of = layernorm_channels_first_frozen_stage1_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]), device.floats(rX[None, v, u]),
-                    device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of, column_sum2_of = layernorm_channels_first_frozen_stage1_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                        device.floats(rX[None, v, u]),
+                        device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -740,16 +748,18 @@ def layernorm_channels_first_backward_stage1_kernel(
             row = base + u * pace + tidx // per_row
             iC = row
             own = rowwise.walked(how, row < C, S, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage1_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]), device.floats(rX[None, v, u]),
-                    device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage1_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                        device.floats(rX[None, v, u]),
+                        device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
             later = rowwise.walked(how, row < C, S, first)
@@ -805,16 +815,18 @@ def layernorm_channels_first_backward_stage1_places(
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage1_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]), device.floats(rX[None, v, u]),
-                    device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage1_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                        device.floats(rX[None, v, u]),
+                        device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -958,20 +970,21 @@ def layernorm_channels_first_backward_stage2_kernel(
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, C * S, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage2_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v, u]),
-                    device.floats(rMeanOfBS2[None, v, u]), device.floats(rX[None, v, u]),
-                    device.floats(rWeight[None, v]), device.floats(rSumOfBS[None, v, u]),
-                    device.floats(rSumOfBS2[None, v, u]), device.full(vec, C, cutlass.Int32), device.full(vec, eps),
-                    approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage2_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v, u]),
+                        device.floats(rMeanOfBS2[None, v, u]), device.floats(rX[None, v, u]),
+                        device.floats(rWeight[None, v]), device.floats(rSumOfBS[None, v, u]),
+                        device.floats(rSumOfBS2[None, v, u]), device.full(vec, C, cutlass.Int32), device.full(vec, eps),
+                        approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, C * S, first)

@@ -155,14 +155,15 @@ def lower_bound_backward_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked_piece(how, row, total, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, total_sum_of = lower_bound_backward_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, mBound[0]),
-                )
-                inside = at.counted()
-                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
-                at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, total_sum_of = lower_bound_backward_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, mBound[0]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
+                    at.store(dx.to(mDx.element_type), mDx, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
             later.load(mDy, cutlass.Int64(row) * width, rDy[None, None, u])

@@ -150,14 +150,15 @@ def matmul_dgelu_dbias_epilogue_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dz, column_sum_of = matmul_dgelu_dbias_epilogue_chain(
-                    device.floats(rAcc[None, v, u]), device.floats(rZ[None, v, u]), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(dz.to(mDz.element_type), mDz, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dz, column_sum_of = matmul_dgelu_dbias_epilogue_chain(
+                        device.floats(rAcc[None, v, u]), device.floats(rZ[None, v, u]), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dz.to(mDz.element_type), mDz, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mAcc, (row, 0), rAcc[None, None, u])

@@ -273,13 +273,14 @@ def mean_cross_entropy_kernel(
                 picked = rPickedOfRows[0, u]
                 row_max = rRowMaxOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                total_mean_of = mean_cross_entropy_chain(
-                    device.full(vec, picked), device.full(vec, row_max), device.full(vec, row_sum),
-                )
-                once = at.inside_once()  # a row counts once
-                reduce.accumulate([fTotalMean], ("mean",), (total_mean_of,), once)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    total_mean_of = mean_cross_entropy_chain(
+                        device.full(vec, picked), device.full(vec, row_max), device.full(vec, row_sum),
+                    )
+                    once = at.inside_once()  # a row counts once
+                    reduce.accumulate([fTotalMean], ("mean",), (total_mean_of,), once)
             if own.there & (first == 0):
                 lse = mean_cross_entropy_row(device.full(1, row_max), device.full(1, row_sum))
                 own.store_one(lse.to(mLse.element_type), mLse, (row,))

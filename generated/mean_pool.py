@@ -78,11 +78,12 @@ def mean_pool_kernel(
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_mean_of = mean_pool_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_mean_of = mean_pool_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, D, first)
@@ -123,11 +124,12 @@ def mean_pool_places(
             row = base + u
             iS = row
             own = rowwise.walked(how, there & (row < S), D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_mean_of = mean_pool_chain(device.floats(rX[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_mean_of = mean_pool_chain(device.floats(rX[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

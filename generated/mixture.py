@@ -189,22 +189,23 @@ def mixture_backward_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                da, db, dc, total_sum_of, total_sum2_of, total_sum3_of = mixture_backward_chain(
-                    device.floats(rDy[None, v, u]), device.floats(device.full(vec, rW0[0], rW0.element_type)),
-                    device.floats(device.full(vec, rW1[0], rW1.element_type)),
-                    device.floats(device.full(vec, rW2[0], rW2.element_type)), device.floats(rA[None, v, u]),
-                    device.floats(rB[None, v, u]), device.floats(rC[None, v, u]),
-                )
-                inside = at.counted()
-                reduce.accumulate(
-                    [fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"),
-                    (total_sum_of, total_sum2_of, total_sum3_of,), inside,
-                )
-                at.store(da.to(mDa.element_type), mDa, (row, 0))
-                at.store(db.to(mDb.element_type), mDb, (row, 0))
-                at.store(dc.to(mDc.element_type), mDc, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    da, db, dc, total_sum_of, total_sum2_of, total_sum3_of = mixture_backward_chain(
+                        device.floats(rDy[None, v, u]), device.floats(device.full(vec, rW0[0], rW0.element_type)),
+                        device.floats(device.full(vec, rW1[0], rW1.element_type)),
+                        device.floats(device.full(vec, rW2[0], rW2.element_type)), device.floats(rA[None, v, u]),
+                        device.floats(rB[None, v, u]), device.floats(rC[None, v, u]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate(
+                        [fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"),
+                        (total_sum_of, total_sum2_of, total_sum3_of,), inside,
+                    )
+                    at.store(da.to(mDa.element_type), mDa, (row, 0))
+                    at.store(db.to(mDb.element_type), mDb, (row, 0))
+                    at.store(dc.to(mDc.element_type), mDc, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])

@@ -476,19 +476,22 @@ def modulated_layernorm_backward_kernel(
             else:
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, column_sum_of, column_sum2_of = modulated_layernorm_backward_chain(
-                    device.floats(rDy[None, v, k]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
-                    device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                    device.floats(rX[None, v, k]), device.floats(rScale[None, v]), device.full(vec, N, cutlass.Int32),
-                    device.full(vec, row_sum), device.full(vec, row_sum2), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of, column_sum2_of = modulated_layernorm_backward_chain(
+                        device.floats(rDy[None, v, k]),
+                        device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
+                        device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
+                        device.floats(rX[None, v, k]), device.floats(rScale[None, v]),
+                        device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2),
+                        approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
@@ -576,19 +579,22 @@ def modulated_layernorm_backward_places(
                 )
                 reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
             row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), [])
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, column_sum_of, column_sum2_of = modulated_layernorm_backward_chain(
-                    device.floats(rDy[None, v, k]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
-                    device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                    device.floats(rX[None, v, k]), device.floats(rScale[None, v]), device.full(vec, N, cutlass.Int32),
-                    device.full(vec, row_sum), device.full(vec, row_sum2), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of, column_sum2_of = modulated_layernorm_backward_chain(
+                        device.floats(rDy[None, v, k]),
+                        device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
+                        device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
+                        device.floats(rX[None, v, k]), device.floats(rScale[None, v]),
+                        device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2),
+                        approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

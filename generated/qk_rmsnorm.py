@@ -565,20 +565,22 @@ def qk_rmsnorm_backward_kernel(
                 row_sum = rRowSumOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dq, dk, column_sum_of, column_sum2_of = qk_rmsnorm_backward_chain(
-                    device.floats(rDqOut[None, v, k]), device.floats(rDkOut[None, v, k]), device.floats(rQ[None, v, k]),
-                    device.floats(rK[None, v, k]), device.floats(rQWeight[None, v]), device.floats(rKWeight[None, v]),
-                    device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
-                    device.full(vec, row_sum), device.full(vec, row_mean2), device.full(vec, row_sum2), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dq.to(mDq.element_type), mDq, (row, 0))
-                at.store(dk.to(mDk.element_type), mDk, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dq, dk, column_sum_of, column_sum2_of = qk_rmsnorm_backward_chain(
+                        device.floats(rDqOut[None, v, k]), device.floats(rDkOut[None, v, k]),
+                        device.floats(rQ[None, v, k]), device.floats(rK[None, v, k]), device.floats(rQWeight[None, v]),
+                        device.floats(rKWeight[None, v]), device.full(vec, D, cutlass.Int32), device.full(vec, eps),
+                        device.full(vec, row_mean), device.full(vec, row_sum), device.full(vec, row_mean2),
+                        device.full(vec, row_sum2), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dq.to(mDq.element_type), mDq, (row, 0))
+                    at.store(dk.to(mDk.element_type), mDk, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, D, first)

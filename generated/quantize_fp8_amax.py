@@ -87,14 +87,15 @@ def quantize_fp8_amax_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked_piece(how, row, total, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                q, total_max_of = quantize_fp8_amax_chain(
-                    device.floats(rX[None, v, u]), device.floats(device.full(vec, rScale[0], rScale.element_type)),
-                )
-                inside = at.counted()
-                reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
-                at.store(device.cast(q, mQ.element_type), mQ, cutlass.Int64(row) * width)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    q, total_max_of = quantize_fp8_amax_chain(
+                        device.floats(rX[None, v, u]), device.floats(device.full(vec, rScale[0], rScale.element_type)),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
+                    at.store(device.cast(q, mQ.element_type), mQ, cutlass.Int64(row) * width)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked_piece(how, row, total, first)
             later.load(mX, cutlass.Int64(row) * width, rX[None, None, u])

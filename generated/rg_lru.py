@@ -354,14 +354,15 @@ def rg_lru_frozen_stage3_kernel(
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of = rg_lru_frozen_stage3_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rR[None, v, u]), device.floats(rDecay[None, v]),
-                    device.floats(rScanOfBSD[None, v, u]), device.full(vec, iS, cutlass.Int32), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = rg_lru_frozen_stage3_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rR[None, v, u]), device.floats(rDecay[None, v]),
+                        device.floats(rScanOfBSD[None, v, u]), device.full(vec, iS, cutlass.Int32), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, D, first)
@@ -414,14 +415,15 @@ def rg_lru_frozen_stage3_places(
             row = base + u
             iS = row
             own = rowwise.walked(how, there & (row < S), D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of = rg_lru_frozen_stage3_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rR[None, v, u]), device.floats(rDecay[None, v]),
-                    device.floats(rScanOfBSD[None, v, u]), device.full(vec, iS, cutlass.Int32), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = rg_lru_frozen_stage3_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rR[None, v, u]), device.floats(rDecay[None, v]),
+                        device.floats(rScanOfBSD[None, v, u]), device.full(vec, iS, cutlass.Int32), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -695,21 +697,22 @@ def rg_lru_backward_stage3_kernel(
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, dr, di, column_sum_of, column_sum2_of = rg_lru_backward_stage3_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rR[None, v, u]),
-                    device.floats(rI[None, v, u]), device.floats(rDecay[None, v]),
-                    device.floats(rScanOfBSD[None, v, u]), device.floats(rScanOfBSD2[None, v, u]),
-                    device.full(vec, iS, cutlass.Int32), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
-                at.store(dr.to(mDr.element_type), mDr, (iB, iS, 0))
-                at.store(di.to(mDi.element_type), mDi, (iB, iS, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, dr, di, column_sum_of, column_sum2_of = rg_lru_backward_stage3_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rR[None, v, u]),
+                        device.floats(rI[None, v, u]), device.floats(rDecay[None, v]),
+                        device.floats(rScanOfBSD[None, v, u]), device.floats(rScanOfBSD2[None, v, u]),
+                        device.full(vec, iS, cutlass.Int32), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
+                    at.store(dr.to(mDr.element_type), mDr, (iB, iS, 0))
+                    at.store(di.to(mDi.element_type), mDi, (iB, iS, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, D, first)

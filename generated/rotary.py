@@ -217,18 +217,20 @@ def rotary_backward_kernel(
             iH = row % H
             iB = (row // H)
             own = rowwise.walked(how, row < B * H, D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx0, dx1, column_sum_of, column_sum2_of = rotary_backward_chain(
-                    device.floats(rDy0[None, v, u]), device.floats(rDy1[None, v, u]), device.floats(rX0[None, v, u]),
-                    device.floats(rX1[None, v, u]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
-                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx0, dx1, column_sum_of, column_sum2_of = rotary_backward_chain(
+                        device.floats(rDy0[None, v, u]), device.floats(rDy1[None, v, u]),
+                        device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), device.floats(rCos[None, v]),
+                        device.floats(rSin[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
+                    at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H
             iB = (row // H)
@@ -293,18 +295,20 @@ def rotary_backward_places(
             iH = row % H
             iB = (row // H)
             own = rowwise.walked(how, there & (row < B * H), D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx0, dx1, column_sum_of, column_sum2_of = rotary_backward_chain(
-                    device.floats(rDy0[None, v, u]), device.floats(rDy1[None, v, u]), device.floats(rX0[None, v, u]),
-                    device.floats(rX1[None, v, u]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
-                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx0, dx1, column_sum_of, column_sum2_of = rotary_backward_chain(
+                        device.floats(rDy0[None, v, u]), device.floats(rDy1[None, v, u]),
+                        device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), device.floats(rCos[None, v]),
+                        device.floats(rSin[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
+                    at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

@@ -194,20 +194,21 @@ def rotary_pairs_backward_kernel(
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, S * H * D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx0, dx1, column_sum_of, column_sum2_of = rotary_pairs_backward_chain(
-                    device.floats(rDy[0, None, v, u]), device.floats(rDy[1, None, v, u]),
-                    device.floats(rX[0, None, v, u]), device.floats(rX[1, None, v, u]), device.floats(rCos[None, v]),
-                    device.floats(rSin[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                rDx[0, None].store(dx0.to(mDx.element_type))
-                rDx[1, None].store(dx1.to(mDx.element_type))
-                at.store(rDx, mDx, (iB, 0, 0, 0, 0), parts=2)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx0, dx1, column_sum_of, column_sum2_of = rotary_pairs_backward_chain(
+                        device.floats(rDy[0, None, v, u]), device.floats(rDy[1, None, v, u]),
+                        device.floats(rX[0, None, v, u]), device.floats(rX[1, None, v, u]),
+                        device.floats(rCos[None, v]), device.floats(rSin[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    rDx[0, None].store(dx0.to(mDx.element_type))
+                    rDx[1, None].store(dx1.to(mDx.element_type))
+                    at.store(rDx, mDx, (iB, 0, 0, 0, 0), parts=2)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, S * H * D, first)

@@ -329,16 +329,17 @@ def rotary_qk_backward_stage1_kernel(
             iG = row % G
             iB = (row // G)
             own = rowwise.walked(how, row < B * G, D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of, column_sum2_of = rotary_qk_backward_stage1_chain(
-                    device.floats(rDkRotated0[None, v, u]), device.floats(rDkRotated1[None, v, u]),
-                    device.floats(rK0[None, v, u]), device.floats(rK1[None, v, u]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of, column_sum2_of = rotary_qk_backward_stage1_chain(
+                        device.floats(rDkRotated0[None, v, u]), device.floats(rDkRotated1[None, v, u]),
+                        device.floats(rK0[None, v, u]), device.floats(rK1[None, v, u]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iG = row % G
             iB = (row // G)
@@ -396,16 +397,17 @@ def rotary_qk_backward_stage1_places(
             iG = row % G
             iB = (row // G)
             own = rowwise.walked(how, there & (row < B * G), D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of, column_sum2_of = rotary_qk_backward_stage1_chain(
-                    device.floats(rDkRotated0[None, v, u]), device.floats(rDkRotated1[None, v, u]),
-                    device.floats(rK0[None, v, u]), device.floats(rK1[None, v, u]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of, column_sum2_of = rotary_qk_backward_stage1_chain(
+                        device.floats(rDkRotated0[None, v, u]), device.floats(rDkRotated1[None, v, u]),
+                        device.floats(rK0[None, v, u]), device.floats(rK1[None, v, u]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -527,16 +529,17 @@ def rotary_qk_backward_stage2_kernel(
             iH = row % H
             iB = (row // H)
             own = rowwise.walked(how, row < B * H, D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of, column_sum2_of = rotary_qk_backward_stage2_chain(
-                    device.floats(rDqRotated0[None, v, u]), device.floats(rDqRotated1[None, v, u]),
-                    device.floats(rQ0[None, v, u]), device.floats(rQ1[None, v, u]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of, column_sum2_of = rotary_qk_backward_stage2_chain(
+                        device.floats(rDqRotated0[None, v, u]), device.floats(rDqRotated1[None, v, u]),
+                        device.floats(rQ0[None, v, u]), device.floats(rQ1[None, v, u]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H
             iB = (row // H)
@@ -594,16 +597,17 @@ def rotary_qk_backward_stage2_places(
             iH = row % H
             iB = (row // H)
             own = rowwise.walked(how, there & (row < B * H), D, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of, column_sum2_of = rotary_qk_backward_stage2_chain(
-                    device.floats(rDqRotated0[None, v, u]), device.floats(rDqRotated1[None, v, u]),
-                    device.floats(rQ0[None, v, u]), device.floats(rQ1[None, v, u]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of, column_sum2_of = rotary_qk_backward_stage2_chain(
+                        device.floats(rDqRotated0[None, v, u]), device.floats(rDqRotated1[None, v, u]),
+                        device.floats(rQ0[None, v, u]), device.floats(rQ1[None, v, u]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

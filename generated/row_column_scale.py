@@ -357,16 +357,17 @@ def row_column_scale_backward_kernel(
                     rowwise.forget((mColumnScale, rColumnScale), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 row_sum = rRowSumOfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, column_sum_of = row_column_scale_backward_chain(
-                    device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]),
-                    device.floats(device.full(vec, rRowScale[0, u], rRowScale.element_type)),
-                    device.floats(rColumnScale[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(dx.to(mDx.element_type), mDx, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of = row_column_scale_backward_chain(
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]),
+                        device.floats(device.full(vec, rRowScale[0, u], rRowScale.element_type)),
+                        device.floats(rColumnScale[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
             if own.there & (first == 0):
                 drow_scale = row_column_scale_backward_row(device.full(1, row_sum))
                 own.store_one(drow_scale.to(mDrowScale.element_type), mDrowScale, (row,))

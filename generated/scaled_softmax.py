@@ -577,17 +577,18 @@ def scaled_softmax_backward_kernel(
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 row_sum_ = rRowSum_OfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, total_sum_of = scaled_softmax_backward_chain(
-                    device.floats(rDy[None, v, k]),
-                    device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
-                    device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)), device.floats(rX[None, v, k]),
-                    device.full(vec, mScale[0]), device.full(vec, row_sum_), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
-                at.store(dx.to(mDx.element_type), mDx, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, total_sum_of = scaled_softmax_backward_chain(
+                        device.floats(rDy[None, v, k]),
+                        device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
+                        device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
+                        device.floats(rX[None, v, k]), device.full(vec, mScale[0]), device.full(vec, row_sum_), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

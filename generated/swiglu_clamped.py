@@ -223,16 +223,17 @@ def swiglu_clamped_backward_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx0, dx1, total_sum_of, total_sum2_of = swiglu_clamped_backward_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
-                    device.full(vec, mLimit[0]), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
-                at.store(dx0.to(mDx.element_type), mDx, (row, 0, 0))
-                at.store(dx1.to(mDx.element_type), mDx, (row, 1, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx0, dx1, total_sum_of, total_sum2_of = swiglu_clamped_backward_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
+                        device.full(vec, mLimit[0]), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
+                    at.store(dx0.to(mDx.element_type), mDx, (row, 0, 0))
+                    at.store(dx1.to(mDx.element_type), mDx, (row, 1, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mDy, (row, 0), rDy[None, None, u])

@@ -88,11 +88,12 @@ def weight_standardize_stage1_kernel(
             row = base + u * pace + tidx // per_row
             iKI = row
             own = rowwise.walked(how, row < KI, O, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_mean_of = weight_standardize_stage1_chain(device.floats(rW[None, v, u]))
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_mean_of = weight_standardize_stage1_chain(device.floats(rW[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
@@ -192,13 +193,14 @@ def weight_standardize_stage2_kernel(
             row = base + u * pace + tidx // per_row
             iKI = row
             own = rowwise.walked(how, row < KI, O, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_mean_of = weight_standardize_stage2_chain(
-                    device.floats(rW[None, v, u]), device.floats(rMeanOfO[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_mean_of = weight_standardize_stage2_chain(
+                        device.floats(rW[None, v, u]), device.floats(rMeanOfO[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
@@ -357,13 +359,14 @@ def weight_standardize_backward_stage1_kernel(
             row = base + u * pace + tidx // per_row
             iKI = row
             own = rowwise.walked(how, row < KI, O, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                t5_of, column_sum_of = weight_standardize_backward_stage1_chain(
-                    device.floats(rDy[None, v, u]), device.floats(rMeanOfO[None, v]), device.floats(rW[None, v, u]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fT5, fColumnSum], ("sum", "sum"), (t5_of, column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    t5_of, column_sum_of = weight_standardize_backward_stage1_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfO[None, v]), device.floats(rW[None, v, u]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fT5, fColumnSum], ("sum", "sum"), (t5_of, column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)

@@ -76,13 +76,15 @@ def weighted_column_sum_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                column_sum_of = weighted_column_sum_chain(
-                    device.floats(rX[None, v, u]), device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = weighted_column_sum_chain(
+                        device.floats(rX[None, v, u]),
+                        device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mWeight, (row,), rWeight[None, u])

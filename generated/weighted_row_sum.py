@@ -187,15 +187,16 @@ def weighted_row_sum_backward_kernel(
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dx, column_sum_of = weighted_row_sum_backward_chain(
-                    device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rX[None, v, u]),
-                    device.floats(rWeight[None, v]),
-                )
-                inside = at.counted()
-                reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                at.store(dx.to(mDx.element_type), mDx, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of = weighted_row_sum_backward_chain(
+                        device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rX[None, v, u]),
+                        device.floats(rWeight[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mDy, (row,), rDy[None, u])

@@ -267,10 +267,10 @@ class Row:
         )
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, certain)
 
-    def counted(self) -> reduce.Inside:
-        """Which columns of this vector count in a result of several rows. A row past the last one has none: it is read as zeros,
-        and a chain need not be 0 there."""
-        return cute.full((self.how.vec,), self.there, Boolean) if self.how.exact else self.inside()
+    def counts(self) -> Boolean | bool:
+        """Whether there is anything to do in results of several rows. A row past the last one is read as zeros, and a chain need not
+        be 0 there; where vectors need no mask, nothing else would leave it out."""
+        return self.there if self.how.exact else True
 
     def inside_once(self) -> reduce.Inside:
         """The first column alone, of a row that exists: of one value a row."""

@@ -25,7 +25,7 @@ from codegen.graph.ops import OPS, REDUCTIONS, SCANS
 from codegen.graph.precision import deciding_types
 from codegen.graph.shifting import shift
 from codegen.language.chain import output_parts
-from codegen.language.formula import Reader
+from codegen.language.formula.reader import Reader
 from codegen.language.prelude import prelude
 from codegen.language.scope import make_scope
 from codegen.language.statements import MAX_STATEMENTS, read_lines

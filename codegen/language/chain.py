@@ -1,6 +1,6 @@
 """Reads a spec's chain as checked statements: each name and part is assigned once, every output is stored, nothing is unused.
 
-`formula.py` reads the expressions.
+`formula/` reads the expressions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from codegen.errors import Diagnostic, UserError, shown
 from codegen.graph.names import RESERVED
 from codegen.graph.nodes import Chain, Leaf, Node, Put, Statement, topological
-from codegen.language.formula import functions, part_names, reader, with_article
+from codegen.language.formula.calls import put
+from codegen.language.formula.operations import with_article
+from codegen.language.formula.reader import functions, part_names, reader
 from codegen.language.scope import Scope, make_scope
 from codegen.language.statements import MAX_STATEMENTS, Line, Placed, read_lines
 from codegen.spec.spec import Array, Spec
@@ -38,7 +40,7 @@ def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
             assigned[target.id, part] = line
             output, at = outputs.get(target.id), None
             if output is not None and isinstance(tree, ast.Call) and getattr(tree.func, "id", "") == "put":
-                at, value = reader(scope).put(tree, output)
+                at, value = put(reader(scope), tree, output)
             else:
                 value = reader(scope)(tree)
             if output is not None:

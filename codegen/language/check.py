@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from codegen.errors import Diagnostic, UserError, known, shown
 from codegen.graph.nodes import ROWS
-from codegen.language.formula import reader, with_article
+from codegen.language.formula.operations import with_article
+from codegen.language.formula.reader import reader
 from codegen.language.scope import make_scope
 from codegen.language.statements import Placed, read_lines
 from codegen.spec.spec import Spec

@@ -1,7 +1,7 @@
 """Makes the chain of one spec from the values of another spec's chain, graph to graph.
 
 The new spec has its own order of axes, other inputs and outputs, and perhaps narrower integers. So every node is made again, in
-the way of `formula.py`: operations on constants are evaluated, and an integer that does not fit is an error. The chain's text is
+the way of `formula/`: operations on constants are evaluated, and an integer that does not fit is an error. The chain's text is
 printed only when it is requested.
 """
 
@@ -18,7 +18,7 @@ from codegen.graph.names import temporaries
 from codegen.graph.nodes import Call, Chain, Graph, Leaf, Node, Statement, topological
 from codegen.graph.ops import PINNED, REDUCTIONS, SCANS, SELECTIONS
 from codegen.language.chain import stored
-from codegen.language.formula import Reader, reader
+from codegen.language.formula.reader import Reader, reader
 from codegen.language.scope import Scope, make_scope
 from codegen.language.statements import Placed
 from codegen.language.unparse import unparse

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from codegen.errors import SpecError
 from codegen.graph.nodes import DTYPES
-from codegen.language.formula import functions
+from codegen.language.formula.reader import functions
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
 from codegen.render import render_op

@@ -15,7 +15,7 @@ from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Statement, lost_axes, put_inputs, topological
 from codegen.language.chain import in_chain, line_with
-from codegen.language.products import plain
+from codegen.language.formula.products import plain
 from codegen.language.statements import Placed
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.gemms.tiles import Product

@@ -17,7 +17,7 @@ from codegen.checking import testing
 from codegen.errors import SpecError
 from codegen.graph.nodes import COMPUTE
 from codegen.graph.ops import OPS, REDUCTIONS
-from codegen.language.formula import functions
+from codegen.language.formula.reader import functions
 from codegen.language.prelude import prelude
 from codegen.plan.op import Staged
 from tests.making import spec_text

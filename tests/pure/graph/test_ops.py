@@ -10,7 +10,9 @@ import pytest
 from codegen.graph import ops
 from codegen.graph.nodes import DTYPES, Node
 from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, Operation
-from codegen.language.formula import CONSTANTS, EVALUATED, SPECIAL, functions, reader
+from codegen.language.formula.calls import OWN
+from codegen.language.formula.operations import EVALUATED
+from codegen.language.formula.reader import CONSTANTS, functions, reader
 from codegen.language.prelude import prelude
 from codegen.language.scope import make_scope
 from codegen.language.statements import Placed
@@ -208,7 +210,7 @@ def test_identities_of_reductions_are_neutral():
 
 
 def test_no_name_means_two_things():
-    tables = [set(OPS), set(REDUCTIONS), set(SPECIAL), set(prelude()), set(CONSTANTS), set(DTYPES)]
+    tables = [set(OPS), set(REDUCTIONS), set(OWN), set(prelude()), set(CONSTANTS), set(DTYPES)]
     assert sum(map(len, tables)) == len(set().union(*tables))
 
 

@@ -109,7 +109,7 @@ INPUTS = """
 def value(formula: str) -> Node:
     text = f"op: f\nsummary: One formula.\ninputs:{INPUTS}\noutputs:\n  y: float32[..., N]\nparams:\n  alpha: 1.0\n"
     text += "  k: {type: int}\n  on: {type: bool}\nreference: x\nchain: |\n  v = " + formula
-    from codegen.language.formula import reader
+    from codegen.language.formula.reader import reader
     from codegen.language.scope import make_scope
     from codegen.language.statements import read_lines
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.language.formula import INSTEAD
+from codegen.language.formula.reader import INSTEAD
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
 from tests.places import BAD_SPECS

@@ -1,0 +1,1 @@
+"""The text of a formula to the typed graph."""

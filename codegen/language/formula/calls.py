@@ -1,0 +1,305 @@
+"""The functions that formulas call with named arguments: a table of their parameters, and how each makes its node."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from codegen.errors import UserError, known, shown
+from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, dtypes_of
+from codegen.graph.ops import REDUCTIONS, SCANS, SELECTIONS
+from codegen.graph.shifting import shift
+from codegen.language.formula.operations import NUMBER, Operations, with_article
+from codegen.language.statements import Placed, together
+from codegen.spec.spec import Array
+
+Given: TypeAlias = Mapping[str, ast.expr]  # the arguments of a call, by the names of the parameters
+
+FARTHEST = 1024  # places that `shift` reaches
+EVERY_AXIS = ast.Constant(None)  # a draw's axes where a call names none
+ULP = 2.0**-23  # of float32 from 1 to 2: the distance of uniform numbers
+WAYS = ("set", "add", "max", "min")  # of `put`
+
+
+@dataclass(frozen=True)
+class Form:
+    """A function: its parameters, and the value of a call."""
+
+    node: Callable[[Operations, ast.Call, Given], Node]
+    params: tuple[str, ...]
+    defaults: Given = field(default_factory=dict)
+
+    def arguments(self, own: Operations, tree: ast.Call) -> Given:
+        return own.arguments(tree, self.params, tuple(map(self.defaults.get, self.params)))
+
+    def read(self, own: Operations, tree: ast.Call) -> Node:
+        return self.node(own, tree, self.arguments(own, tree))
+
+
+def called(tree: ast.Call) -> str:
+    """The name of the function that is called."""
+    return tree.func.id if isinstance(tree.func, ast.Name) else ""
+
+
+def _cast(own: Operations, tree: ast.Call, given: Given) -> Node:
+    dtype = given["dtype"]
+    names = [*own.scope.types, *DTYPES]
+    if not isinstance(dtype, ast.Name) or dtype.id not in names:
+        text = str(dtype.value) if isinstance(dtype, ast.Constant) else ast.unparse(dtype)
+        plain = text.rpartition(".")[2]
+        hint = f"write {plain}" if plain in names else known(plain, names, "types")
+        raise own.fail(dtype, f"{shown(ast.unparse(dtype))} is not a type", hint)
+    value = own.read(given["e"])
+    kind = DTYPES[dtypes_of(dtype.id, own.scope.types)[0]].kind
+    if kind == "bool" and value.kind != "bool":
+        raise own.fail(tree, "a number is not cast to bool", "compare it: e != 0")
+    own.fitting(given["e"], [value])
+    return own.cast(tree, value, dtype.id)
+
+
+def _index(own: Operations, tree: ast.Call, given: Given) -> Node:
+    axes = own.axes(given["axis"])
+    if len(axes) != 1 or axes[0] == ROWS:
+        name, written = "index", "index(N)"
+        if isinstance(own.site, ast.Call):  # within a prelude function, whose call the user wrote
+            name = called(own.site)
+            written = f"{name}(x, axis=N)"
+        raise own.fail(tree, f"{name!r} takes one named axis", f"as in {written}")
+    axis = axes[0]
+    return own.graph.node("index", attr=axis, kind="int", dims=(axis,))
+
+
+def _size(own: Operations, tree: ast.Call, given: Given) -> Node:
+    """The size of an axis as an int, or the product of several sizes as a float, since it may be large."""
+    return own.size(tree, own.axes(given["axis"]))
+
+
+def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
+    axes = own.axes(given["axis"])
+    table, place = own.read_all([given["table"], given["i"]])
+    if table.op != "input" or place.kind != "int":
+        hint = "as in take(cos, positions, axis=P); cast(e, int32) makes an integer"
+        raise own.fail(tree, "'take' gathers from an input by integers", hint)
+    assert isinstance(table.attr, Leaf)
+    if own.scope.inputs[table.attr.name].default is not None:
+        message = f"'take' needs arrays that are always there, and {table.attr.name!r} has a default"
+        raise own.fail(given["table"], message, "delete the default")
+    if len(axes) != 1 or axes[0] == ROWS or axes[0] not in table.dims:
+        has = f"it has {', '.join(table.dims)}" if table.dims else "it is a scalar"
+        raise own.fail(given["axis"], "'take' gathers along one named axis of its table", has)
+    dims = set(table.dims) - set(axes) | set(place.dims)
+    if isinstance(place.attr, Leaf) and place.attr.part is None:
+        if own.scope.inputs[place.attr.name].default is None:
+            return own.graph.node("take", (table, place), axes[0], kind=table.kind, dims=dims)
+    if ROWS in table.dims:
+        message = f"'take' by a computed index needs a table without '...', and {table.attr.name!r} has it"
+        raise own.fail(given["table"], message, "name its axes")
+    others = [axis for axis in table.dims if axis != axes[0]]
+    places = [own.graph.node("index", attr=axis, kind="int", dims=(axis,)) for axis in others]
+    return own.graph.node("pick", (table, place, *places), axes[0], kind=table.kind, dims=dims)
+
+
+def _put(own: Operations, tree: ast.Call, given: Given) -> Node:
+    raise own.fail(tree, "'put' gives an output, and nothing else uses it", "as in y = put(cache, value, i, axis=P)")
+
+
+def put(own: Operations, tree: ast.Call, output: Array) -> tuple[Put, Node]:
+    """Where `output = put(...)` writes, and the value that it writes there."""
+    given = FORMS["put"].arguments(own, tree)
+    how = given["how"].id if isinstance(given["how"], ast.Name) else ""
+    if how not in WAYS or (how != "set" and output.dtype != "int32"):
+        hint = (
+            "sums and extremes are of int32, whatever the order of threads"
+            if how in WAYS
+            else known(how, WAYS, "there are")
+        )
+        raise own.fail(given["how"], f"'put' does not take how={ast.unparse(given['how'])} for {output}", hint)
+    axes = own.axes(given["axis"])
+    table, place, value = own.read_all([given["table"], given["i"], given["value"]])
+    for argument, node in (("table", table), ("i", place)):
+        leaf = node.attr if node.op == "input" else None
+        array = own.scope.inputs[leaf.name] if isinstance(leaf, Leaf) else None
+        whole = array is not None and array.parts is None and array.default is None
+        if not whole or (argument == "i" and place.kind != "int"):
+            hint = "as in put(cache, value, slots, axis=P)"
+            raise own.fail(given[argument], "'put' writes into an input at an integer input's places", hint)
+    assert isinstance(table.attr, Leaf) and isinstance(place.attr, Leaf)
+    array = own.scope.inputs[table.attr.name]
+    if (array.dtype, array.dims) != (output.dtype, output.dims):
+        message = f"{output.name!r} is {output}, but 'put' writes into {array.name!r}, {array}"
+        raise own.fail(tree, message, f"declare {output.name!r} as {array}")
+    if len(axes) != 1 or axes[0] == ROWS or axes[0] not in array.axes or axes[0] in place.dims:
+        hint = f"{array.name!r} has {', '.join(array.axes)}, and the index {', '.join(place.dims) or 'no axes'}"
+        raise own.fail(given["axis"], "'put' writes along one named axis of its table, which its index lacks", hint)
+    return Put(array.name, place.attr.name, axes[0], how), value
+
+
+def _shift(own: Operations, tree: ast.Call, given: Given) -> Node:
+    value, axes = together([lambda: own.read(given["x"]), lambda: own.axes(given["axis"])])
+    if len(axes) != 1 or axes[0] == ROWS:
+        raise own.fail(given["axis"], "'shift' takes one named axis", f"as in shift(x, axis={own.scope.example_axis})")
+    own.along(given["axis"], "shift", axes, value)
+    by, fill = own.read(given["by"]), own.read(given["fill"])
+    if not by.is_const or by.kind != "int" or not 0 < abs(by.attr) <= FARTHEST:  # type: ignore[arg-type]
+        message = f"'shift' goes a whole number of places, at most {FARTHEST}, and not 0"
+        raise own.fail(given["by"], message, "as in by=1 for the element before, by=-1 for the next")
+    if value.kind == "bool" and fill.is_const and fill.attr in (0, 1):
+        fill = own.graph.const(bool(fill.attr))
+    if "bool" in (value.kind, fill.kind) and value.kind != fill.kind:
+        raise own.fail(
+            given["fill"],
+            f"'shift' fills {with_article(value.kind)} with another kind",
+            "fill with a value of x's kind",
+        )
+    value, fill = own.same_kind(value, fill)
+    try:
+        return shift(own.graph, value, axes[0], by.attr, fill)  # type: ignore[arg-type]
+    except UserError as error:
+        raise Placed(own.site or tree, error) from None
+
+
+def _bernoulli(own: Operations, tree: ast.Call, given: Given) -> Node:
+    p = own.read(given["p"])
+    if p.kind == "bool":
+        raise own.fail(given["p"], "'bernoulli' takes a number, not a bool", NUMBER)
+    return own.apply(tree, "lt", [_uniform(own, tree, given), own.cast(tree, own.to_float(p), "float32")])
+
+
+def _uniform(own: Operations, tree: ast.Call, given: Given) -> Node:
+    """The upper 23 bits, as a fraction."""
+    upper = own.apply(tree, "shr", [_bits(own, tree, given), own.graph.const(9)])
+    return own.apply(tree, "mul", [own.to_float(upper), own.graph.const(ULP)])
+
+
+def _bits(own: Operations, tree: ast.Call, given: Given) -> Node:
+    key, axes = given["key"], own.scope.draw_axes
+    array = own.scope.inputs.get(key.id) if isinstance(key, ast.Name) else None
+    if array is None or array.axes or array.dtype != "uint32" or array.parts != 2 or array.default is not None:
+        raise own.fail(key, "a draw takes a key, an input", "declare key: uint32[2]")
+    if given["axes"] is not EVERY_AXIS:
+        axes = own.axes(given["axes"])
+    if not axes:
+        raise own.fail(tree, "a draw has the axes of the first output, which has none", "name some: axes=N")
+    own.scope.used.add(array.name)
+    words = own.leaf(array, 0), own.leaf(array, 1)
+    place = own.graph.node("index", attr=axes[0], kind="int", dims=axes[:1])
+    for axis in axes[1:]:
+        place = own.apply(tree, "mul", [place, own.size(tree, [axis])])
+        place = own.apply(tree, "add", [place, own.graph.node("index", attr=axis, kind="int", dims=(axis,))])
+    return own.graph.node("_bits", (*words, place), axes, kind="int", dims=axes)
+
+
+def _reduction(own: Operations, tree: ast.Call, given: Given) -> Node:
+    name = called(tree)
+    if name in ("max", "min") and len(tree.args) == 2 and not tree.keywords and not own.is_axis(tree.args[1]):
+        hint = f"of two values, write {name}imum(a, b)"
+        raise own.fail(tree, f"{name!r} reduces along an axis: {name}(e, axis={own.scope.example_axis})", hint)
+    value, axes = together([lambda: own.read(given["e"]), lambda: own.axes(given["axis"])])
+    if own.derived and name == "sum" and (same := [axis for axis in axes if axis not in value.dims]):
+        return _sum_of_same(own, tree, value, axes, same)
+    own.along(given["axis"], name, axes, value)
+    rule = REDUCTIONS[name][0]
+    if rule == "logic" and value.kind != "bool":
+        raise own.fail(tree, f"{name!r} takes a bool, not {with_article(value.kind)}", "compare first, as in x > 0")
+    if rule != "logic" and value.kind == "bool":
+        raise own.fail(tree, f"{name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
+    if rule == "float":
+        value = own.to_float(value)
+    dims = [d for d in value.dims if d not in axes]
+    return own.graph.node(name, (value,), own.graph.order(axes), kind=value.kind, dims=dims)
+
+
+def _sum_of_same(own: Operations, tree: ast.AST, value: Node, axes: tuple[str, ...], same: list[str]) -> Node:
+    """A sum along axes, of which the value lacks the `same`: there it is multiplied by their size."""
+    value = own.apply(tree, "mul", [value, own.size(tree, same)])
+    rest = [axis for axis in axes if axis not in same]
+    dims = [d for d in value.dims if d not in rest]
+    return own.graph.node("sum", (value,), own.graph.order(rest), kind="float", dims=dims) if rest else value
+
+
+def _scan(own: Operations, tree: ast.Call, given: Given) -> Node:
+    """A value that has the axis along which it is computed: its dims are those of all operands."""
+    name = called(tree)
+    operands = SCANS[name]
+    *found, axes = together(
+        [*(functools.partial(own.read, given[o]) for o in operands), lambda: own.axes(given["axis"])]
+    )
+    if len(axes) != 1 or axes[0] == ROWS:
+        raise own.fail(given["axis"], f"{name!r} runs along one named axis", f"as in axis={own.scope.example_axis}")
+    for operand, value in zip(operands, found, strict=True):
+        if value.kind != "float" and not value.is_const:
+            hint = "write where(condition, 1.0, 0.0)" if value.kind == "bool" else "write 1.0 * value"
+            raise own.fail(given[operand], f"{name!r} takes floats, not {with_article(value.kind)}", hint)
+    values = [own.to_float(v) for v in found]
+    if name == "scan" and axes[0] in values[2].dims:
+        message = f"'initial' has the axis {axes[0]}, along which 'scan' runs"
+        raise own.fail(given["initial"], message, "it is the state before the first element")
+    dims = {d for v in values for d in v.dims}
+    if axes[0] not in dims:
+        has = f"they vary along {', '.join(own.graph.order(dims))}" if dims else "they are scalars"
+        raise own.fail(given["axis"], f"{name!r} along {axes[0]}, which its arguments do not have", has)
+    along = Along(axes[0], _flag(own, given["reverse"]), _flag(own, given["before"]))
+    return own.graph.node(name, tuple(values), along, kind="float", dims=dims)
+
+
+def _flag(own: Operations, tree: ast.expr) -> bool:
+    word = tree.value if isinstance(tree, ast.Constant) else getattr(tree, "id", None)
+    if word not in (True, False, "true", "false") or (isinstance(word, int) and not isinstance(word, bool)):
+        raise own.fail(tree, "it is true or false, known when the kernel is built", "as in reverse=true")
+    return word in (True, "true")
+
+
+def _selection(own: Operations, tree: ast.Call, given: Given) -> Node:
+    """The largest elements along an axis, in order, or their positions."""
+    name = called(tree)
+    value, axes = together([lambda: own.read(given["x"]), lambda: own.axes(given["axis"])])
+    if len(axes) != 1 or axes[0] == ROWS:
+        raise own.fail(given["axis"], f"{name!r} selects along one named axis", f"as in {name}(x, K, axis=N)")
+    own.along(given["axis"], name, axes, value)
+    if value.kind == "bool":
+        raise own.fail(tree, f"{name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
+    hint = f"declare an output with it, as in T[..., K=8], and write {name}(x, K, axis={axes[0]})"
+    into = given["k"].id if isinstance(given["k"], ast.Name) else None
+    if into is None or into not in own.scope.sizes:
+        raise own.fail(given["k"], f"{name!r} needs an axis of a fixed size for its results", hint)
+    if into in value.dims:
+        raise own.fail(given["k"], f"the argument of {name!r} has the axis {into} already", hint)
+    dims = {*value.dims, into} - set(axes)
+    attr = Selected(axes[0], into, own.scope.sizes[into])
+    return own.graph.node(name, (value,), attr, kind=SELECTIONS[name] or value.kind, dims=dims)
+
+
+def _dot(own: Operations, tree: ast.Call, given: Given) -> Node:
+    axes = own.axes(given["axis"])
+    left, right = own.read_all([given["a"], given["b"]])
+    for value in (left, right):
+        own.along(given["axis"], "dot", axes, value)
+    return own.contract(tree, left, right, axes)
+
+
+DRAWN: Given = {"axes": EVERY_AXIS}
+DIRECTION: Given = {"reverse": ast.Constant(False), "before": ast.Constant(False)}
+OWN = {
+    "cast": Form(_cast, ("e", "dtype")),
+    "dot": Form(_dot, ("a", "b", "axis")),
+    "index": Form(_index, ("axis",)),
+    "size": Form(_size, ("axis",)),
+    "take": Form(_take, ("table", "i", "axis")),
+    "put": Form(_put, ("table", "value", "i", "axis", "how"), {"how": ast.Name("set")}),
+    "shift": Form(_shift, ("x", "axis", "by", "fill"), {"by": ast.Constant(1), "fill": ast.Constant(0)}),
+    "bits": Form(_bits, ("key", "axes"), DRAWN),
+    "uniform": Form(_uniform, ("key", "axes"), DRAWN),
+    "bernoulli": Form(_bernoulli, ("key", "p", "axes"), DRAWN),
+}
+FORMS = {
+    **OWN,
+    **{name: Form(_reduction, ("e", "axis")) for name in REDUCTIONS},
+    **{name: Form(_scan, (*operands, "axis", "reverse", "before"), DIRECTION) for name, operands in SCANS.items()},
+    "scan": Form(
+        _scan, ("a", "b", "axis", "initial", "reverse", "before"), {"initial": ast.Constant(0.0), **DIRECTION}
+    ),
+    **{name: Form(_selection, ("x", "k", "axis")) for name in SELECTIONS},
+}

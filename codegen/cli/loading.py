@@ -1,9 +1,13 @@
-"""Imports a package of generated ops for a command that runs them, or raises one clear error."""
+"""Imports a package of generated ops, or a user's function, for a command that runs them, or raises one clear error."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import os
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +56,58 @@ def load_package(folder: Path) -> Any:
 def no_op(name: str, names: Sequence[str], folder: Path) -> str:
     """The message for an op that does not exist."""
     return f"no op {name!r} in {named(folder)}. {suggested(name, names)}\n  `codegen list WORD` searches the ops"
+
+
+def load_function(text: str) -> Any:
+    """The object that MODULE:NAME names, with the current folder to import from. Raises `UsageError`."""
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        raise UsageError(f"cannot read {text!r}: write it as in my_module:my_function")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module.removesuffix(".py").replace("/", "."))
+    except ImportError as error:
+        raise UsageError(f"{module} cannot be imported: {error}") from None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{module} has no {name!r}\n  {known(part, (n for n in vars(found) if n[:1] != '_'))}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{text} is no function")
+    return found
+
+
+def arguments_like(function: Any, like: Sequence[str]) -> tuple[Any, ...]:
+    """Arguments for a function, from `x=bfloat16[8192,4096]` or `scale=0.5` for each parameter. Raises `UsageError`."""
+    import jax
+
+    from codegen.graph.nodes import DTYPES
+
+    given: dict[str, Any] = {}
+    for text in like:
+        found = re.fullmatch(r"\s*(\w+)\s*=\s*(?:(\w+)\s*\[([\d,\s]*)\]|([-+.\de]+))\s*", text)
+        if found is None:
+            raise UsageError(f"cannot read --like {text!r}: write it as in x=bfloat16[8192,4096]")
+        name, dtype, sizes, number = found.groups()
+        if dtype is None:
+            given[name] = float(number)
+        elif dtype not in DTYPES:
+            raise UsageError(f"--like {text!r}: there is no dtype {dtype!r}\n  {known(dtype, DTYPES)}")
+        else:
+            given[name] = jax.ShapeDtypeStruct(tuple(int(n) for n in sizes.split(",") if n.strip()), dtype)
+    parameters = inspect.signature(function).parameters.values()
+    names = [p.name for p in parameters]
+    if wrong := [name for name in given if name not in names]:
+        raise UsageError(f"--like {wrong[0]}: the function has no such parameter\n  {known(wrong[0], names)}")
+    needed = [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if missing := [name for name in needed if name not in given]:
+        raise UsageError(f'the function takes {missing[0]!r}: --like "{missing[0]}=bfloat16[8192,4096]"')
+    last = max((names.index(name) for name in given), default=-1)
+    defaults = {p.name: p.default for p in parameters}
+    return tuple(given.get(name, defaults[name]) for name in names[: last + 1])
 
 
 @contextlib.contextmanager

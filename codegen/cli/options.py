@@ -43,6 +43,10 @@ Shapes = Annotated[
     list[str] | None,
     typer.Option("--shape", help='A shape to use instead of the specs\' own, as in "N=8191"; may be repeated.'),
 ]
+Like = Annotated[
+    list[str] | None,
+    typer.Option("--like", help='An argument of the function, as in "x=bfloat16[8192,4096]"; may be repeated.'),
+]
 Kind = Annotated[str, typer.Option("--kind", help="Only ops of this kind, as in elementwise.")]
 OldKind = Annotated[str, typer.Option("--suite", hidden=True)]
 Jobs = Annotated[

@@ -46,11 +46,12 @@ MAY_IMPORT = {
     "runtime.ops": "errors shared graph spec language plan autodiff tuning pipeline interpret"
     " runtime.call runtime.xla runtime.compiled runtime.sharding",
     "runtime": "runtime.call runtime.xla runtime.compiled runtime.ops",
+    "tracing": "errors graph spec plan pipeline render",
     "checking": "errors extras shared graph spec plan autodiff runtime.call runtime.xla runtime.compiled runtime.ops",
     "measuring": "errors extras targets shared cache graph spec language plan tuning explain checking"
     " runtime.call runtime.compiled runtime.ops",
     "cli": "errors extras targets cache library graph spec language plan tuning pipeline render explain"
-    " runtime.compiled runtime.ops checking measuring",
+    " tracing runtime.compiled runtime.ops checking measuring",
     "__main__": "errors extras cli",
 }
 WITHOUT_GPU_LIBRARIES = [*list(MAY_IMPORT)[: list(MAY_IMPORT).index("device")], "interpret"]

@@ -1,5 +1,5 @@
 """The commands that read specs and write files: `new`, `build`, `check`, `list` and `schema`. They load neither JAX nor
-CuTe DSL.
+CuTe DSL, but for `new --from`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from codegen.cli.completing import specified_ops
 from codegen.cli.options import (
     AsJson,
     Kind,
+    Like,
     OldPackage,
     Package,
     Specs,
@@ -37,10 +38,22 @@ if TYPE_CHECKING:
     from codegen.plan.op import Op
 
 
-def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], specs: Specs = None) -> None:
+def new(
+    op: Annotated[str, typer.Argument(help="snake_case name of the op.")],
+    specs: Specs = None,
+    function: Annotated[
+        str, typer.Option("--from", help="A JAX function, MODULE:FUNCTION, that the spec computes.", metavar="FUNCTION")
+    ] = "",
+    like: Like = None,
+) -> None:
     """Write a commented starter spec, specs/OP.yaml, and next to it the JSON Schema that its first line names for editors.
 
+    With --from, the spec computes what a JAX function does: the function is traced with arguments --like these, and the op's
+    results are compared with its own. What the language lacks is an error at the function's line.
+
+    \b
     Example: codegen new my_bias_relu
+    Example: codegen new my_norm --from my_module:norm --like "x=bfloat16[8192,4096]" --like "weight=bfloat16[4096]"
     """
     from codegen.cli.files.outputs import put
     from codegen.cli.files.scaffold import starter
@@ -54,10 +67,23 @@ def new(op: Annotated[str, typer.Argument(help="snake_case name of the op.")], s
     path = project.specs / f"{op}.yaml"
     if path.exists():
         raise UsageError(f"{named(path)} exists already; pick another name or edit it")
+    text = _traced(op, function, like or []) if function else starter(op)
     project.specs.mkdir(parents=True, exist_ok=True)
-    put(path, starter(op).encode())
+    put(path, text.encode())
     keep_schema(project.specs)
     print(f"wrote {named(path)}; next: {_build_command(project)}")
+
+
+def _traced(op: str, function: str, like: list[str]) -> str:
+    """The spec of a function. Raises `UsageError`, `SpecError`."""
+    from codegen.cli.loading import arguments_like, load_function
+    from codegen.cli.schema import SCHEMA_FILE
+
+    found = load_function(function)
+    arguments = arguments_like(found, like)
+    from codegen.tracing.trace import trace
+
+    return f"# yaml-language-server: $schema={SCHEMA_FILE}\n{trace(found, *arguments, op=op)}"
 
 
 def init(specs: Specs = None, package: Package = None, tests: Tests = None) -> None:

@@ -1,0 +1,275 @@
+"""The named axes of a function's arrays: dimensions that must be one axis are found to be one.
+
+Dimensions are equal where an operation combines them element by element. An axis that is cut into equal parts, or made of
+such, has an axis for one of its parts. Dimensions of size 1 have no axis: values broadcast along them by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from codegen.errors import UserError
+from codegen.tracing.steps import Atom, Number, Step, Value
+
+_count = itertools.count()
+MOST_PARTS = 8
+
+
+@dataclass(eq=False)
+class Axis:
+    """An axis, by its size. `same` is the axis that it was found to be."""
+
+    size: int
+    number: int = field(default_factory=lambda: next(_count))
+    same: Axis | None = None
+    parts: Parts | None = None
+
+    @property
+    def root(self) -> Axis:
+        axis = self
+        while axis.same is not None:
+            axis = axis.same
+        return axis
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How an axis is cut: into so many parts, one after the other or interleaved, each of them `axis` (None: one element)."""
+
+    count: int
+    interleaved: bool
+    axis: Axis | None
+
+
+Dims = tuple[Axis | None, ...]
+
+
+class Axes:
+    """The dimensions of values, as axes."""
+
+    def __init__(self) -> None:
+        self._of: dict[Value, list[Axis | None]] = {}
+
+    def raw(self, value: Atom) -> list[Axis | None]:
+        if isinstance(value, Number):
+            return []
+        if value not in self._of:
+            self._of[value] = [None if size == 1 else Axis(size) for size in value.shape]
+        return self._of[value]
+
+    def dims(self, value: Atom) -> Dims:
+        """The axes of a value, once all steps were seen."""
+        return tuple(a and a.root for a in self.raw(value))
+
+    def union(self, a: Axis | None, b: Axis | None) -> None:
+        if a is None or b is None:
+            return
+        a, b = a.root, b.root
+        if a is b:
+            return
+        if a.size != b.size:
+            raise UserError(f"axes of {a.size} and {b.size} elements are one axis", "")
+        if a.number > b.number:
+            a, b = b, a
+        b.same = a
+        if b.parts is not None:
+            self.cut(a, b.parts)
+
+    def cut(self, axis: Axis, parts: Parts) -> None:
+        axis = axis.root
+        if axis.parts is None:
+            axis.parts = parts
+        elif (axis.parts.count, axis.parts.interleaved) != (parts.count, parts.interleaved):
+            raise UserError("an axis is cut in two ways", "use halves or interleaved pairs of it, not both")
+        else:
+            self.union(axis.parts.axis, parts.axis)
+
+    def together(self, values: Iterable[Atom], skip: Sequence[int] = ()) -> None:
+        """Unite the dimensions of values of one rank, place by place, but for the places to skip."""
+        whole = [self.raw(v) for v in values if isinstance(v, Value) and v.shape]
+        for other in whole[1:]:
+            for place, (a, b) in enumerate(zip(whole[0], other, strict=True)):
+                if place not in skip:
+                    self.union(a, b)
+
+    def see(self, step: Step) -> None:
+        """Unite what a step makes one axis."""
+        own = getattr(self, f"_{step.name}", None)
+        if own is not None:
+            own(step)
+        elif step.outputs:
+            out = step.outputs[0]
+            self.together([out, *(i for i in step.inputs if len(i.shape) == len(out.shape))])
+
+    def _broadcast_in_dim(self, step: Step) -> None:
+        given, out = self.raw(step.inputs[0]), self.raw(step.outputs[0])
+        for axis, place in zip(given, step.params["broadcast_dimensions"], strict=False):
+            self.union(axis, out[place])
+
+    def _transpose(self, step: Step) -> None:
+        given, out = self.raw(step.inputs[0]), self.raw(step.outputs[0])
+        for axis, place in zip(out, step.params["permutation"], strict=True):
+            self.union(axis, given[place])
+
+    def _reduce(self, step: Step) -> None:
+        lost = step.params["axes"]
+        for value in step.inputs:
+            given = [a for i, a in enumerate(self.raw(value)) if i not in lost]
+            for out in step.outputs:
+                for a, b in zip(given, self.raw(out), strict=True):
+                    self.union(a, b)
+
+    _reduce_sum = _reduce_max = _reduce_min = _reduce_prod = _reduce_and = _reduce_or = _argmax = _argmin = _reduce
+
+    def _squeeze(self, step: Step) -> None:
+        self._without_ones(step)
+
+    def _without_ones(self, step: Step) -> None:
+        given = [a for a in self.raw(step.inputs[0]) if a is not None]
+        for a, b in zip(given, [a for a in self.raw(step.outputs[0]) if a is not None], strict=True):
+            self.union(a, b)
+
+    def _reshape(self, step: Step) -> None:
+        """Dimensions of size 1 may come and go. The last two may join, where they are interleaved parts."""
+        given, out = self.raw(step.inputs[0]), self.raw(step.outputs[0])
+        a, b = [x for x in given if x is not None], [x for x in out if x is not None]
+        if [x.size for x in a] == [x.size for x in b]:
+            self._without_ones(step)
+            return
+        many, few = (a, b) if len(a) == len(b) + 1 else (b, a)
+        if len(many) != len(few) + 1:
+            raise UserError(f"a reshape from {step.inputs[0].shape} to {step.outputs[0].shape}", RESHAPE)
+        place = next((i for i in range(len(few)) if many[i].size != few[i].size), len(few) - 1)
+        first, second = many[place], many[place + 1]
+        if [x.size for x in few] != [x.size for x in (*many[:place],)] + [first.size * second.size] + [
+            x.size for x in many[place + 2 :]
+        ]:
+            raise UserError(f"a reshape from {step.inputs[0].shape} to {step.outputs[0].shape}", RESHAPE)
+        for x, y in zip([*many[:place], *many[place + 2 :]], [*few[:place], *few[place + 1 :]], strict=True):
+            self.union(x, y)
+        if second.size <= MOST_PARTS:
+            self.cut(few[place], Parts(second.size, True, first))
+            self.cut(second, Parts(second.size, False, None))
+        elif first.size <= MOST_PARTS:
+            self.cut(few[place], Parts(first.size, False, second))
+            self.cut(first, Parts(first.size, False, None))
+        else:
+            raise UserError(f"a reshape from {step.inputs[0].shape} to {step.outputs[0].shape}", RESHAPE)
+
+    def _iota(self, step: Step) -> None:
+        self.raw(step.outputs[0])
+
+    def _dot_general(self, step: Step) -> None:
+        (contracted, batch) = step.params["dimension_numbers"]
+        a, b = (self.raw(v) for v in step.inputs)
+        for pair in (contracted, batch):
+            for i, j in zip(*pair, strict=True):
+                self.union(a[i], b[j])
+        free = [x for i, x in enumerate(a) if i not in (*contracted[0], *batch[0])]
+        free += [x for i, x in enumerate(b) if i not in (*contracted[1], *batch[1])]
+        for x, y in zip([*(a[i] for i in batch[0]), *free], self.raw(step.outputs[0]), strict=True):
+            self.union(x, y)
+
+    def _slice(self, step: Step) -> None:
+        value, out = step.inputs[0], step.outputs[0]
+        for place, (a, b) in enumerate(zip(self.raw(value), self.raw(out), strict=True)):
+            if value.shape[place] == out.shape[place]:
+                self.union(a, b)
+            else:
+                count, _, interleaved = sliced(step, place)
+                assert a is not None
+                self.cut(a, Parts(count, interleaved, b))
+
+    def _split(self, step: Step) -> None:
+        place, sizes = step.params["axis"], step.params["sizes"]
+        if len(set(map(int, sizes))) > 1 or len(sizes) > MOST_PARTS:
+            raise UserError("a split into parts of several sizes", "split into equal parts")
+        self._parts(step.inputs[0], step.outputs, place)
+
+    def _concatenate(self, step: Step) -> None:
+        place = step.params["dimension"]
+        if len({v.shape[place] for v in step.inputs}) > 1 or len(step.inputs) > MOST_PARTS:
+            raise UserError("a concatenation of parts of several sizes", "the language joins equal parts alone")
+        self._parts(step.outputs[0], step.inputs, place)
+
+    def _parts(self, whole: Atom, parts: Sequence[Atom], place: int) -> None:
+        self.together(parts)
+        self.together([whole, parts[0]], skip=(place,))
+        axis = self.raw(whole)[place]
+        if axis is not None:
+            self.cut(axis, Parts(len(parts), False, self.raw(parts[0])[place]))
+
+    def _stack(self, step: Step) -> None:
+        place = step.params["axis"]
+        self.together(step.inputs)
+        out = list(self.raw(step.outputs[0]))
+        axis = out.pop(place)
+        for a, b in zip(out, self.raw(step.inputs[0]), strict=True):
+            self.union(a, b)
+        if axis is not None:
+            self.cut(axis, Parts(len(step.inputs), False, None))
+
+    def _gather(self, step: Step) -> None:
+        how = taken(step)
+        table, index, out = self.raw(step.inputs[0]), self.raw(step.inputs[1])[:-1], self.raw(step.outputs[0])
+        if how is None:
+            raise UserError("a gather of this form", GATHER)
+        if how.batched:  # take_along_axis: the index has all axes but one
+            for place, axis in enumerate(table):
+                if place != how.axis:
+                    self.union(axis, index[place if len(index) == len(table) or place < how.axis else place - 1])
+            for a, b in zip([a for a in index if a], [b for b in out if b], strict=False):
+                self.union(a, b)
+        else:  # the table's other axes, with those of the index
+            rest = [a for place, a in enumerate(table) if place != how.axis]
+            offsets = step.params["dimension_numbers"].offset_dims
+            for other, place in zip(rest, offsets, strict=True):
+                self.union(other, out[place])
+            others = [b for place, b in enumerate(out) if place not in offsets]
+            for other, own in zip(index, others, strict=True):
+                self.union(other, own)
+
+
+RESHAPE = "the language names axes: reshape the argument before the call, and the result after it"
+GATHER = "jnp.take(x, i, axis) and jnp.take_along_axis with one index along the axis can be expressed"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A gather that is jnp.take along an axis, or, `batched`, take_along_axis with one index."""
+
+    axis: int
+    batched: bool
+
+
+def taken(step: Step) -> Taken | None:
+    """The axis that a gather takes along, if it is of such a form."""
+    numbers, sizes = step.params["dimension_numbers"], step.params["slice_sizes"]
+    table = step.inputs[0]
+    if len(numbers.start_index_map) != 1 or not isinstance(table, Value):
+        return None
+    axis = numbers.start_index_map[0]
+    if tuple(numbers.collapsed_slice_dims) != (axis,) or sizes[axis] != 1:
+        return None
+    others = [i for i in range(len(table.shape)) if i != axis]
+    if list(numbers.operand_batching_dims) == others and all(s == 1 for s in sizes):
+        return Taken(axis, True)
+    whole = all(sizes[i] == table.shape[i] for i in others) and not numbers.operand_batching_dims
+    return Taken(axis, False) if whole else None
+
+
+def sliced(step: Step, place: int) -> tuple[int, int, bool]:
+    """A slice along a dimension, as a part of it: how many parts there are, which one it is, whether they are interleaved.
+    Raises `UserError` where it is no equal part."""
+    whole, size = step.inputs[0].shape[place], step.outputs[0].shape[place]
+    start, stride = step.params["start_indices"][place], (step.params["strides"] or {place: 1})[place]
+    count = whole // size if size else 0
+    if size and whole % size == 0 and count <= MOST_PARTS:
+        if stride == 1 and start % size == 0:
+            return count, start // size, False
+        if stride == count and start < count:
+            return count, start, True
+    hint = "the language has equal parts of an axis, x[..., :D] and x[..., D:] or x[..., ::2] and x[..., 1::2]"
+    raise UserError(f"a slice of {size} of {whole} elements", hint)

@@ -1,0 +1,139 @@
+"""Formulas: expressions on named axes, each made once. Constants are folded, and sums divided by a size become means.
+
+The operations have the names of the language (`graph/ops.py`), and some that only JAX code has: `own` is the value of a
+function with its own derivative, `convert` a rounding that the language may do by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.tracing.axes import Axis
+
+NUMBERS: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "maximum": max, "minimum": min,
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+    "and": operator.and_, "or": operator.or_, "abs": abs, "square": lambda x: x * x,
+    "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "tanh": math.tanh,
+    "div": operator.truediv, "rsqrt": lambda x: 1 / math.sqrt(x),
+    "isfinite": math.isfinite, "stop_gradient": lambda x: x,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """An expression. `axes` are the axes along which it varies; `attr` is a constant, an input's name and part, reduced axes,
+    a dtype, or an axis."""
+
+    op: str
+    args: tuple[Formula, ...]
+    attr: Any
+    kind: str
+    axes: frozenset[Axis]
+
+    @property
+    def is_number(self) -> bool:
+        return self.op == "const"
+
+
+class Formulas:
+    """Makes formulas, equal ones once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Any, ...], Formula] = {}
+
+    def number(self, value: bool | int | float, kind: str = "") -> Formula:
+        kind = kind or ("bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float")
+        if kind == "float":
+            value = float(value)
+        return self._new("const", (), value, kind, frozenset())
+
+    def leaf(self, name: str, part: int | None, kind: str, axes: Iterable[Axis]) -> Formula:
+        return self._new("input", (), (name, part), kind, frozenset(axes))
+
+    def _new(self, op: str, args: tuple[Formula, ...], attr: Any, kind: str, axes: frozenset[Axis]) -> Formula:
+        key = (op, tuple(map(id, args)), repr(attr) if op == "const" else attr, kind)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = Formula(op, args, attr, kind, axes)
+        return found
+
+    def make(self, op: str, args: tuple[Formula, ...], kind: str, attr: Any = None) -> Formula:
+        """An operation, simplified: constants are folded, and x * 1, x + 0 and max(-inf, x) are x."""
+        if args and all(a.is_number for a in args) and op in NUMBERS:
+            try:
+                return self.number(NUMBERS[op](*(a.attr for a in args)), kind)
+            except (ArithmeticError, ValueError):
+                pass
+        if op == "where" and args[0].is_number:
+            return args[1] if args[0].attr else args[2]
+        if op == "own" and args[0].is_number:
+            return args[0]
+        if op in ("mul", "div") and args[1].is_number and args[1].attr == 1 and args[0].kind == kind:
+            return args[0]
+        if op == "mul" and args[0].is_number and args[0].attr == 1 and args[1].kind == kind:
+            return args[1]
+        if op in ("add", "sub") and args[1].is_number and args[1].attr == 0 and args[0].kind == kind:
+            return args[0]
+        if op in ("maximum", "minimum"):
+            nothing = -math.inf if op == "maximum" else math.inf
+            for one, other in (args, args[::-1]):
+                if one.is_number and one.attr == nothing:
+                    return other
+        if op == "convert" and args[0].kind == kind == "float":
+            return args[0]
+        if op in ("div", "mul") and args[0].op == "sum" and args[1].is_number:
+            count = args[1].attr if op == "div" else (1 / args[1].attr if args[1].attr else 0)
+            inner = args[0]
+            size = math.prod(a.size for a in inner.attr) * len(inner.args)
+            if math.isclose(count, size, rel_tol=1e-6):
+                return self.make("mean", inner.args, "float", inner.attr)
+        axes = frozenset().union(*(a.axes for a in args)) if args else frozenset()
+        return self._new(op, args, attr, kind, self._axes(op, attr, axes))
+
+    @staticmethod
+    def _axes(op: str, attr: Any, axes: frozenset[Axis]) -> frozenset[Axis]:
+        if op in REDUCING:
+            return axes - frozenset(attr)
+        if op in ("index", "size"):
+            return frozenset([attr]) if op == "index" else frozenset()
+        if op == "take":  # the table's axis is replaced by those of the index
+            return axes - {attr}
+        return axes
+
+    def rebuilt(self, formula: Formula, args: tuple[Formula, ...]) -> Formula:
+        """The same operation on other arguments."""
+        if args == formula.args:
+            return formula
+        return self.make(formula.op, args, formula.kind, formula.attr)
+
+
+REDUCING = frozenset({"sum", "mean", "max", "min", "prod", "any", "all", "argmax", "argmin", "dot",
+                      "var", "norm", "logsumexp"})  # fmt: skip
+
+
+def walk(roots: Iterable[Formula]) -> Iterator[Formula]:
+    """Every formula below, arguments before their users."""
+    seen: set[int] = set()
+    stack = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        formula, done = stack.pop()
+        if done:
+            yield formula
+        elif id(formula) not in seen:
+            seen.add(id(formula))
+            stack.append((formula, True))
+            stack += [(a, False) for a in reversed(formula.args)]
+
+
+def mapped(formulas: Formulas, roots: Iterable[Formula], change: Callable[[Formula], Formula]) -> list[Formula]:
+    """The roots, each formula below them changed, from the arguments up."""
+    roots = list(roots)
+    new: dict[int, Formula] = {}
+    for formula in walk(roots):
+        new[id(formula)] = change(formulas.rebuilt(formula, tuple(new[id(a)] for a in formula.args)))
+    return [new[id(root)] for root in roots]

@@ -1,0 +1,191 @@
+"""Steps as the text of a spec that the spec reader has read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from codegen.errors import SpecError, UserError
+from codegen.graph.nodes import DTYPES
+from codegen.pipeline import read_op
+from codegen.plan.op import Op
+from codegen.tracing.axes import Axis
+from codegen.tracing.formulas import Formula, walk
+from codegen.tracing.layout import ArrayOf, Layout, array_of, layouts
+from codegen.tracing.naming import assigned_names
+from codegen.tracing.patterns import recognised
+from codegen.tracing.reference import Printer
+from codegen.tracing.steps import Step, Value, plain
+from codegen.tracing.translate import Translator, translated
+from codegen.tracing.write import Writer, used_names
+
+EXACT, ROUNDED = 1e-6, 2.0**-8  # how far constants may be from a pattern's: those of bfloat16 are rounded
+FREE = ("float32", "float16", "bfloat16")  # what the type variable T ranges over
+
+
+@dataclass(frozen=True)
+class Param:
+    """A scalar that becomes a parameter of the op."""
+
+    name: str
+    default: float
+    value: Value
+
+
+def no_source(names: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """No statements: the reference is written from the steps."""
+    del names, outputs
+    return []
+
+
+@dataclass(frozen=True)
+class Request:
+    """What becomes a spec: steps, from which inputs to which outputs, and their names."""
+
+    op: str
+    summary: str
+    steps: Sequence[Step]
+    inputs: Mapping[Value, str]
+    outputs: Sequence[tuple[str, Value]]
+    params: Sequence[Param] = ()
+    source: Callable[[Sequence[str], Sequence[str]], list[str]] = no_source
+    generic: bool = True  # whether the common float type is a type variable
+    notes: Sequence[str] = ()
+    dtypes: Mapping[Value, str] = field(default_factory=dict)  # of inputs and outputs, where they are not their values'
+
+
+@dataclass(frozen=True)
+class Made:
+    """A spec that was made, and the op that it is."""
+
+    text: str
+    planned: Op
+    inputs: tuple[ArrayOf, ...]
+    outputs: tuple[ArrayOf, ...]
+
+
+def spec_of(request: Request) -> Made:
+    """The spec of steps. Raises `NotExpressed` for a step that the language lacks, `SpecError` where no kernel can do it."""
+    translator = translated(request.steps, {**request.inputs, **{p.value: p.name for p in request.params}})
+    formulas = translator.formulas
+    for param in request.params:
+        translator.values[param.value] = (formulas.make("param", (), "float", param.name),)
+    if request.params:  # once more, with the parameters as such
+        translator = _with_params(request, translator)
+        formulas = translator.formulas
+    axes = translator.axes
+    wished = assigned_names(request.steps)
+    roots = [translator.parts(value) for _, value in request.outputs]
+    named = [(value, name) for value, name in wished.items() if len(translator.values.get(value, ())) == 1]
+    flat = [f for parts in roots for f in parts]
+    tolerance = ROUNDED if any(v.dtype in ("bfloat16", "float16") for s in request.steps for v in s.outputs) else EXACT
+    after = recognised(formulas, [*flat, *(translator.values[v][0] for v, _ in named)], tolerance)
+    names = {id(f): name for f, (_, name) in zip(after[len(flat) :], named, strict=True)}
+    new, recognised_roots = iter(after), []
+    for parts in roots:
+        recognised_roots.append([next(new) for _ in parts])
+    used = used_names(f for parts in recognised_roots for f in parts)
+    inputs = [array_of(n, v, axes, request.dtypes.get(v, "")) for v, n in request.inputs.items() if n in used]
+    outputs = [array_of(n, v, axes, request.dtypes.get(v, "")) for n, v in request.outputs]
+    if not inputs:
+        raise UserError("the function's results do not depend on its arguments", "")
+    error: SpecError | UserError | None = None
+    for layout in layouts(inputs, outputs, flat):
+        writing = _Writing(request, layout, inputs, outputs, recognised_roots, roots, names, used)
+        for reference in writing.references():
+            try:
+                text = writing.text(reference())
+                return Made(text, read_op(f"specs/{request.op}.yaml", text), tuple(inputs), tuple(outputs))
+            except (SpecError, UserError) as found:
+                error = found
+    assert error is not None
+    raise error
+
+
+def _with_params(request: Request, before: Translator) -> Translator:
+    made = Translator(before.formulas, before.axes)
+    for value, name in request.inputs.items():
+        made.leaf(value, name)
+    for param in request.params:
+        made.values[param.value] = (made.formulas.make("param", (), "float", param.name),)
+    for step in plain(request.steps):
+        made.add(step)
+    return made
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """What the text of a spec is made of: arrays, and the formulas of outputs, as a chain has them and as steps were."""
+
+    request: Request
+    layout: Layout
+    inputs: Sequence[ArrayOf]
+    outputs: Sequence[ArrayOf]
+    chain: Sequence[Sequence[Formula]]
+    plain: Sequence[Sequence[Formula]]
+    names: Mapping[int, str]
+    used: set[str]
+
+    @property
+    def params(self) -> list[Param]:
+        return [p for p in self.request.params if p.name in self.used]
+
+    @property
+    def taken(self) -> set[str]:
+        return {a.name for a in (*self.inputs, *self.outputs)} | {p.name for p in self.params}
+
+    def references(self) -> Iterator[Callable[[], list[str]]]:
+        """The ways to write the reference: the function's source, where its arrays are the spec's, then the steps."""
+        squeezed = any(1 in a.value.shape for a in (*self.inputs, *self.outputs))
+        own = [*(a.name for a in self.inputs), *(p.name for p in self.params)]
+        source = self.request.source(own, [a.name for a in self.outputs])
+        if source and not squeezed:
+            yield lambda: source
+        yield lambda: Printer(self.layout, self.inputs, sorted(self.taken)).write(self.outputs, self.plain)
+
+    def text(self, reference: list[str]) -> str:
+        request, layout = self.request, self.layout
+        types = type_variable([*self.inputs, *self.outputs]) if request.generic else {}
+        targets: list[str] = []
+        roots: list[Formula] = []
+        for array, parts in zip(self.outputs, self.chain, strict=True):
+            cut = any(d.parts for d in array.dims)
+            targets += [f"{array.name}[{i}]" if cut else array.name for i in range(len(parts))]
+            roots += parts
+        lines = Writer(layout, self.names, self.taken).write(targets, roots)
+        written = [
+            *(f"# {note}" for note in request.notes),
+            f"op: {request.op}",
+            f"summary: {json.dumps(request.summary)}",
+        ]
+        if types:
+            written += ["types:", f"  T: [{', '.join(FREE)}]"]
+        for key, arrays in (("inputs", self.inputs), ("outputs", self.outputs)):
+            written.append(f"{key}:")
+            written += [f"  {a.name}: {types.get(a.dtype, a.dtype)}[{layout.dims(a)}]" for a in arrays]
+        if self.params:
+            written += ["params:", *(f"  {p.name}: {{type: float, default: {p.default!r}}}" for p in self.params)]
+        written += ["chain: |", *(f"  {line}" for line in lines)]
+        written += ["reference: |", *(f"  {line}" for line in reference)]
+        domain = {f.attr[0]: layout.names[axis] for f, axis in _indices(self.chain) if f.op == "input"}
+        if domain:
+            written += ["domain:", *(f"  {name}: index({axis})" for name, axis in domain.items())]
+        return "\n".join(written) + "\n"
+
+
+def _indices(chain: Sequence[Sequence[Formula]]) -> Iterator[tuple[Formula, Axis]]:
+    """The inputs that are positions along an axis: those of `take`, and those that are compared with `index`."""
+    for formula in walk(f for parts in chain for f in parts):
+        if formula.op == "take":
+            yield formula.args[1], formula.attr
+        elif formula.op == "eq" and formula.args[0].op == "index" and formula.args[1].op == "input":
+            yield formula.args[1], formula.args[0].attr
+
+
+def type_variable(arrays: Sequence[ArrayOf]) -> dict[str, str]:
+    """The dtype that is the type variable: the most frequent of the narrow float types, else float32."""
+    counts = Counter(a.dtype for a in arrays if DTYPES[a.dtype].kind == "float" and a.dtype in FREE)
+    narrow = [d for d, _ in counts.most_common() if d != "float32"]
+    return dict.fromkeys((narrow or list(counts))[:1], "T")

@@ -1,0 +1,197 @@
+"""A function as a list of steps: its jaxpr without the calls in it. A step is one primitive on values that are assigned once.
+
+Calls of jitted and checkpointed functions are replaced by what they call. A function with a derivative of its own stays one
+step, `own`, which also has the steps of what it computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core, source_info_util
+
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "name": ""}
+REMAT = {"checkpoint": "jaxpr", "remat": "jaxpr", "remat2": "jaxpr"}
+OWN = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr"}
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """An array that a step gives or an input is. `constant` is an array that the function has captured."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    constant: Any = None
+
+    @property
+    def bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(jax.numpy.dtype(self.dtype)).itemsize
+
+
+@dataclass(frozen=True)
+class Number:
+    """A scalar that is written out."""
+
+    value: bool | int | float
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[()]:
+        return ()
+
+
+Atom = Value | Number
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the user's source a step was called. `line` is 0 where that is unknown."""
+
+    path: str = ""
+    line: int = 0
+    column: int = 0
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.line else "<unknown>"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One primitive. `inner` are the steps within a function that has its own derivative, on the same values; the last of
+    them, `own`, give its outputs. `equation` is what it was read from."""
+
+    name: str
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Value, ...]
+    params: dict[str, Any]
+    place: Place
+    inner: tuple[Step, ...] = ()
+    equation: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Flat:
+    """A function: its inputs, its steps in order, and its outputs."""
+
+    inputs: tuple[Value, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Atom, ...]
+
+
+def flatten(closed: Any, remat: bool = True) -> Flat:
+    """The steps of a closed jaxpr. With `remat`, checkpointed functions are replaced by their steps too."""
+    inputs = tuple(_value(v) for v in closed.jaxpr.invars)
+    calls = CALLS | REMAT if remat else CALLS
+    steps: list[Step] = []
+    outputs = _inline(closed.jaxpr, closed.consts, inputs, steps, calls, Place())
+    return Flat(inputs, tuple(steps), outputs)
+
+
+def plain(steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps with those of functions with their own derivative in their place."""
+    for step in steps:
+        if step.inner:
+            yield from plain(step.inner)
+        else:
+            yield step
+
+
+def _value(variable: Any) -> Value:
+    aval = variable.aval
+    return Value(tuple(aval.shape), str(aval.dtype))
+
+
+def _inline(
+    jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Atom], steps: list[Step], calls: dict[str, str], outer: Place
+) -> tuple[Atom, ...]:
+    """Append the steps of a jaxpr on these inputs. Returns its outputs."""
+    there: dict[Any, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
+    for variable, constant in zip(jaxpr.constvars, consts, strict=True):
+        there[variable] = _captured(variable, constant)
+
+    def read(atom: Any) -> Atom:
+        return _number(atom) if isinstance(atom, core.Literal) else there[atom]
+
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        given = tuple(map(read, equation.invars))
+        place = _place(equation) or outer
+        if calls.get(name):
+            inner, own = _jaxpr(params[calls[name]])
+            there |= zip(equation.outvars, _inline(inner, own, given, steps, calls, place), strict=True)
+        elif name == "name":
+            there[equation.outvars[0]] = given[0]
+        else:
+            outputs = tuple(_value(v) for v in equation.outvars)
+            within = _own(name, params, given, outputs, calls, place) if name in OWN else ()
+            steps.append(Step(name, given, outputs, params, place, within, equation))
+            there |= zip(equation.outvars, outputs, strict=True)
+    return tuple(map(read, jaxpr.outvars))
+
+
+def _own(
+    name: str, params: dict[str, Any], given: tuple[Atom, ...], outputs: tuple[Value, ...], calls: dict[str, str], place: Place
+) -> tuple[Step, ...]:  # fmt: skip
+    jaxpr, consts = _jaxpr(params[OWN[name]])
+    steps: list[Step] = []
+    results = _inline(jaxpr, consts, given, steps, {**calls, **REMAT}, place)
+    title = {"name": str(params.get("name", ""))}
+    steps += [Step("own", (a,), (b,), title, place) for a, b in zip(results, outputs, strict=True)]
+    return tuple(steps)
+
+
+def _jaxpr(found: Any) -> tuple[Any, Sequence[Any]]:
+    return (found.jaxpr, found.consts) if isinstance(found, core.ClosedJaxpr) else (found, ())
+
+
+def _captured(variable: Any, constant: Any) -> Atom:
+    if np.shape(constant) == () and not isinstance(constant, jax.core.Tracer) and _is_plain(variable.aval.dtype):
+        return Number(_python(np.asarray(constant)), str(variable.aval.dtype))
+    return Value(tuple(variable.aval.shape), str(variable.aval.dtype), constant)
+
+
+def _is_plain(dtype: Any) -> bool:
+    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+def _number(literal: Any) -> Atom:
+    if np.shape(literal.val) != () or not _is_plain(literal.aval.dtype):
+        return Value(tuple(literal.aval.shape), str(literal.aval.dtype), literal.val)
+    return Number(_python(np.asarray(literal.val)), str(literal.aval.dtype))
+
+
+def _python(value: np.ndarray) -> bool | int | float:
+    """A number as it was written: the shortest decimal that rounds to the value in its type."""
+    if value.dtype == bool:
+        return bool(value)
+    if np.issubdtype(value.dtype, np.integer):
+        return int(value)
+    wide = float(value)
+    if not np.isfinite(wide):
+        return wide
+    for digits in range(1, 17):
+        text = float(f"{wide:.{digits}g}")
+        if np.asarray(text, np.float64).astype(value.dtype) == value:
+            return text
+    return wide
+
+
+_SUMMARY = re.compile(r"(?P<path>.+?):(?P<line>\d+)(?::(?P<column>\d+))?(?: \((?P<function>.*)\))?$")
+
+
+def _place(equation: Any) -> Place | None:
+    found = _SUMMARY.match(source_info_util.summarize(equation.source_info))
+    if found is None:
+        return None
+    return Place(found["path"], int(found["line"]), int(found["column"] or 0), found["function"] or "")
+
+
+def traced(function: Callable[..., Any], *examples: Any) -> Flat:
+    """The steps of a function on arguments of these shapes and dtypes."""
+    return flatten(jax.make_jaxpr(function)(*examples))

@@ -1,0 +1,349 @@
+"""Steps as formulas of the language: one rule for each primitive that it can express.
+
+Floats are computed in float32 whatever their type is, so a rounding to bfloat16 or float16 between two steps is left out, as
+XLA may do. A value whose axis is cut has one formula for each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from codegen.errors import UserError
+from codegen.graph.nodes import DTYPES
+from codegen.tracing.axes import Axes, Axis, Dims, sliced, taken
+from codegen.tracing.formulas import Formula, Formulas
+from codegen.tracing.steps import Atom, Number, Step, Value, plain
+
+# Primitives by their operation in the language
+SAME = {
+    "add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "neg": "neg", "max": "maximum", "min": "minimum",
+    "div": "div", "rem": "rem", "abs": "abs", "sign": "sign", "floor": "floor", "ceil": "ceil", "exp": "exp",
+    "exp2": "exp2", "expm1": "expm1", "log": "log", "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "cbrt": "cbrt",
+    "sin": "sin", "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "atan2": "atan2",
+    "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "logistic": "sigmoid", "erf": "erf", "erfc": "erfc",
+    "square": "square", "is_finite": "isfinite", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
+    "and": "and", "or": "or", "xor": "xor", "population_count": "popcount", "stop_gradient": "stop_gradient",
+    "add_jaxvals": "add",
+}  # fmt: skip
+REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod",
+              "reduce_and": "all", "reduce_or": "any"}  # fmt: skip
+JOINED = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul", "all": "and", "any": "or"}
+SCANS = {"cumsum": "cumsum", "cumprod": "cumprod", "cummax": "cummax", "cumlogsumexp": "cumlogsumexp"}
+UNCHANGED = frozenset({"copy", "copy_p", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "device_put",
+                       "optimization_barrier", "sharding_constraint", "reduce_precision", "pvary"})  # fmt: skip
+LAYOUT = UNCHANGED | {"reshape"}
+KNOWN = frozenset(SAME) | REDUCTIONS.keys() | SCANS.keys() | UNCHANGED | frozenset({
+    "convert_element_type", "select_n", "clamp", "integer_pow", "pow", "round", "not", "iota", "argmax", "argmin",
+    "reshape", "slice", "split", "concatenate", "stack", "gather", "dot_general", "own", "shift_left",
+    "shift_right_arithmetic",
+})  # fmt: skip
+HELP = {
+    "scan": "the language has no loops: fuse the function that the loop calls",
+    "while": "the language has no loops: fuse the function that the loop calls",
+    "cond": "compute both and take one: jnp.where(c, a, b)",
+    "sort": "of a sort it has top_k alone, in a spec of its own",
+    "conv_general_dilated": "leave convolutions to XLA, and trace what comes after them",
+    "random_bits": "write uniform(key) or bernoulli(key, p) in a spec",
+    "threefry2x32": "write uniform(key) or bernoulli(key, p) in a spec",
+    "scatter": "write put(table, value, i, axis=P) in a spec",
+    "scatter-add": "leave it to XLA: sums at equal indices need atomics",
+    "dynamic_slice": "slice before the call, or use jnp.take",
+    "pallas_call": "a kernel cannot be part of another: trace what is around it",
+}  # fmt: skip
+
+Parts = tuple[Formula, ...]
+
+
+class NotExpressed(UserError):
+    """A step that the language lacks."""
+
+    def __init__(self, step: Step, message: str, hint: str = ""):
+        super().__init__(message, hint)
+        self.step = step
+
+
+class Translator:
+    """The formulas of values. Inputs are given by name; steps are then added in order."""
+
+    def __init__(self, formulas: Formulas, axes: Axes):
+        self.formulas, self.axes = formulas, axes
+        self.values: dict[Value, Parts] = {}
+
+    def leaf(self, value: Value, name: str) -> None:
+        """Make a value an input of that name, with a formula for each part."""
+        axes, parts = self.split(value)
+        kind = DTYPES[value.dtype].kind
+        places: Iterable[int | None] = range(parts) if parts else (None,)
+        self.values[value] = tuple(self.formulas.leaf(name, part, kind, axes) for part in places)
+
+    def split(self, value: Value) -> tuple[list[Axis], int]:
+        """The axes of one part of a value, in order, and how many parts it has; 0 for a value that is whole."""
+        axes: list[Axis] = []
+        count = 0
+        for axis in self.axes.dims(value):
+            if axis is not None and axis.parts is not None:
+                if count:
+                    raise UserError("two axes of an array are cut", "an array of the language has parts along one axis")
+                count = axis.parts.count
+                axis = axis.parts.axis and axis.parts.axis.root
+                if axis is not None and axis.parts is not None:
+                    raise UserError("a part of an axis is cut again", "cut it into more parts at once")
+            if axis is not None:
+                axes.append(axis)
+        if len(set(axes)) < len(axes):
+            raise UserError("two axes of one array are the same", "an axis of the language has a name: copy the array")
+        return axes, count
+
+    def parts(self, atom: Atom) -> Parts:
+        if isinstance(atom, Number):
+            return (self.formulas.number(atom.value, DTYPES[atom.dtype].kind),)
+        return self.values[atom]
+
+    def add(self, step: Step) -> None:
+        """The formulas of a step's outputs. Raises `NotExpressed`."""
+        try:
+            for value in (*step.inputs, *step.outputs):
+                if value.dtype not in DTYPES:
+                    raise UserError(f"{step.name} of {value.dtype}", "the language has no such type")
+            made = self._step(step)
+        except NotExpressed:
+            raise
+        except UserError as error:
+            raise NotExpressed(step, error.message, error.hint) from None
+        self.values |= zip(step.outputs, made, strict=True)
+
+    def _step(self, step: Step) -> Sequence[Parts]:
+        name = step.name
+        if name in ("split", "slice", "concatenate", "stack", "iota", "dot_general", "gather", "reshape", *SCANS):
+            return getattr(self, f"_{'scanned' if name in SCANS else name}")(step)  # type: ignore[no-any-return]
+        given = [self.parts(i) for i in step.inputs]
+        if name in UNCHANGED:
+            return [given[0]]
+        if name in REDUCTIONS or name in ("argmax", "argmin"):
+            return [self._reduced(step, REDUCTIONS.get(name, name), given[0])]
+        kind = DTYPES[step.outputs[0].dtype].kind
+        count = max(map(len, given))
+        return [tuple(self._elementwise(step, kind, *(g[i % len(g)] for g in given)) for i in range(count))]
+
+    def _elementwise(self, step: Step, kind: str, *args: Formula) -> Formula:
+        make, number, params = self.formulas.make, self.formulas.number, step.params
+        match step.name:
+            case "select_n":
+                if len(args) != 3:
+                    raise UserError("a selection among more than two", "nest jnp.where")
+                condition = args[0] if args[0].kind == "bool" else make("ne", (args[0], number(0)), "bool")
+                return make("where", (condition, args[2], args[1]), kind)
+            case "convert_element_type":
+                return self._converted(args[0], step.inputs[0].dtype, step.outputs[0].dtype)
+            case "clamp":
+                return make("clip", (args[1], args[0], args[2]), kind)
+            case "integer_pow":
+                power = params["y"]
+                return make("square", args, kind) if power == 2 else make("pow", (args[0], number(power)), kind)
+            case "pow":
+                if not args[1].is_number:
+                    raise UserError("a power whose exponent is an array", "write exp(b * log(a))")
+                return make("pow", args, kind)
+            case "round":
+                if int(params["rounding_method"]) != 1:
+                    raise UserError("rounding halves away from zero", "jnp.round rounds them to even")
+                return make("round", args, kind)
+            case "not":
+                return make("not" if kind == "bool" else "invert", args, kind)
+            case "shift_left":
+                return make("shl", args, kind)
+            case "shift_right_arithmetic":
+                return make("shr", args, kind)
+            case "own":
+                return make("own", args, kind, params["name"])
+            case "div" if kind == "int":
+                raise UserError(
+                    "a division of integers that rounds toward zero", "use // of values that are not negative"
+                )
+            case "square" if kind == "int":
+                return make("mul", (args[0], args[0]), kind)
+        return make(SAME[step.name], args, kind)
+
+    def _converted(self, value: Formula, old: str, new: str) -> Formula:
+        make, number = self.formulas.make, self.formulas.number
+        before, after = DTYPES[old], DTYPES[new]
+        match before.kind, after.kind:
+            case "bool", "float" | "int":
+                one, zero = (number(1.0), number(0.0)) if after.kind == "float" else (number(1), number(0))
+                return make("where", (value, one, zero), after.kind)
+            case _, "bool" if before.kind != "bool":
+                return make("ne", (value, number(0, before.kind)), "bool")
+            case "int", "float" | "int" if value.is_number:
+                return number(value.attr, after.kind)
+            case "float", "float" if after.size > 1:
+                return make("convert", (value,), "float", new)
+            case "int", "int" if after.low <= before.low and before.high <= after.high:
+                return value
+            case "bool", "bool":
+                return value
+            case "int", "int":
+                raise UserError(f"a conversion from {old} to {new}, which wraps", "the language saturates: clip first")
+        return make("cast", (value,), after.kind, new)
+
+    def _reduced(self, step: Step, op: str, given: Parts) -> Parts:
+        axes: list[Axis] = []
+        whole = True  # the axis that is cut is not among those reduced
+        dims = self.axes.dims(step.inputs[0])
+        for place in step.params["axes"]:
+            axis = dims[place]
+            if axis is None:
+                continue
+            if axis.parts is not None:
+                whole = False
+                axis = axis.parts.axis and axis.parts.axis.root
+            if axis is not None:
+                axes.append(axis)
+        kind = "int" if op.startswith("arg") else given[0].kind
+        attr = frozenset(axes)
+        if op.startswith("arg") and (len(axes) != 1 or not whole or step.outputs[0].dtype != "int32"):
+            raise UserError(f"{op} over several axes or parts", "reshape first")
+        if not axes and (whole or len(given) == 1):
+            return given
+        make = self.formulas.make
+        if whole or len(given) == 1:
+            return tuple(make(op, (g,), kind, attr) for g in given)
+        if axes and op in ("sum",):
+            return (make(op, given, kind, attr),)
+        each = [make(op, (g,), kind, attr) if axes else g for g in given]
+        joined = each[0]
+        for other in each[1:]:
+            joined = make(JOINED[op], (joined, other), kind)
+        return (joined,)
+
+    def _scanned(self, step: Step) -> Sequence[Parts]:
+        axis = self.axes.dims(step.inputs[0])[step.params["axis"]]
+        if axis is None or axis.parts is not None:
+            raise UserError("a scan along an axis of one element, or one that is cut", "")
+        attr = (axis, bool(step.params["reverse"]))
+        kind = DTYPES[step.outputs[0].dtype].kind
+        return [tuple(self.formulas.make(SCANS[step.name], (g,), kind, attr) for g in self.parts(step.inputs[0]))]
+
+    def _reshape(self, step: Step) -> Sequence[Parts]:
+        given = self.parts(step.inputs[0])
+        if len(given) == 1 and self.split(step.outputs[0])[1] > 1:
+            raise UserError("a reshape of a computed value that cuts an axis", "reshape the argument")
+        return [given]
+
+    def _slice(self, step: Step) -> Sequence[Parts]:
+        given = self.parts(step.inputs[0])
+        for place, (a, b) in enumerate(zip(step.inputs[0].shape, step.outputs[0].shape, strict=True)):
+            if a != b:
+                if len(given) == 1:
+                    return [given]  # it does not vary along the axis
+                given = (given[sliced(step, place)[1]],)
+        return [given]
+
+    def _split(self, step: Step) -> Sequence[Parts]:
+        given = self.parts(step.inputs[0])
+        return [(given[i % len(given)],) for i in range(len(step.outputs))]
+
+    def _concatenate(self, step: Step) -> Sequence[Parts]:
+        given = [self.parts(i) for i in step.inputs]
+        if any(len(g) > 1 for g in given):
+            raise UserError("a concatenation of values that are cut along another axis", "")
+        return [tuple(g[0] for g in given)]
+
+    _stack = _concatenate
+
+    def _iota(self, step: Step) -> Sequence[Parts]:
+        axis = self.axes.dims(step.outputs[0])[step.params["dimension"]]
+        kind = DTYPES[step.params["dtype"].name].kind
+        make, number = self.formulas.make, self.formulas.number
+        if axis is None:
+            return [(number(0, kind),)]
+        if axis.parts is not None:
+            part = axis.parts.axis and axis.parts.axis.root
+            count, made = axis.parts.count, []
+            for i in range(count):
+                if part is None:
+                    made.append(number(i))
+                elif axis.parts.interleaved:
+                    place = make("mul", (make("index", (), "int", part), number(count)), "int")
+                    made.append(make("add", (place, number(i)), "int"))
+                else:
+                    first = make("mul", (make("size", (), "int", part), number(i)), "int") if i else number(0)
+                    made.append(make("add", (make("index", (), "int", part), first), "int"))
+        else:
+            made = [make("index", (), "int", axis)]
+        return [tuple(make("cast", (m,), kind, "float32") if kind == "float" else m for m in made)]
+
+    def _dot_general(self, step: Step) -> Sequence[Parts]:
+        (left, _), _ = step.params["dimension_numbers"]
+        dims = self.axes.dims(step.inputs[0])
+        contracted = [a for a in (dims[i] for i in left) if a is not None]
+        if len(contracted) != 1 or contracted[0].parts is not None:
+            raise UserError("a product that contracts several axes, or none", "`a @ b` contracts one: reshape before")
+        a, b = (self.parts(i) for i in step.inputs)
+        if len(a) > 1 and len(b) > 1:
+            raise UserError("a product of two arrays that are cut", "")
+        kind = DTYPES[step.outputs[0].dtype].kind
+        for factor in (*a, *b):
+            if factor.op != "input":
+                raise UserError(
+                    "a product of computed values", "trace what comes before the product as an op of its own"
+                )
+        made = [(a[i % len(a)], b[i % len(b)]) for i in range(max(len(a), len(b)))]
+        return [tuple(self.formulas.make("dot", pair, kind, frozenset(contracted)) for pair in made)]
+
+    def _gather(self, step: Step) -> Sequence[Parts]:
+        how = taken(step)
+        if how is None:
+            raise UserError("a gather of this form", "jnp.take along one axis can be expressed")
+        axis = self.axes.dims(step.inputs[0])[how.axis]
+        table, index = self.parts(step.inputs[0]), self.parts(step.inputs[1])
+        if axis is None or axis.parts is not None or len(index) > 1:
+            raise UserError("a gather along an axis of one element, or one that is cut", "")
+        place = unwrapped(index[0], axis.size)
+        make, number = self.formulas.make, self.formulas.number
+        if how.batched:
+            here = make("eq", (make("index", (), "int", axis), place), "bool")
+            nothing = number(False) if table[0].kind == "bool" else number(0, table[0].kind)
+            op = "any" if table[0].kind == "bool" else "sum"
+            return [
+                tuple(make(op, (make("where", (here, t, nothing), t.kind),), t.kind, frozenset([axis])) for t in table)
+            ]
+        if any(t.op != "input" for t in table):
+            raise UserError("a gather from a computed value", "gather first, then compute")
+        return [tuple(make("take", (t, place), t.kind, axis) for t in table)]
+
+
+def unwrapped(index: Formula, size: int) -> Formula:
+    """An index without `where(i < 0, i + size, i)`, which JAX puts around it."""
+    match index:
+        case Formula(op="where", args=(Formula(op="lt", args=(a, Formula(op="const", attr=0))),
+                                       Formula(op="add", args=(b, Formula(op="const", attr=more))), c)):  # fmt: skip
+            if a is b is c and more == size:
+                return c
+    return index
+
+
+def spread(dims: Dims) -> list[Axis]:
+    return [a for a in dims if a is not None]
+
+
+def translated(
+    steps: Iterable[Step], inputs: Mapping[Value, str], see: Callable[[Axes], None] = lambda axes: None
+) -> Translator:
+    """The formulas of steps on inputs of these names. Raises `NotExpressed`."""
+    axes = Axes()
+    steps = list(plain(steps))
+    for step in steps:
+        if step.name not in KNOWN:
+            hint = HELP.get(step.name, "leave it outside of the op")
+            raise NotExpressed(step, f"the language has no {step.name}", hint)
+        try:
+            axes.see(step)
+        except UserError as error:
+            raise NotExpressed(step, error.message, error.hint) from None
+    see(axes)
+    made = Translator(Formulas(), axes)
+    for value, name in inputs.items():
+        made.leaf(value, name)
+    for step in steps:
+        made.add(step)
+    return made

@@ -1,0 +1,137 @@
+"""Functions become specs: each case has the lines that its spec must contain. `trace` compares the results with the function's."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from typer.testing import CliRunner
+
+import codegen
+from codegen.__main__ import app
+from codegen.cli.options import UsageError
+from codegen.errors import SpecError
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+
+
+def like(*shape, dtype=BF16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def norm(x, w, eps=1e-6):
+    wide = x.astype(F32)
+    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + eps)
+    return (wide * rstd * w).astype(x.dtype)
+
+
+def add_norm(x, residual, w):
+    residual = residual + x
+    return norm(residual, w), residual
+
+
+def norm_rotary(x, w, cos, sin):
+    a, b = jnp.split(norm(x, w), 2, -1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
+def squared_relu(x, w):
+    return jnp.square(jax.nn.relu(x @ w))
+
+
+def capped_loss(x, w, labels):
+    logits = 30 * jnp.tanh((x @ w.T).astype(F32) / 30)
+    picked = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    return jax.nn.logsumexp(logits, -1) - picked
+
+
+def geglu(x, wg, wu):
+    return jax.nn.gelu(x @ wg) * (x @ wu)
+
+
+def masked(x, mask, scale=0.125):
+    return jax.nn.softmax(jnp.where(mask, x * scale, -1e9), axis=-1)
+
+
+def embedded(table, token, w):
+    return norm(jnp.take(table, token, axis=0), w)
+
+
+def column_sums(x, g):
+    h = jax.nn.gelu(x, approximate=False) * g
+    return h, jnp.sum(h, axis=(0, 1))
+
+
+X = like(2, 3, 8)
+CASES = {
+    "residual + norm": (add_norm, (X, X, like(8)), ["residual_out = residual + x", "y = residual_out * rstd * w", "w: T[N]"]),
+    "a parameter": (norm, (X, like(8)), ["eps: {type: float, default: 1e-06}", "mean(square(x), axis=N) + eps"]),
+    "parts": (
+        norm_rotary, (like(2, 6, 3, 8), like(8), like(6, 1, 4, dtype=F32), like(6, 1, 4, dtype=F32)),
+        ["x: T[..., S, H, (2 D)]", "w: T[(2 D)]", "cos: float32[S, D]", "y[1] = p2 * cos + p * sin"],
+    ),
+    "an epilogue": (squared_relu, (X, like(8, 5)), ["w: T[K, N]", "y = squared_relu(x @ w)"]),
+    "a loss": (
+        capped_loss, (like(4, 8), like(7, 8), like(4, dtype=jnp.int32)),
+        ["w: T[N, K]", "logits = 30 * tanh(x @ w / 30)", "where(index(N) == labels", "logsumexp(", "labels: index(N)"],
+    ),
+    "two products": (geglu, (X, like(8, 5), like(8, 5)), ["y = gelu_tanh(x @ wg) * (x @ wu)"]),
+    "a softmax": (masked, (like(2, 3, 8), like(3, 8, dtype=bool)), ["y = softmax(where(mask, x * scale, -1e9), axis=N)"]),
+    "a table": (embedded, (like(9, 8), like(2, 3, dtype=jnp.int32), like(8)), ["take(table, token, axis=P)"]),
+    "over rows": (column_sums, (X, X), ["gelu(x) * g", "sum(h, axis=...)"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_function_becomes_the_chain_a_person_would_write(name):
+    function, examples, lines = CASES[name]
+    text = codegen.trace(function, *examples, verify=name in ("parts", "over rows"))
+    assert [line for line in lines if line not in text] == []
+
+
+def test_what_the_language_lacks_is_an_error_at_its_own_line():
+    def sorted_rows(x):
+        doubled = x * 2
+        return jnp.sort(doubled, -1)
+
+    with pytest.raises(SpecError) as found:
+        codegen.trace(sorted_rows, X)
+    (error,) = found.value.diagnostics
+    assert (error.message, error.source.strip()) == ("the language has no sort", "return jnp.sort(doubled, -1)")
+    assert error.span.path == __file__ and error.source[error.span.column - 1 :].startswith("jnp.sort")
+
+
+def test_a_wrong_spec_would_be_found(monkeypatch):
+    """A fault is planted where primitives become operations."""
+    from codegen.tracing import translate
+
+    monkeypatch.setitem(translate.SAME, "tanh", "sin")
+    with pytest.raises(SpecError, match="y of the op and of the function differ"):
+        codegen.trace(lambda x: jnp.tanh(x), like(4, 8), op="wrong")
+
+
+def test_new_writes_the_spec_of_a_function(tmp_path, monkeypatch):
+    (tmp_path / "gate_model.py").write_text("import jax\n\ndef gate(x, g):\n    return jax.nn.silu(g) * x\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    rows = ["--like", "x=bfloat16[4,8]", "--like", "g=bfloat16[4,8]"]
+    command = ["new", "my_gate", "--from", "gate_model:gate"]
+    assert CliRunner().invoke(app, [*command, *rows]).exit_code == 0
+    assert "y = silu(g) * x" in Path("specs/my_gate.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--from", "gate"], "write it as in my_module:my_function"),
+        (["--from", "math:cosh2"], "math has no 'cosh2'"),
+        (["--from", "operator:add", "--like", "a=bfloat99[4]"], "Did you mean 'bfloat16'?"),
+        (["--from", "operator:add", "--like", "c=bfloat16[4]"], "no such parameter"),
+        (["--from", "operator:add", "--like", "a=bfloat16[4]"], "the function takes 'b'"),
+    ],
+)
+def test_new_says_what_is_wrong_with_its_arguments(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = CliRunner().invoke(app, ["new", "my_gate", *arguments]).exception
+    assert isinstance(error, UsageError) and message in str(error)

@@ -46,6 +46,7 @@ $(STAMP): pyproject.toml $(ANEW)
 
 build: $(STAMP)
 	@$(BIN)/codegen build
+	@cd examples && $(abspath $(BIN))/codegen build
 
 demo: build
 	@$(BIN)/python examples/demo.py
@@ -72,6 +73,7 @@ types: $(STAMP)
 # Whether the generated files are those of the specs
 current: $(STAMP)
 	$(BIN)/codegen check
+	cd examples && $(abspath $(BIN))/codegen check
 
 # With the newest Python here, and the newest libraries that pyproject.toml allows: the tests that need no GPU.
 NEWEST ?= $(shell for v in 3.13 3.12 3.11; do for p in python$$v $(HOME)/.pyenv/versions/$$v.*/bin/python; do \

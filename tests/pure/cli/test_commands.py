@@ -147,3 +147,8 @@ def test_an_op_that_is_not_there(run, tmp_path):
     first, second = result.err.splitlines()
     assert first.startswith(f"error: no op 'rmsnrom' in {ROOT / 'specs'}. Did you mean 'rmsnorm', ")
     assert second == "  `codegen list WORD` searches the ops"
+
+
+def test_the_ops_of_the_examples_are_current(run, monkeypatch):
+    monkeypatch.chdir(ROOT / "examples")  # its pyproject.toml says where specs and package are
+    assert run("check")[::2] == (0, "")

@@ -1,0 +1,120 @@
+"""The GPT's layers with fused ops: those of the library and those of examples/specs. What no op improves is `layers_plain`'s.
+
+Three layers have gradients by hand, because they know more than each op does. The residual stream has two gradients, which one kernel
+adds (`branch`). A squared ReLU's result has all that its slope needs (`mlp`). A loss is computed to be differentiated (`loss`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cutefuse import dense_squared_relu, rmsnorm
+
+from ..ops import adamw as adamw_op
+from ..ops import capped_cross_entropy, drmsnorm_add, matmul_dsquared_relu, qk_rmsnorm_rotary
+from . import layers_plain
+from .layers_plain import B1, B2, DECAY, EPS, State, attention, dense_add, transposed
+
+__all__ = [
+    "attention",
+    "branch",
+    "dense_add",
+    "loss",
+    "mlp_add",
+    "norm",
+    "normed_and_rotated",
+    "start",
+    "update",
+    "weights",
+]
+
+norm = functools.partial(rmsnorm, eps=EPS)
+
+
+@jax.custom_vjp
+def branch(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return norm(x), x
+
+
+branch.defvjp(lambda x: ((norm(x), x), x), lambda x, d: (drmsnorm_add(d[0], x, d[1], eps=EPS),))
+
+
+def normed_and_rotated(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return qk_rmsnorm_rotary(q, k, cos, sin, eps=EPS)
+
+
+def mlp_add(x: jax.Array, up: jax.Array, down: jax.Array, residual: jax.Array) -> jax.Array:
+    return residual + mlp(x, up, down)
+
+
+@jax.custom_vjp
+def mlp(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    return dense_squared_relu(x, up) @ down
+
+
+def mlp_forward(x: jax.Array, up: jax.Array, down: jax.Array) -> tuple[jax.Array, Any]:
+    u = dense_squared_relu(x, up)
+    return u @ down, (x, up, down, u)
+
+
+def mlp_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, ...]:
+    x, up, down, u = saved
+    dz = matmul_dsquared_relu(dy, down, u)
+    return dz @ up.T, weight_gradient(x, dz), weight_gradient(u, dy)
+
+
+mlp.defvjp(mlp_forward, mlp_backward)
+
+
+def weight_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
+    """The gradient by w of x @ w. x: [..., K], dy: [..., N]; to [K, N]."""
+    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def loss(x: jax.Array, head: jax.Array, label: jax.Array, cap: float) -> jax.Array:
+    return layers_plain.loss(x, head, label, cap)
+
+
+def loss_forward(x: jax.Array, head: jax.Array, label: jax.Array, cap: float) -> tuple[jax.Array, Any]:
+    found = capped_cross_entropy(x @ head, label, cap=cap, weight=1 / label.size)
+    return jnp.mean(found.loss), (x, head, found.dlogits)
+
+
+def loss_backward(cap: float, saved: Any, d: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    x, head, dlogits = saved
+    d = d.astype(x.dtype)
+    return d * (dlogits @ head.T), d * weight_gradient(x, dlogits), None
+
+
+loss.defvjp(loss_forward, loss_backward)
+
+
+def start(params: Any, dtype: str) -> State:
+    state = layers_plain.start(params, dtype)
+    return state._replace(
+        rounded=jax.tree.map(lambda p: jnp.array(p, dtype), params["products"])
+    )  # arrays of their own
+
+
+def weights(state: State, dtype: str) -> Any:
+    return {**state.params, "products": state.rounded}
+
+
+def update(state: State, gradients: Any, rate: jax.Array, step: jax.Array) -> State:
+    one = functools.partial(
+        adamw_op, rate=rate, scale1=1 / (1 - B1**step), scale2=1 / (1 - B2**step), b1=B1, b2=B2, decay=DECAY
+    )
+
+    def of(part: str, function: Any) -> list[Any]:
+        trees = (gradients, state.mean, state.square)
+        return transposed(state.params[part], function, *(tree[part] for tree in trees))
+
+    products = of("products", lambda p, g, m, v: one(p, g, m, v))
+    table = of("embedding", lambda *arrays: layers_plain.adamw(*arrays, rate, step))
+    both = [{"embedding": a, "products": b} for a, b in zip(table, products, strict=False)]
+    return State(*both, rounded=products[3])

@@ -77,7 +77,7 @@ def measured(model: str, names: list[str], tiny: bool) -> dict[str, Any]:
         print("torch", rows["torch"].get("ms", rows["torch"]), flush=True)
     import jax
 
-    from codegen.measuring.bench import machine
+    from codegen.measuring.times.bench import machine
 
     forms: dict[str, Form] = {}
     for name in (n for n in names if n != "torch"):
@@ -160,7 +160,7 @@ def parts_of(form: Form) -> dict[str, Any]:
     """Where the time goes, in milliseconds a step: by parts, and the longest kernels with their layers."""
     import jax
 
-    from codegen.measuring.device_time import traced
+    from codegen.measuring.times.device_time import traced
 
     jax.block_until_ready(form.run(0))
     trace = traced(lambda: jax.block_until_ready([form.run(i) for i in range(TRACED)]))

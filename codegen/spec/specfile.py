@@ -2,8 +2,6 @@
 
 It reads trees of YAML (`text.py`), or of the data that a generated module embeds (`embedding.py`), and collects all errors
 of a file.
-
-Longer than 500 lines: one reader has a method for each key.
 """
 
 from __future__ import annotations
@@ -12,13 +10,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import Diagnostic, Span, SpecError, UserError, known, nearest, shown
-from codegen.graph.names import IMPORTED_NAMES, KERNEL_NAMES, NAME, RESERVED, name_error, op_name_error
+from codegen.errors import Diagnostic, Span, SpecError, known, nearest, shown
+from codegen.graph.names import NAME, op_name_error
 from codegen.graph.nodes import DTYPES, dtypes_of
+from codegen.spec.declarations import Declarations
 from codegen.spec.embedding import from_data
-from codegen.spec.notation import as_kind, kind_of, parse_array
-from codegen.spec.spec import Array, Axis, Param, Spec, fits
-from codegen.spec.tree import LARGEST, Mapping, Scalar, Sequence, Tree
+from codegen.spec.notation import as_kind
+from codegen.spec.spec import Array, Axis, Param, Spec
+from codegen.spec.tree import Mapping, Scalar, Sequence, Tree
 from codegen.targets import ARCHITECTURES
 
 KEYS = (
@@ -26,7 +25,6 @@ KEYS = (
     "tolerance", "domain", "schedule", "bench",
 )  # fmt: skip
 REQUIRED = ("op", "summary", "inputs", "outputs", "chain", "reference")
-_MAX_LINE = 300  # characters of a summary or a parameter's doc
 
 
 def load_spec(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Spec:
@@ -62,33 +60,8 @@ def read_spec(
     return spec, [*repeated, *reader.diagnostics]
 
 
-class _Reader:
-    """Reads the keys of a spec's tree and collects errors."""
-
-    def __init__(self, tree: Mapping, path: Path):
-        self.tree, self.path, self.stem = tree, path, path.stem
-        self.source = tree.source
-        self.values = {key.value: value for key, value in tree.items}
-        self.keys = {key.value: key for key, _ in tree.items}
-        self.diagnostics: list[Diagnostic] = []
-        self.types: dict[str, tuple[str, ...]] = {}
-        self.taken: dict[str, str] = {}  # name -> what it names, for clashes between arrays and params
-        self.places: dict[tuple[str, str], Span] = {}
-        self.unread: set[Span] = set()  # scalars whose error is reported: they get no second one
-
-    def error(self, span: Span, message: str, hint: str = "") -> None:
-        if span not in self.unread:
-            self.diagnostics.append(self.source.diagnostic(span, message, hint))
-
-    def resolved(self, value: Tree, infinite: bool = False) -> bool | int | float | str | None:
-        """The value of a scalar; None for a collection, and for a number outside the range of float64, which is reported.
-        `infinite` says whether infinity is allowed instead."""
-        try:
-            return value.resolve() if isinstance(value, Scalar) else None
-        except UserError as error:
-            self.error(value.span, error.message, error.hint if infinite else LARGEST)
-            self.unread.add(value.span)
-            return None
+class _Reader(Declarations):
+    """Reads a spec's keys. It has a method for each key."""
 
     def spec(self) -> Spec | None:
         """The spec; None where its types, arrays or parameters, which its formulas use, have errors."""
@@ -130,56 +103,6 @@ class _Reader:
         )
         return spec if sound else None
 
-    # Scalars
-
-    def text(self, key: str) -> Scalar | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, Scalar) or not value.value.strip():
-            self.error(self.span(key), f"{key!r} must be text", f"write it as `{key}: |` and the lines below it")
-            return None
-        return value
-
-    def span(self, key: str) -> Span:
-        """The place of a key's value, or of the key where there is no value."""
-        value = self.values[key]
-        return value.span if not isinstance(value, Scalar) or value.value else self.keys[key].span
-
-    def line(self, key: str) -> str:
-        value = self.text(key)
-        return "" if value is None else self.sentence(key, value)
-
-    def sentence(self, key: str, value: Scalar) -> str:
-        """Text on one line."""
-        text = " ".join(value.value.split())
-        if len(text) > _MAX_LINE:
-            hint = f"it has at most {_MAX_LINE}; a `#` comment may be longer"
-            self.error(value.span, f"{key!r} has {len(text)} characters", hint)
-        return text
-
-    def choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, Scalar) or value.value not in choices:
-            got = shown(value.value) if isinstance(value, Scalar) else "a collection"
-            self.error(self.span(key), f"{key!r} is {got}", f"it must be one of {', '.join(choices)}")
-            return default
-        return value.value
-
-    def name(self, scalar: Scalar, what: str, also: frozenset[str] = frozenset()) -> bool:
-        """Whether a scalar is a name that a generated file may use for `what`; reports an error where not."""
-        name = scalar.value
-        error = name_error(name, what, also)
-        if error is None and name in self.taken:
-            error = UserError(f"{name!r} already names {self.taken[name]}", "give each its own name")
-        if error is not None:
-            self.error(scalar.span, error.message, error.hint)
-            return False
-        self.taken[name] = what
-        return True
-
     def op(self) -> str | None:
         value = self.text("op")
         if value is None:
@@ -194,153 +117,6 @@ class _Reader:
                 hint += f", or write `op: {self.stem}`"
             self.error(value.span, f"the op {value.value!r} is in a file named {shown(self.stem)}", hint)
         return value.value
-
-    # Mappings
-
-    def mapping(self, key: str) -> tuple[tuple[Scalar, Tree], ...]:
-        value = self.values.get(key)
-        if value is None:
-            return ()
-        if not isinstance(value, Mapping):
-            self.error(
-                self.span(key), f"{key!r} must be a mapping", f"write `{key}:` and below it one `name: ...` per line"
-            )
-            return ()
-        return value.items
-
-    def read_types(self) -> dict[str, tuple[str, ...]]:
-        types: dict[str, tuple[str, ...]] = {}
-        for key, value in self.mapping("types"):
-            types[key.value] = ("float32",)  # where it is wrong: avoids a second error where it is used
-            if not re.fullmatch(r"[A-Z][A-Za-z0-9]{0,15}", key.value) or key.value in RESERVED:
-                hint = "type variables are named like T: a capital letter first, at most 16 letters and digits"
-                self.error(key.span, f"{shown(key.value)} is not a valid name for a type variable", hint)
-                continue
-            items = value.items if isinstance(value, Sequence) else ()
-            names = [item.value for item in items if isinstance(item, Scalar)]
-            if not names or len(names) != len(items):
-                self.error(value.span, f"{key.value!r} must list dtypes", "as in T: [float32, bfloat16]")
-                continue
-            for i, (item, name) in enumerate(zip(items, names, strict=True)):
-                if name not in DTYPES:
-                    self.error(item.span, f"unknown dtype {shown(name)}", known(name, DTYPES))
-                elif name in names[:i]:
-                    self.error(item.span, f"{name!r} is listed twice", "delete one")
-            if len({DTYPES[n].kind for n in names if n in DTYPES}) > 1:
-                hint = "a variable ranges over floats, over integers or over bool; write an op for each kind"
-                self.error(value.span, f"{key.value!r} mixes kinds of types", hint)
-            types[key.value] = tuple(dict.fromkeys(n for n in names if n in DTYPES)) or types[key.value]
-        return types
-
-    def unused_types(self, arrays: tuple[Array, ...]) -> None:
-        used = {array.dtype for array in arrays}
-        for key, _ in self.mapping("types") if not self.diagnostics else ():
-            if key.value not in used:
-                hint = "use it in an array, or delete it"
-                self.error(key.span, f"the type variable {key.value!r} is not used by any array", hint)
-
-    def arrays(self, key: str, inputs: bool) -> tuple[Array, ...]:
-        found: list[Array] = []
-        items = self.mapping(key)
-        value = self.values.get(key)
-        if isinstance(value, Mapping) and not items:
-            self.error(value.span, f"{key!r} has no array", "add one, as in x: T[..., N]")
-        for name, value in items:
-            ok = self.name(name, f"an {key[:-1]}", frozenset() if inputs else KERNEL_NAMES | IMPORTED_NAMES)
-            if not isinstance(value, Scalar):
-                self.error(value.span, f"{shown(name.value)} must be an array", "as in x: T[..., N]")
-                continue
-            try:
-                array = parse_array(name.value, value.value, self.types)
-            except UserError as error:
-                span = value.at(*error.place) if error.place else value.span if value.value else name.span
-                self.error(span, error.message, error.hint)
-                continue
-            if array.default is not None and not inputs:
-                self.error(value.span, f"the output {name.value!r} has a default", "only inputs may have one")
-            if array.default is None and inputs and found and found[-1].default is not None:
-                hint = "inputs are positional: put inputs with a default last"
-                self.error(name.span, f"{name.value!r} has no default but follows an input that has one", hint)
-            if ok:
-                found.append(Array(array.name, array.dtype, array.dims, array.default, name.span))
-        if key in self.values and inputs and found and all(a.default is not None for a in found):
-            self.error(
-                self.keys[key].span, "every input has a default", "at least one must be required: it gives the shape"
-            )
-        return tuple(found)
-
-    def params(self) -> tuple[Param, ...]:
-        found = []
-        for name, value in self.mapping("params"):
-            own = (
-                {name.value} if name.value.startswith(f"{self.stem}_") else set()
-            )  # the module's functions have such names
-            if not self.name(name, "a parameter", KERNEL_NAMES | own):
-                continue
-            self.places["params", name.value] = name.span
-            param = self.short_param(name, value) if isinstance(value, Scalar) else self.long_param(name, value)
-            if param:
-                found.append(param)
-        return tuple(found)
-
-    def short_param(self, name: Scalar, value: Scalar) -> Param | None:
-        number = self.resolved(value, infinite=True)
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            hint = "write `alpha: 1.0`, or {type: float|int|bool, default: ..., static: true|false, doc: ...}"
-            self.error(value.span if value.value else name.span, f"the parameter {name.value!r} must be a number", hint)
-            return None
-        kind = kind_of(number)
-        self.fits_param(name, kind, number, value, typed=False)
-        return Param(name.value, kind, number, static=True, whole=kind == "int")
-
-    def fits_param(self, name: Scalar, kind: str, default: float, place: Scalar, typed: bool) -> None:
-        """Reports a default outside a parameter's range."""
-        if not fits(kind, default):
-            hint = f"its range is {-(2**31)} to {2**31 - 1}" + ("" if typed else f"; write {place.value}.0 for a float")
-            self.error(place.span, f"the default {shown(place.value)} of {name.value!r} does not fit 32 bits", hint)
-
-    def long_param(self, name: Scalar, value: Tree) -> Param | None:
-        if not isinstance(value, Mapping):
-            hint = "write `alpha: 1.0`, or {type: float|int|bool, default: ..., static: true|false, doc: ...}"
-            self.error(value.span, f"the parameter {name.value!r} must be a number or a mapping", hint)
-            return None
-        fields: dict[str, Scalar] = {}
-        for key, item in value.items:
-            if key.value not in ("type", "default", "static", "doc"):
-                hint = known(key.value, ("type", "default", "static", "doc"), "a parameter's keys")
-                self.error(key.span, f"unknown key {shown(key.value)}", hint)
-            elif not isinstance(item, Scalar):
-                self.error(item.span, f"{key.value!r} must be a single value", "not a list or a mapping")
-            else:
-                fields[key.value] = item
-        kind, static, default, doc = "", True, None, ""
-        if "type" in fields:
-            kind = fields["type"].value
-            if kind not in ("float", "int", "bool"):
-                self.error(
-                    fields["type"].span, f"unknown parameter type {shown(kind)}", "it must be one of float, int, bool"
-                )
-                return None
-        if "static" in fields:
-            resolved = self.resolved(fields["static"])
-            static = resolved is not False
-            if not isinstance(resolved, bool):
-                self.error(
-                    fields["static"].span, f"'static' is {shown(fields['static'].value)}", "it must be true or false"
-                )
-        if "default" in fields and (number := self.resolved(fields["default"], kind in ("", "float"))) is not None:
-            item = fields["default"]
-            kind = kind or kind_of(number)
-            default = as_kind(number, kind)
-            if default is None:
-                hint = {"float": "as in 1.0", "int": "as in 1", "bool": "it must be true or false"}[kind]
-                self.error(item.span, f"the default {shown(item.value)} of {name.value!r} is not of type {kind}", hint)
-            else:
-                self.fits_param(name, kind, default, item, "type" in fields)
-        if "doc" in fields:
-            doc = self.sentence("doc", fields["doc"])
-        whole = kind == "int" and "type" not in fields
-        return Param(name.value, kind or "float", default, static, doc, whole)
 
     def grad(self, inputs: tuple[Array, ...], params: tuple[Param, ...]) -> str | tuple[tuple[str, Scalar], ...]:
         value = self.values.get("grad")
@@ -431,11 +207,6 @@ class _Reader:
         if items and not found.get("why") and "why" not in {k.value for k, v in items if not isinstance(v, Scalar)}:
             self.error(self.keys["tolerance"].span, "a tolerance needs a 'why'", "say what error it allows for")
         return tuple(found.items())
-
-    def declared(self, key: str) -> list[str]:
-        """The names that a mapping declares, valid or not."""
-        value = self.values.get(key)
-        return [name.value for name, _ in value.items] if isinstance(value, Mapping) else []
 
     def domain(self) -> tuple[tuple[str, object], ...]:
         names = [*self.declared("inputs"), *self.declared("params")]

@@ -13,7 +13,8 @@ from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, most_a
 from codegen.graph.ops import COSTLY, REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of, vector_width
 from codegen.plan.planner import MAX_AXES, Names, Planner, overrides
-from codegen.plan.rows.reductions import Carried, Reduction, Statistic
+from codegen.plan.rows.access import Carried, Statistic
+from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP
 from codegen.spec.spec import Array, Axis, Spec
 

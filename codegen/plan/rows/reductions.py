@@ -6,32 +6,21 @@ stages, each of which may use the ones before; a row that is too long is read ag
 thread some columns and walks down the rows; further kernels of the same call reduce the blocks' partial results in a fixed
 order: those of each column, of several column axes, or of everything. A reduction over the last axes of a row with a
 fixed number of columns is computed by the neighbouring lanes that hold them.
-
-How an array is reached:
-
-  flat     it has every column axis, last: vectors of consecutive columns, at its own position for the row
-  row      it has no column axis: one value a row
-  gather   it has some of the column axes: element by element
-  index    no array: the coordinate itself; `size` is the size of an axis
-
-Longer than 500 lines: the plan and the launch of its rows read the same numbers of bytes and values.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from codegen.graph import online
-from codegen.graph.nodes import DTYPES, Node, lost_axes
-from codegen.plan.access import Access, Extent, Group, View, vector_width
+from codegen.graph.nodes import DTYPES
+from codegen.plan.access import Access
 from codegen.plan.launches import IDLE, Extents
 from codegen.plan.rows import walking
+from codegen.plan.rows.access import Reads
 from codegen.plan.rows.walking import clusters
 from codegen.shared import WARP, RowLaunch, WalkLaunch
-from codegen.spec.spec import Array
 
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # threads of a block of several rows
@@ -39,7 +28,6 @@ MORE_THREADS = 4  # times as many if they have little to read: a GPU starts a li
 BLOCK_BYTES = 8 * 1024  # bytes that a block reads before it may have more threads
 # Vectors of a row in which each one has its own thread: few threads are idle then, and neighbours read side by side
 SHORT_ROWS = (1, 2, 3, 4, 7, 8)
-LEAST_VECTOR = 4  # bytes of a narrower vector, which divides a row
 THREAD_BYTES = 64  # bytes of inputs that a thread holds before a row gets more threads
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
 MOST_CARRIED = 384  # if expensive values are held as well
@@ -61,227 +49,10 @@ MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
 
 @dataclass(frozen=True)
-class Statistic:
-    """One reduction: its name in the kernel, and the stage in which it is computed (stage 0 needs no other statistic)."""
+class Reduction(Reads):
+    """The plan of an op that reduces: its arrays and statistics, and how it is launched."""
 
-    name: str
-    node: Node
-    stage: int
-    over: str  # row: along one; group: within one; column: over rows; total: over rows and all columns
-    keeps: tuple[int, ...] = ()  # column: the groups that it keeps
-    once: bool = False  # total: of one value for each row
-    width: int = 0  # group: the number of columns
-
-    @property
-    def op(self) -> str:
-        return self.node.op
-
-    @property
-    def operand(self) -> Node:
-        return self.node.args[0]
-
-    @property
-    def kind(self) -> str:
-        return self.node.kind
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """Those that are folded."""
-        return lost_axes(self.node)
-
-
-@dataclass(frozen=True)
-class Carried:
-    """An expensive value of each column that several sweeps over a row need: the first one holds it in registers."""
-
-    name: str
-    node: Node
-    stage: int  # of the sweep that computes it
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """The plan of an op that reduces. The first `kept` groups are a row's position, the others its columns."""
-
-    kind: str  # row, column or row+column
-    groups: tuple[Group, ...]
-    kept: int
-    views: tuple[View, ...]
-    loads: tuple[Access, ...]
-    stores: tuple[Access, ...]
-    rows: tuple[Statistic, ...]  # reduced along a row
-    columns: tuple[Statistic, ...]  # reduced over rows
-    inner: tuple[Statistic, ...]  # reduced within a row, in groups of columns
-    carried: tuple[Carried, ...]
-    late: tuple[str, ...]  # the outputs that need all rows
-    apart: tuple[
-        int, ...
-    ]  # the groups of a row's position that column statistics keep: only rows at the same place are reduced together
-    order: tuple[str, ...]  # every axis: those of the jnp form's operands
-    collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
-    costly: bool = False  # over rows: an expensive value is computed for each column
-    alive: int = 1  # the most values of a column that are alive at once
     first: Reduction | None = None  # row+column: writes the statistics of rows that are too long for this kernel
-
-    @functools.cached_property
-    def stages(self) -> tuple[tuple[Statistic, ...], ...]:
-        count = 1 + max((s.stage for s in self.rows), default=-1)
-        return tuple(tuple(s for s in self.rows if s.stage == i) for i in range(count))
-
-    @functools.cached_property
-    def sweeps(self) -> tuple[tuple[int, ...], ...]:
-        """The stages of each sweep: two together if the second follows maxima of the first."""
-        found: list[tuple[int, ...]] = []
-        for i, stage in enumerate(self.stages):
-            before = self.stages[i - 1] if self.kind == "row" and found and found[-1] == (i - 1,) else ()
-            carried = [c.node for c in self.carried if c.stage == i]
-            if before and online.follows([s.node for s in stage], [s.node for s in before], carried):
-                found[-1] = (i - 1, i)
-            else:
-                found.append((i,))
-        return tuple(found)
-
-    @property
-    def following(self) -> set[int]:
-        """The stages that are computed in the sweep of the previous one."""
-        return {i for sweep in self.sweeps for i in sweep[1:]}
-
-    @property
-    def row_groups(self) -> tuple[Group, ...]:
-        return self.groups[: self.kept]
-
-    @property
-    def walked_groups(self) -> tuple[Group, ...]:
-        """The groups of a row's position that a block walks along."""
-        return tuple(g for i, g in enumerate(self.row_groups) if i not in self.apart)
-
-    @property
-    def spread(self) -> tuple[int, ...]:
-        """The groups of the partial results of columns."""
-        return (*self.apart, *range(self.kept, len(self.groups)))
-
-    @property
-    def column_groups(self) -> tuple[Group, ...]:
-        return self.groups[self.kept :]
-
-    @property
-    def kernels(self) -> int:
-        """The number of kernels that a call launches: one more for each set of axes that outputs over rows have."""
-        return 1 + len({v.array.axes for v in self.views if v.array.name in self.late})
-
-    @property
-    def extremes(self) -> tuple[Node, ...]:
-        """The reductions with a result that is one of their elements: max and min."""
-        return tuple(s.node for s in (*self.rows, *self.columns, *self.inner) if s.op in ("max", "min"))
-
-    def view(self, name: str) -> View:
-        return next(v for v in self.views if v.array.name == name)
-
-    def aligned(self, access: Access) -> bool:
-        """Whether the array's vectors are aligned in memory whatever the number of columns, if they are for one such
-        array: it has every axis, in order, and is read at the row's own position."""
-        tokens = access.tokens[:-1] if access.tokens[-1:] == ("parts",) else access.tokens
-        return access.mode == "flat" and access.index_of is None and tokens == tuple(range(len(self.groups)))
-
-    def of_row(self, access: Access) -> bool:
-        """Whether each row has its own values in an array that is read in vectors; otherwise all rows that are reduced
-        together share them."""
-        own = [t for t in access.tokens if t != "parts" and t not in self.apart]
-        taken = self.taken_mode(access)
-        if access.index_of is not None and taken is not None:  # an index gives the position along this axis
-            own = [t for t in own if t != access.tokens[taken]]
-            own += [t for t in self.view(access.index_of[0]).tokens if t not in self.apart]
-        return not self.kept or any(not isinstance(t, int) or t < self.kept for t in own)
-
-    def taken_mode(self, access: Access) -> int | None:
-        """The mode of a table that is read at an index; None for an array that is read at its own position."""
-        if access.index_of is None:
-            return None
-        _, axis = access.index_of
-        modes = (
-            i for i, t in enumerate(access.tokens) if t == axis or (isinstance(t, int) and axis in self.groups[t].axes)
-        )
-        return next(modes)
-
-    def picks(self, access: Access) -> bool:
-        """Whether an index gives each column's position in a table, and not only each row's."""
-        if access.index_of is None:
-            return False
-        return any(isinstance(t, int) and t >= self.kept for t in self.view(access.index_of[0]).tokens)
-
-    @property
-    def shares(self) -> bool:
-        """Whether no result of columns varies along the innermost axis: then neighbouring columns have one result
-        together."""
-        return bool(self.columns) and not self.collapsed and all(
-            s.over == "column" and len(self.groups) - 1 not in s.keeps for s in self.columns
-        )  # fmt: skip
-
-    @functools.cached_property
-    def by_place(self) -> bool:
-        """Whether there is a kernel whose threads reduce all rows at one place: all reductions over rows keep the same
-        axes, and so do the outputs that need them."""
-        late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
-        kept = {tuple(t for t in a.tokens if t != "parts") for a in late}
-        alike = all(s.over == "column" and s.keeps == self.spread for s in self.columns)
-        return bool(self.apart) and alike and kept == {self.spread} and not self.collapsed and not self.inner
-
-    @property
-    def shifts(self) -> bool:
-        """Whether a ragged row's vectors start at an aligned address before the row itself. This is so unless something
-        needs the columns' coordinates one by one, or a thread holds values of its columns from row to row."""
-        gathers = any(
-            a.mode in ("gather", "index") and (len(self.column_groups) > 1 or self.picks(a)) for a in self.loads
-        )
-        aligned = any(self.aligned(a) for a in (*self.loads, *self.stores))
-        return (self.kind == "row" or self.collapsed) and aligned and not gathers
-
-    @property
-    def full(self) -> tuple[tuple[Array, int], ...]:
-        """The arrays that are read or written in vectors, and how many of their elements one access takes at a position."""
-        found = {}
-        for access in (*self.loads, *self.stores):
-            if access.array is not None and access.mode == "flat":
-                interleaved = access.tokens[-1:] == ("parts",)
-                found[access.array] = access.array.parts or 1 if interleaved else 1
-        return tuple(found.items())
-
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        """Extents of the innermost axis at which the kernel goes about it in another way: a vector, what a thread keeps, a
-        warp's vectors, what a warp keeps."""
-        vec = self.width(dtypes, schedule)
-        room = walking.most_kept(self.costly, False) if self.rows and self.columns else THREAD_BYTES
-        kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))
-        return vec, kept, 32 * vec, 32 * kept
-
-    def width(
-        self, dtypes: Mapping[str, str], schedule: Mapping[str, int], shared: bool = True, late: bool = True
-    ) -> int:
-        """The columns of a vector, which does not hold columns of two groups. Without the `shared` arrays, of which
-        rows have no values of their own, or without the outputs that need all rows, it is the number that fills a
-        vector of one of the others."""
-        return min([vector_width(self.widest(dtypes, shared, late), schedule), *(s.width for s in self.inner)])
-
-    def widest(self, dtypes: Mapping[str, str], shared: bool = True, late: bool = True) -> int:
-        """The bytes of a column in the array with the widest columns."""
-        found = [(a, n) for a, n in self.full if shared or self.order[0] in a.axes]
-        found = [(a, n) for a, n in found if late or a.name not in self.late]
-        return max((DTYPES[dtypes[a.name]].size * n for a, n in found), default=4)
-
-    def whole_vector(self, vec: int, inner: int, dtypes: Mapping[str, str]) -> int:
-        """A narrower vector that divides the row, so that no vector crosses into the next row: of at least 4 bytes, or
-        of one element if rows are shorter than two vectors."""
-        narrow = inner & -inner
-        return narrow if inner % vec and (narrow * self.widest(dtypes) >= LEAST_VECTOR or inner < 2 * vec) else vec
-
-    @functools.cached_property
-    def whole_rows(self) -> bool:
-        """Whether neighbouring rows can be read and written together: all arrays that are written, or read along a row,
-        have every axis of the rows, in order."""
-        values = all(a.tokens == tuple(range(self.kept)) for a in self.stores if a.mode == "row")
-        own = [a for a in (*self.loads, *self.stores) if a.mode in ("flat", "gather") and self.of_row(a)]
-        plain = not self.inner and not any(map(self.picks, self.loads))
-        return self.kind == "row" and self.kept > 0 and plain and values and all(map(self.aligned, own))
 
     def together(self, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
         """The number of rows that together are whole vectors, if a thread has room for them; otherwise 1."""
@@ -291,49 +62,6 @@ class Reduction:
         room = MOST_TOGETHER * LEAST_THREADS // max(LEAST_THREADS, schedule.get("threads", 0))
         fits = self.whole_rows and rows * columns * self.widest(dtypes) <= room
         return rows if fits and not schedule.keys() & {"threads_per_row", "cluster"} else 1
-
-    def lanes(self, vec: int) -> int:
-        """The number of neighbouring threads of one block that a group of columns needs."""
-        return max([1, *(s.width // vec for s in self.inner)])
-
-    def column_bytes(self, dtypes: Mapping[str, str], own: bool = False) -> int:
-        """The bytes of one column of a row in all inputs that are held in registers; with `own`, only in those of which
-        neighbouring rows have different values."""
-        loaded: dict[Array, int] = {}
-        for access in self.loads:
-            if access.array is not None and (access.mode == "flat" or self.picks(access)) and self.of_row(access):
-                if not own or access.index_of is not None or self.kept - 1 in access.tokens:
-                    loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
-        return sum(loaded.values()) or (self.column_bytes(dtypes) if own else 4)
-
-    @property
-    def alone(self) -> bool:
-        """Whether a row consists of one array."""
-        return len({a.array for a in self.loads if a.mode == "flat" and self.of_row(a)}) == 1
-
-    def vector_bytes(self, dtypes: Mapping[str, str]) -> list[int]:
-        """The bytes of a column of each array that is read along a row, including arrays that all rows share."""
-        arrays = [a.array for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
-        return [DTYPES[dtypes[array.name]].size for array in arrays]
-
-    @property
-    def passes(self) -> int:
-        """How often a row is read if it is not held: once for each sweep, and once more for outputs along it."""
-        written = any(a.mode != "row" for a in self.stores) or self.columns
-        return len(self.sweeps) + bool(written)
-
-    def rows_read(self, how: RowLaunch | WalkLaunch) -> int:
-        """How often a launch reads a row; once more if an earlier kernel computes its statistics."""
-        if isinstance(how, RowLaunch):
-            return 1 if how.kept else self.passes
-        return 1 if how.whole or how.first is None else 1 + (1 if how.first.kept else len(self.sweeps))
-
-    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
-        """The numbers of rows and columns; one row if everything is reduced."""
-        if self.collapsed:
-            return 1, extent(self.order)
-        rows, columns = ([axis for g in groups for axis in g.axes] for groups in (self.row_groups, self.column_groups))
-        return extent(tuple(rows)), extent(tuple(columns))
 
     def launch(
         self,
@@ -521,3 +249,11 @@ class Reduction:
         cluster = schedule.get("cluster", cluster)
         threads = schedule.get("threads", 512 if cluster == 1 else MAX_THREADS)
         return RowLaunch(vec, ragged, threads, threads, max(1, THREAD_BYTES // width), cluster, False, False, False)
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """Extents of the innermost axis at which the kernel goes about it in another way: a vector, what a thread keeps, a
+        warp's vectors, what a warp keeps."""
+        vec = self.width(dtypes, schedule)
+        room = walking.most_kept(self.costly, False) if self.rows and self.columns else THREAD_BYTES
+        kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))
+        return vec, kept, 32 * vec, 32 * kept

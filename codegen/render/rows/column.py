@@ -13,7 +13,7 @@ from codegen.language.reference import Reference
 from codegen.plan.access import Access
 from codegen.plan.op import Op
 from codegen.plan.planner import dtype_constant
-from codegen.plan.rows.reductions import Statistic
+from codegen.plan.rows.access import Statistic
 from codegen.render.common import camel
 from codegen.render.records import Constant, Function, Tensor
 from codegen.render.rows.records import (

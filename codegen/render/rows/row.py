@@ -13,7 +13,7 @@ from codegen.graph.names import SUFFIXES
 from codegen.graph.nodes import Node
 from codegen.graph.online import rescaled
 from codegen.plan.access import Access
-from codegen.plan.rows.reductions import Carried, Statistic
+from codegen.plan.rows.access import Carried, Statistic
 from codegen.render.common import camel, full
 from codegen.render.records import Function
 from codegen.render.rows.access import RowAccess

@@ -13,7 +13,8 @@ from codegen.graph.nodes import DTYPES, ROWS
 from codegen.plan.access import INT_MAX, Access, Plan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
-from codegen.plan.rows.reductions import Reduction, Statistic
+from codegen.plan.rows.access import Statistic
+from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store

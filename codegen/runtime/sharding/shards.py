@@ -20,7 +20,8 @@ from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import ROWS, Node, topological
 from codegen.plan.access import Access, access_key
 from codegen.plan.op import Op as PlannedOp
-from codegen.plan.rows.reductions import Reduction, Statistic
+from codegen.plan.rows.access import Statistic
+from codegen.plan.rows.reductions import Reduction
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values, wide

@@ -14,23 +14,12 @@ import jax.numpy as jnp
 
 from cutefuse import dense_squared_relu, rmsnorm
 
-from ..ops import adamw as adamw_op
+from ..adamw import FusedAdamW as Optimiser
 from ..ops import capped_cross_entropy, drmsnorm_add, matmul_dsquared_relu, qk_rmsnorm_rotary
 from . import layers_plain
-from .layers_plain import B1, B2, DECAY, EPS, State, attention, dense_add, transposed
+from .layers_plain import EPS, attention, dense_add
 
-__all__ = [
-    "attention",
-    "branch",
-    "dense_add",
-    "loss",
-    "mlp_add",
-    "norm",
-    "normed_and_rotated",
-    "start",
-    "update",
-    "weights",
-]
+__all__ = ["Optimiser", "attention", "branch", "dense_add", "loss", "mlp_add", "norm", "normed_and_rotated"]
 
 norm = functools.partial(rmsnorm, eps=EPS)
 
@@ -92,29 +81,3 @@ def loss_backward(cap: float, saved: Any, d: jax.Array) -> tuple[jax.Array, jax.
 
 
 loss.defvjp(loss_forward, loss_backward)
-
-
-def start(params: Any, dtype: str) -> State:
-    state = layers_plain.start(params, dtype)
-    return state._replace(
-        rounded=jax.tree.map(lambda p: jnp.array(p, dtype), params["products"])
-    )  # arrays of their own
-
-
-def weights(state: State, dtype: str) -> Any:
-    return {**state.params, "products": state.rounded}
-
-
-def update(state: State, gradients: Any, rate: jax.Array, step: jax.Array) -> State:
-    one = functools.partial(
-        adamw_op, rate=rate, scale1=1 / (1 - B1**step), scale2=1 / (1 - B2**step), b1=B1, b2=B2, decay=DECAY
-    )
-
-    def of(part: str, function: Any) -> list[Any]:
-        trees = (gradients, state.mean, state.square)
-        return transposed(state.params[part], function, *(tree[part] for tree in trees))
-
-    products = of("products", lambda p, g, m, v: one(p, g, m, v))
-    table = of("embedding", lambda *arrays: layers_plain.adamw(*arrays, rate, step))
-    both = [{"embedding": a, "products": b} for a, b in zip(table, products, strict=False)]
-    return State(*both, rounded=products[3])

@@ -20,29 +20,24 @@ from .model import Config
 FORMS = {"plain": layers_plain, "fused": layers_fused}
 
 
-def make_step(config: Config, given: Any, loss: Callable) -> Callable:
-    """A step of training: state, number, words, following to state, loss. It takes the state's buffers. `given` are the layers."""
-    layers = model.Named(given)
+def setup(config: Config, form: str, fuse: Callable = lambda function: function) -> tuple[Any, Callable]:
+    """The first state, and a step of training: state, number, words, following to state, loss. A step takes the state's buffers.
+
+    `fuse` may replace the function of weights, words and following that is the loss.
+    """
+    layers, params = FORMS[form], model.init(config)
+    optimiser = layers.Optimiser.of(params, config.dtype, model.KEPT)
+    loss = fuse(lambda weights, words, following: model.loss(weights, words, following, config, layers))
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: Any, number: jax.Array, words: jax.Array, following: jax.Array) -> tuple[Any, jax.Array]:
-        weights = layers.weights(state, config.dtype)
-        value, gradients = jax.value_and_grad(loss)(weights, words, following)
+        value, gradients = jax.value_and_grad(loss)(optimiser.weights(state), words, following)
         count = number.astype(jnp.float32) + 1
         rate = config.rate * jnp.minimum(1.0, count / config.warmup)
-        return layers.update(state, gradients, rate, count), value
+        with jax.named_scope("update"):
+            return optimiser.update(state, gradients, rate, count), value
 
-    return step
-
-
-def setup(config: Config, form: str, fuse: Callable = lambda function: function) -> tuple[Any, Callable]:
-    """The first state, and a step. `fuse` may replace the function of weights, words and following that is the loss."""
-    layers = FORMS[form]
-
-    def loss(weights: Any, words: jax.Array, following: jax.Array) -> jax.Array:
-        return model.loss(weights, words, following, config, layers)
-
-    return layers.start(model.init(config), config.dtype), make_step(config, layers, fuse(loss))
+    return optimiser.start(params), step
 
 
 def train(config: Config, form: str, steps: int, report: Callable[[int, float], None] = lambda *_: None) -> list[float]:

@@ -40,11 +40,6 @@ def mlp_add(x: jax.Array, up: jax.Array, down: jax.Array, residual: jax.Array) -
     return residual + mlp(x, up, down)
 
 
-@jax.custom_vjp
-def mlp(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
-    return dense_squared_relu(x, up) @ down
-
-
 def mlp_forward(x: jax.Array, up: jax.Array, down: jax.Array) -> tuple[jax.Array, Any]:
     u = dense_squared_relu(x, up)
     return u @ down, (x, up, down, u)
@@ -56,17 +51,13 @@ def mlp_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, ...]:
     return dz @ up.T, weight_gradient(x, dz), weight_gradient(u, dy)
 
 
+mlp = jax.custom_vjp(lambda x, up, down: dense_squared_relu(x, up) @ down)
 mlp.defvjp(mlp_forward, mlp_backward)
 
 
 def weight_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
     """The gradient by w of x @ w. x: [..., K], dy: [..., N]; to [K, N]."""
     return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def loss(x: jax.Array, head: jax.Array, label: jax.Array, cap: float) -> jax.Array:
-    return layers_plain.loss(x, head, label, cap)
 
 
 def loss_forward(x: jax.Array, head: jax.Array, label: jax.Array, cap: float) -> tuple[jax.Array, Any]:
@@ -80,4 +71,5 @@ def loss_backward(cap: float, saved: Any, d: jax.Array) -> tuple[jax.Array, jax.
     return d * (dlogits @ head.T), d * weight_gradient(x, dlogits), None
 
 
+loss = jax.custom_vjp(layers_plain.loss, nondiff_argnums=(3,))
 loss.defvjp(loss_forward, loss_backward)

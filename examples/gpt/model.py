@@ -59,7 +59,6 @@ def angles(length: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def loss(weights: dict[str, Any], words: jax.Array, following: jax.Array, config: Config, layers: Any) -> jax.Array:
     """The mean loss of predicting `following` from `words`, int32[sequences, length] each."""
-    layers = Named(layers)
     heads = (*words.shape, config.heads, config.width // config.heads)
     cos, sin = angles(words.shape[1], heads[-1] // 2)
     x = layers.norm(jnp.take(weights["embedding"], words, axis=0).astype(config.dtype))
@@ -71,13 +70,3 @@ def loss(weights: dict[str, Any], words: jax.Array, following: jax.Array, config
         n, x = layers.branch(x)
         x = layers.mlp_add(n, block["up"], block["down"], x)
     return layers.loss(layers.norm(x), weights["head"], following, config.cap)
-
-
-@dataclass(frozen=True)
-class Named:
-    """Layers, each under its own name in profiles."""
-
-    layers: Any
-
-    def __getattr__(self, name: str) -> Any:
-        return jax.named_scope(name)(getattr(self.layers, name))

@@ -74,7 +74,7 @@ def cases(
     def draw(pick) -> Case:
         choice = pick(st.sampled_from(bound))
         names = [axis for axis in spec.axes if axis != ROWS]
-        sizes = _product_sizes if op.plan.kind == "gemm" else _sizes
+        sizes = _product_sizes if contracted_axes(op.plan) else _sizes
         rows, extents = sizes(pick, op, {a.name: choice.dtype(a) for a in spec.arrays}, names)
         if (pick(st.integers(0, 9)) == 0) if empty is None else empty:
             # not an axis that a value is picked from: a table's, or one that a max reduces

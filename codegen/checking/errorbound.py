@@ -30,9 +30,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -41,11 +41,13 @@ import numpy as np
 from scipy import special
 
 from codegen.checking.intervals import distance, lost, reach
+from codegen.checking.productbound import product, spacing, summed
 from codegen.checking.scanbound import scanned
 from codegen.graph.contraction import is_approximable
 from codegen.graph.emit import leaf_key
-from codegen.graph.nodes import DTYPES, ROWS, Node, Selected, Statement, along_of, lost_axes, topological
+from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Selected, Statement, along_of, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS, SCANS
+from codegen.language.products import plain
 from codegen.runtime.xla.random import random_bits
 
 # The allowed relative error of a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
@@ -171,7 +173,9 @@ def own_extreme(node: Node) -> Extreme | None:
 
 class Analysis:
     """The bounds of a chain's values. `compute` is "float32" or "float64"; values have a dimension for each axis of
-    `order`, `rows` of them for `...`, or are scalars; `narrow` holds the nodes, by identity, that may be approximate."""
+    `order`, `rows` of them for `...`, or are scalars; `narrow` holds the nodes, by identity, that may be approximate. `arrays` has
+    the inputs' dtypes, and `lost` the part of a product's terms that tensor cores lose, for factors of some dtypes and a number of
+    terms."""
 
     def __init__(
         self,
@@ -181,6 +185,8 @@ class Analysis:
         casts: Mapping[str, str],
         order: tuple[str, ...] = (),
         rows: int = 0,
+        arrays: Mapping[str, str] = MappingProxyType({}),
+        lost: Callable[[Sequence[str], int], float] = lambda dtypes, count: 0.0,
     ):
         info = np.finfo(compute)
         self.compute = compute
@@ -191,6 +197,7 @@ class Analysis:
         self.approximate = (FAST if fast else NARROW) * scale
         self.narrow = narrow
         self.casts = casts
+        self.arrays, self.lost = arrays, lost
         self.dimensions: dict[str, tuple[int, ...]] = {}
         for axis in order:
             start = sum(map(len, self.dimensions.values()))
@@ -207,7 +214,7 @@ class Analysis:
             for statement in statements:
                 for node in topological([statement.value]):
                     if id(node) not in bounds:
-                        args = [bounds[id(a)] for a in node.args]
+                        args = [self.factor(a, bounds) if node.op == "contract" else bounds[id(a)] for a in node.args]
                         bound = self.node(node, args, leaves)
                         bound = replace(bound, doubt=self.doubt(node, args))
                         bounds[id(node)] = self.divided(node, self.factored(node, bound, bounds), bounds)
@@ -231,6 +238,8 @@ class Analysis:
             return Bound(np.zeros(()), np.zeros(()), np.zeros((), bool))
         if node.op in REDUCTIONS:
             return self.reduction(node, args[0])
+        if node.op == "contract":
+            return self.matmul(node, *args)
         if node.op == "pick":
             return self.picked(node, args, leaves)
         if node.op in SCANS:
@@ -315,6 +324,9 @@ class Analysis:
         if node.op in REDUCTIONS:
             axes = tuple(d for axis in lost_axes(node) for d in self.dimensions[axis])
             return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axes, keepdims=True))
+        if node.op == "contract":
+            doubtful = any(a.doubt.any() for a in args)
+            return np.full((1,) * max(a.value.ndim for a in args), doubtful)
         if node.op != "where":
             return np.asarray(functools.reduce(np.logical_or, (a.doubt for a in args)))
         condition, a, b = args
@@ -377,6 +389,34 @@ class Analysis:
         beyond = terms.size * (1 + unit) > self.top
         error = np.where(np.isfinite(terms.value), terms.size * unit, 0) + (terms.spread + terms.count + 1) * self.tiny
         return Bound(terms.value, np.where(beyond, np.inf, error), beyond)
+
+    def factor(self, node: Node, bounds: Mapping[int, Bound]) -> Bound:
+        """A factor of a product: a computed one may or may not be rounded before the reference multiplies it."""
+        value = plain(node)
+        if value.op != "cast" or value.args[0].kind != "float" or DTYPES[self.dtype_of(value)].size == 1:
+            return bounds[id(node)]
+        own = bounds[id(value.args[0])]
+        return replace(own, error=own.error + spacing(own.value, self.dtype_of(value)))
+
+    def dtype_of(self, factor: Node) -> str:
+        value = plain(factor)
+        if isinstance(value.attr, Leaf):
+            return self.arrays[value.attr.name]
+        return self.casts.get(str(value.attr), str(value.attr))
+
+    def matmul(self, node: Node, a: Bound, b: Bound) -> Bound:
+        """A product of values of the chain."""
+        axes = tuple(d for axis in lost_axes(node) for d in self.dimensions[axis])
+        overflow = np.asarray(a.overflow.any() | b.overflow.any())
+        if node.kind == "int":
+            value = summed(np.asarray(a.value, np.int64), np.asarray(b.value, np.int64), axes)
+            return Bound(value, np.zeros(value.shape), overflow)
+        found = product(a, b, axes)
+        count = math.prod(max(a.value.shape[d], b.value.shape[d]) for d in axes)
+        lost = self.lost([self.dtype_of(n) for n in node.args], count)
+        bound = self.contraction(Terms(found.value, found.size, found.spread, count, lost))
+        error = np.where(np.isinf(bound.error), np.inf, bound.error + found.error)
+        return Bound(bound.value, error, bound.overflow | overflow)
 
     def reduction(self, node: Node, arg: Bound) -> Bound:
         """The reduced axes stay, with size 1."""

@@ -94,15 +94,21 @@ def exact_products(op: GemmOp, arrays: dict[str, np.ndarray], axes: Axes, gpu: b
 
         with jax.default_device(jax.devices("cpu")[0]):
             value, size, spread = (np.asarray(x) for x in jax.jit(terms)(*factors))
-        count, lost = math.prod(axes.shape(p.axes)), 0.0
-        if op.spec.math != "precise" and any(x.dtype == np.float32 for x in factors):
-            lost = 2.0**-9  # both factors rounded, or truncated, to TF32
-        elif gpu and all(x.dtype.itemsize == 1 for x in factors) and wide == "float64":
-            # Hopper adds 32 products of float8 and the previous sum at the largest exponent, and keeps 13 bits after the
-            # point (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)
-            lost = (count + count // 32 + 1) * 2.0**-13
+        count = math.prod(axes.shape(p.axes))
+        lost = lost_terms(op.spec.math, gpu, [x.dtype.name for x in factors], count)
         made[p.acc.name] = Terms(value, size, spread, count, lost)
     return made
+
+
+def lost_terms(precision: str, gpu: bool, dtypes: Sequence[str], count: int) -> float:
+    """The part of the sum of a product's terms that tensor cores may lose, besides float32's roundings."""
+    if precision != "precise" and "float32" in dtypes:
+        return 2.0**-9  # both factors rounded, or truncated, to TF32
+    if gpu and all(DTYPES[d].size == 1 and DTYPES[d].kind == "float" for d in dtypes):
+        # Hopper adds 32 products of float8 and the previous sum at the largest exponent, and keeps 13 bits after the
+        # point (DeepSeek-V3's report, section 3.5.2; arXiv 2412.19437)
+        return (count + count // 32 + 1) * 2.0**-13
+    return 0.0
 
 
 def approximate_nodes(op: Op, types: Types) -> set[int]:
@@ -138,7 +144,8 @@ def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> li
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
     narrow = approximate_nodes(op, case.types)
     analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
-                        plan.order, len(case.axes.rows))  # fmt: skip
+                        plan.order, len(case.axes.rows), {a.name: case.types.dtype(a) for a in spec.inputs},
+                        functools.partial(lost_terms, spec.math, on_gpu()))  # fmt: skip
     leaves |= {("param", name): np.asarray(value) for name, value in case.params}
     for access in plan.loads:
         if access.array is None or op.spec.kind(access.array) != "float":

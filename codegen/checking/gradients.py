@@ -20,9 +20,9 @@ from codegen.checking.errorbound import FAST, stored
 from codegen.checking.expected import of_reference
 from codegen.checking.rounding import UNIT, rounded_apart
 from codegen.graph.nodes import DTYPES
+from codegen.plan.op import products_in
 from codegen.runtime.call import views
 from codegen.runtime.compiled.platform import on_gpu
-from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
 
 
@@ -38,18 +38,19 @@ def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: boo
         given = gradient_call(op, replace(case, scale=1.0), frozen)
         got = given.pulled(lambda values: op(**values, implementation=implementation))(given.own, given.cotangents)
     dtypes = given.kept
-    if isinstance(op, GemmOp):  # the products' gradients
-        dtypes = dtypes + [case.types.dtype(a) for a in op.spec.inputs if a.name in op.multiplied]
+    products = products_in(op.plan)
+    dtypes = dtypes + [case.types.dtype(x) for p in products for x in (p.a, p.b)]  # the products' gradients
     kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
-    tf32 = isinstance(op, GemmOp) and (on_gpu() or implementation == "interpret") and op.spec.math != "precise"
+    tf32 = bool(products) and (on_gpu() or implementation == "interpret") and op.spec.math != "precise"
     if tf32:
         # Tensor cores multiply float32 as TF32: the error of a sum of n products is about sqrt(n) times that of one
-        terms = max(math.prod(case.axes.shape(p.axes)) for p in op.plan.products)
+        terms = max(math.prod(case.axes.shape(p.axes)) for p in products)
         kept = max(kept, 2.0**-11 * max(4.0, terms**0.5))
     summed = 0.0
-    if isinstance(op, GemmOp) and not on_gpu() and jax.__version_info__ >= (0, 11):
+    if products and not on_gpu() and jax.__version_info__ >= (0, 11):
         # From this version on, XLA on a CPU may sum its products of two narrow types in that type
-        summed = math.prod(case.axes.shape(op.plan.tile.rows)) ** 0.5 / 4
+        rows = [tuple(x for x in p.a.axes if x not in p.b.axes) for p in products]
+        summed = max(math.prod(case.axes.shape(own)) for own in rows) ** 0.5 / 4
     outer = max((float(np.abs(c).max(initial=0)) for c in given.outer), default=0.0)
     for name, own in given.own.items():
         a, b = np.asarray(got[name], np.float64), given.expected[name]
@@ -64,7 +65,7 @@ def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: boo
             allowed = allowed + summed * eps * largest
         if a.shape != b.shape or not _within(a, b, allowed):
             allowed = allowed + 4 * given.lost[name] + (2 * given.moved[name] if tf32 else 0)
-        if isinstance(op, GemmOp) and (a.shape != b.shape or not _within(a, b, allowed)):
+        if products and (a.shape != b.shape or not _within(a, b, allowed)):
             allowed = allowed + 2 * given.rounded[name]
         if a.shape != b.shape or not _within(a, b, allowed):
             worst = float(np.max(np.abs(a - b) / allowed)) if a.shape == b.shape else float("inf")

@@ -54,9 +54,10 @@ def stages_of(op: Op) -> tuple[Op, ...]:
 
 
 def launched(op: Op) -> Op:
-    """The op whose launch is reported: for one that contracts, its epilogue, as it runs after XLA's matmul; of several stages, the
-    last."""
-    return op.plan.epilogue if isinstance(op.plan, Gemm) else stages_of(op)[-1]
+    """The op whose launch is reported: of several stages, the last; for one that contracts, its epilogue, as it runs after XLA's
+    matmul."""
+    last = stages_of(op)[-1]
+    return last.plan.epilogue if isinstance(last.plan, Gemm) else last
 
 
 def launch_of(

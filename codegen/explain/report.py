@@ -29,7 +29,7 @@ from codegen.language.sizes import Shape, array_bytes, array_shape, elements
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
-from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.op import Gemm, Op, Staged, products_in
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array
 from codegen.targets import GPUS, Gpu, Work
@@ -196,7 +196,12 @@ def _source(node: Node) -> Node:
 def accesses(op: Op) -> list[dict[str, Any]]:
     """How the kernel accesses each array, in words."""
     if isinstance(op.plan, Staged):
-        return [{**row, "stage": i + 1} for i, stage in enumerate(op.plan.stages) for row in accesses(stage)]
+        names = _sums(op)
+        return [
+            {**row, "array": names.get((i, row["array"]), row["array"]), "stage": i + 1}
+            for i, stage in enumerate(op.plan.stages)
+            for row in accesses(stage)
+        ]
     rows: list[dict[str, Any]] = []
     words_of = words(op.plan)
     for stored, found in ((False, op.plan.loads), (True, op.plan.stores)):
@@ -334,14 +339,21 @@ def _frozen(found: Derived) -> dict[str, Any] | None:
 
 def products(op: Op, shape: Shape) -> list[tuple[Product, int]]:
     """The contractions, and the operations (multiplications and additions) of each."""
-    if not isinstance(op.plan, Gemm):
-        return []
-    return [(p, 2 * elements((*p.acc.axes, *p.axes), shape) * (p.acc.parts or 1)) for p in op.plan.products]
+    return [(p, 2 * elements((*p.acc.axes, *p.axes), shape) * (p.acc.parts or 1)) for p in products_in(op.plan)]
+
+
+def _sums(op: Op) -> dict[tuple[int, str], str]:
+    """The name in the report of each array that holds a product, by its stage and its name there: two stages may use one name."""
+    found: dict[tuple[int, str], str] = {}
+    for i, stage in enumerate(stages_of(op)):
+        for p in products_in(stage.plan):
+            found[i, p.acc.name] = f"{p.acc.name} of stage {i + 1}" if p.acc.name in found.values() else p.acc.name
+    return found
 
 
 def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> dict[str, Any] | None:
-    """How an op's products are computed: in one kernel with the epilogue, with its tiles, or by XLA, and why. None without
-    products."""
+    """How an op's products are computed: in one kernel with the epilogue, with its tiles, or by XLA, and why. None for an op that
+    is not one such kernel; its stages may be some."""
     if not isinstance(op.plan, Gemm):
         return None
     try:
@@ -378,7 +390,7 @@ def _limits(
 
 def _instructions(op: Op, binding: Binding, shape: Shape) -> Work | None:
     """An estimate of the instructions of a call's kernels (`estimate.py`). None for products, and for float64."""
-    if isinstance(op.plan, Gemm) or binding.width("float") > 4:
+    if any(isinstance(stage.plan, Gemm) for stage in stages_of(op)) or binding.width("float") > 4:
         return None
     total = Work(0, 0, 0)
     for stage in stages_of(op):
@@ -394,7 +406,7 @@ def _instructions(op: Op, binding: Binding, shape: Shape) -> Work | None:
 def explain(op: Op, shape: Shape) -> dict[str, Any]:
     """The whole report, as --json prints it; `tables.as_text` shows the same."""
     spec, found = op.spec, graph(op)
-    reducing = [graph(op.plan.epilogue)] if isinstance(op.plan, Gemm) else [graph(stage) for stage in stages_of(op)]
+    reducing = [graph(launched(stage)) for stage in stages_of(op)]
     calls = {id(o.node): f"{o.op}({', '.join(o.args)})" for one in reducing for o in one.operations}
     costs = []
     for binding in bindings(spec):
@@ -409,6 +421,11 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                 "launch": facts,
                 "launch_in_clusters": None if clustered == facts else clustered,
                 "main_loop": main_loop(op, binding, shape),
+                "main_loops": [
+                    {"stage": i + 1, **how}
+                    for i, stage in enumerate(stages_of(op))
+                    if isinstance(op.plan, Staged) and (how := main_loop(stage, binding, shape)) is not None
+                ],
                 "bytes": {
                     "fused": fused,
                     "unfused": unfused_bytes(op, binding, shape),
@@ -433,7 +450,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "graph": [{"name": o.name, "op": o.op, "args": list(o.args), "type": o.type} for o in found.operations],
         "results": dict(found.outputs),
         "products": {
-            p.acc.name: {
+            name: {
                 "type": str(p.acc),
                 "shape": list(array_shape(p.acc, shape)),
                 "a": p.a.name,
@@ -441,7 +458,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                 "over": axes_text(p.axes),
                 "operations": count,
             }
-            for p, count in products(op, shape)
+            for name, (p, count) in zip(_sums(op).values(), products(op, shape), strict=True)
         },
         "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
         "groups_why": words(op.plan).groups(),

@@ -108,7 +108,9 @@ def _steps(report: dict[str, Any]) -> Table:
 def _arrays(report: dict[str, Any]) -> Table:
     table = _table("array", "", "type", "shape", "how the kernel accesses it", "and in a ragged call")
     arrays = {**report["inputs"], **report["outputs"], **report["products"]}
-    between: dict[str, Any] = {name: {"shape": []} for stage in report["stages"] for name in stage["outputs"]}
+    between: dict[str, Any] = {
+        name: {"shape": [], "type": array} for stage in report["stages"] for name, array in stage["outputs"].items()
+    }
     arrays = {**between, **arrays}
     for name in dict.fromkeys(p[factor] for factor in "ab" for p in report["products"].values()):
         shape = " x ".join(map(str, arrays[name]["shape"]))
@@ -159,13 +161,19 @@ _LAUNCH_OF_ROWS = {
 
 def _main_loops(report: dict[str, Any]) -> Table:
     """How the products are computed."""
-    table = _table("types", report["costs"][0]["main_loop"]["arch"])
-    for cost in report["costs"]:
-        found = cost["main_loop"]
-        text = (
-            _tiles_text(found["tiles"]) if found["one_kernel"] else f"XLA's matmul, then the epilogue: {found['why']}"
-        )
-        table.add_row(_types_text(cost["types"]), escape(text))
+    every = [(cost, [cost["main_loop"]] if cost["main_loop"] else cost["main_loops"]) for cost in report["costs"]]
+    table = _table("types", every[0][1][0]["arch"])
+    for cost, loops in every:
+        types = _types_text(cost["types"])
+        for found in loops:
+            text = (
+                _tiles_text(found["tiles"])
+                if found["one_kernel"]
+                else f"XLA's matmul, then the epilogue: {found['why']}"
+            )
+            text = f"stage {found['stage']}: {text}" if "stage" in found else text
+            table.add_row(types, escape(text))
+            types = ""
     return table
 
 

@@ -123,8 +123,13 @@ class Gemm:
         return tile.launch(dtypes, extents, spec.math == "precise", arch, find(extents))
 
 
+def products_in(plan: Elementwise | Reduction | Selection | Gemm | Staged) -> tuple[Product, ...]:
+    """The products of a plan, or of its stages."""
+    if isinstance(plan, Staged):
+        return tuple(p for stage in plan.stages for p in products_in(stage.plan))
+    return plan.products if isinstance(plan, Gemm) else ()
+
+
 def contracted_axes(plan: Elementwise | Reduction | Selection | Gemm | Staged) -> set[str]:
     """The axes that the products of a plan contract."""
-    if isinstance(plan, Staged):
-        return {axis for stage in plan.stages for axis in contracted_axes(stage.plan)}
-    return {axis for p in plan.products for axis in p.axes} if isinstance(plan, Gemm) else set()
+    return {axis for p in products_in(plan) for axis in p.axes}

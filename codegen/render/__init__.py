@@ -80,12 +80,11 @@ def render_op(op: Op) -> str:
 
 def derived_ops(op: Op) -> dict[str, Op]:
     """The ops of one kernel that an op's module holds besides it, by what they are to it."""
-    found = kernels("", op) if isinstance(op.plan, Staged) else {}
-    found |= kernels("epilogue", op.plan.epilogue) if isinstance(op.plan, Gemm) else {}
+    found = {name: made for name, made in kernels("", op).items() if name}
     backward = backward_of(op)
     if isinstance(backward, Derived):
-        if backward.forward is not None:
-            found |= kernels("forward", backward.forward)
+        if (forward := backward.forward) is not None:  # one that contracts has the op's own epilogue
+            found |= {"forward": forward} if isinstance(forward.plan, Gemm) else kernels("forward", forward)
         if backward.frozen is not None:
             found |= kernels("frozen", backward.frozen.op)
         found |= kernels("backward", backward.op)
@@ -93,10 +92,12 @@ def derived_ops(op: Op) -> dict[str, Op]:
 
 
 def kernels(name: str, op: Op) -> dict[str, Op]:
-    """An op under its name in a module, or its stages under theirs."""
+    """An op under its name in a module, and the epilogue of one that contracts, or its stages under theirs."""
     if not isinstance(op.plan, Staged):
-        return {name: op}
-    return {"_".join(filter(None, (name, f"stage{i + 1}"))): stage for i, stage in enumerate(op.plan.stages)}
+        own = {"_".join(filter(None, (name, "epilogue"))): op.plan.epilogue} if isinstance(op.plan, Gemm) else {}
+        return {name: op, **own}
+    stages = [kernels("_".join(filter(None, (name, f"stage{i}"))), op) for i, op in enumerate(op.plan.stages, 1)]
+    return {name: made for stage in stages for name, made in stage.items()}
 
 
 def derived_kernel(op: Op) -> DerivedKernel:

@@ -20,16 +20,22 @@ from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
 from codegen.spec.spec import Spec
 from codegen.stages.cut import Stages, cut
+from codegen.stages.products import cut_around
 
 
 def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | Gemm | Staged:
     """The plan of a chain: one kernel if one can compute it, else stages. Raises `SpecError` if no kernels can."""
     statements = spec.read.statements
+    if contracts := gemms.contracts(statements):
+        gemms.check(spec)
     try:
         return kernel_of(spec)
     except SpecError:
         whole = _Whole(spec, statements)
-        if gemms.contracts(statements) or whole.refused() or (stages := cut(spec, one_kernel)) is None:
+        if whole.refused():
+            raise
+        stages = cut_around(spec, one_kernel, derived) if contracts else cut(spec, one_kernel)
+        if stages is None:
             raise
         return whole.plan(stages)
 

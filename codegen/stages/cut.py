@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from codegen.errors import SpecError, UserError
+from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Statement, topological
 from codegen.graph.ops import IN_STAGES, PINNED, SELECTIONS
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
-from codegen.plan.op import Op
+from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array, Axis, Spec, types_of
 from codegen.stages.splitting import restricted
 
+_WORDS = {"cast": "factor", "contract": "product"}  # in the names of values that the chain does not name
 Kernel = Callable[[Spec], Op]  # a spec to the op that one kernel computes; raises `SpecError` or `UserError`
 MOST_REDUCTIONS, MOST_NODES = 64, 600  # of an op that is cut: each part that is tried is planned
 Item = Node | Array  # a reduction, or an output of the spec
@@ -44,12 +45,12 @@ def cut(spec: Spec, kernel: Kernel) -> Stages | None:
     nodes = list(topological(s.value for s in spec.read.statements))
     if len(nodes) > MOST_NODES or sum(n.op in IN_STAGES for n in nodes) > MOST_REDUCTIONS:
         return None
-    made = _Cut(spec, kernel)
+    made = Cutting(spec, kernel)
     ops = made.stages()
     return None if ops is None else Stages(ops, made.held())
 
 
-class _Cut:
+class Cutting:
     def __init__(self, spec: Spec, kernel: Kernel):
         self.spec, self.kernel = spec, kernel
         self.statements = spec.read.statements
@@ -67,7 +68,10 @@ class _Cut:
         self.called = {id(s.value): s.name for s in values if s.name not in self.outputs}
         self.given = {(id(s.value), self.outputs[s.name].dtype): s.name for s in values if s.name in self.outputs}
         self.dtypes = {"float": spec.compute, "int": spec.integer, "bool": "bool"}
-        self.results = {id(n): self.result(n) for n in self.reductions}
+        self.results: dict[int, Array] = {}
+        for node in self.reductions:
+            if id(node) not in self.results:
+                self.results[id(node)] = self.result(node)
         self.known: dict[int, Leaf] = {}
         self.left = list(spec.outputs)
         self.made: list[Op] = []
@@ -75,10 +79,17 @@ class _Cut:
 
     def result(self, node: Node) -> Array:
         """The array that holds a reduction for later stages: an output of the op, if one holds it without rounding."""
-        dtype = self.dtypes[node.kind]
-        if (output := self.given.get((id(node), dtype))) is not None:
-            return self.outputs[output]
-        name = self.called.get(id(node)) or fresh(self.taken, f"{node.op.lstrip('_')}_of_{_axes_word(node)}")
+        dtype = str(node.attr) if node.op == "cast" else self.dtypes[node.kind]
+        alike = [node, *node.args] if node.op == "cast" else [node]  # a store of this type rounds the same
+        for value in alike:
+            if (output := self.given.get((id(value), dtype))) is not None:
+                return self.outputs[output]
+        found = [self.called[id(value)] for value in alike if id(value) in self.called]
+        used = {a.name for a in self.results.values()}
+        if found and found[0] not in used:
+            name = found[0]
+        else:
+            name = fresh(self.taken, f"{_WORDS.get(node.op, node.op.lstrip('_'))}_of_{_axes_word(node)}")
         dims = tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in node.dims)
         return Array(name, dtype, dims)
 
@@ -194,11 +205,18 @@ class _Cut:
         """A stage for each group. No group takes results of another."""
         found = [(group, self.made_of(group)) for group in groups]
         for group, op in found:
-            summary = f"Stage {len(self.made) + 1} of {self.spec.op}."
-            name = f"{self.spec.op}_stage{len(self.made) + 1}"
-            self.made.append(replace(op, spec=replace(op.spec, op=name, summary=summary)))
+            for stage in op.plan.stages if isinstance(op.plan, Staged) else (op,):
+                self.made.append(self.named(stage, len(self.made) + 1))
             self.know(group)
             self.left = [a for a in self.left if a not in op.spec.outputs]
+
+    def named(self, stage: Op, number: int) -> Op:
+        name, summary = f"{self.spec.op}_stage{number}", f"Stage {number} of {self.spec.op}."
+        if isinstance(stage.plan, Gemm):
+            own = stage.plan.epilogue
+            epilogue = replace(own, spec=replace(own.spec, op=f"{name}_epilogue"))
+            stage = replace(stage, plan=replace(stage.plan, epilogue=epilogue))
+        return replace(stage, spec=replace(stage.spec, op=name, summary=summary))
 
     def know(self, items: Iterable[Item]) -> None:
         """These reductions are read from memory from now on."""
@@ -255,6 +273,9 @@ class _Cut:
             raise UserError("no thread would reduce anything: partial results would be as large as what is reduced")
         return op
 
+    def placed(self, error: Diagnostic) -> Diagnostic:
+        return in_chain(self.spec, error)
+
     def assigned(self, items: Iterable[Item]) -> list[Statement]:
         """The statements that assign the items' arrays."""
         found: dict[tuple[str, int | None], Statement] = {}
@@ -275,7 +296,7 @@ class _Cut:
         try:
             self.made_of([waiting[0] if first is None else first])
         except SpecError as error:
-            raise SpecError([in_chain(self.spec, d) for d in error.diagnostics]) from None
+            raise SpecError([self.placed(d) for d in error.diagnostics]) from None
         except UserError as error:
             raise SpecError([self.spec.source.diagnostic(self.spec.chain.span, error.message, error.hint)]) from None
         raise AssertionError(f"{self.spec.op} was cut nowhere")

@@ -33,9 +33,9 @@ from codegen.measuring.compiled import limits
 from codegen.measuring.times import device_time
 from codegen.measuring.times.device_time import Candidate
 from codegen.measuring.times.measurement import Measurement
+from codegen.plan.op import products_in
 from codegen.runtime.call.described import Key
-from codegen.runtime.ops.derived import BackwardOp
-from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.runtime.ops.gradients import BackwardOp
 from codegen.runtime.ops.op import Op
 from codegen.spec.spec import Array, Spec
 
@@ -121,10 +121,11 @@ def bench_op(
 def multiplied_in(op: Op, binding: Binding) -> str | None:
     """The type of XLA's matrix products: the factors' own type, or bfloat16 for float8 and integers. None where an op does not
     contract: its reference computes in float32, which costs XLA nothing."""
-    if not isinstance(op, GemmOp):
+    products = products_in(op.plan)
+    if not products:
         return None
-    dtype = DTYPES[binding.dtype(op.plan.products[0].a)]
-    return binding.dtype(op.plan.products[0].a) if dtype.kind == "float" and dtype.size > 1 else "bfloat16"
+    dtype = DTYPES[binding.dtype(products[0].a)]
+    return dtype.name if dtype.kind == "float" and dtype.size > 1 else "bfloat16"
 
 
 def backward_calls(
@@ -147,7 +148,8 @@ def backward_calls(
     } | origin.multiplied  # the gradients of products continue to their factors
     wanted = [n for n in names if n in given_back and jnp.issubdtype(jnp.result_type(made[0][n]), jnp.floating)]
     own = [i for i, name in enumerate(names) if name not in dict(how.same)]
-    precision = {"precision": multiplied_in(origin, binding)} if isinstance(origin, GemmOp) else {}
+    product_type = multiplied_in(origin, binding)
+    precision = {} if product_type is None else {"precision": product_type}
 
     def pulled(given: tuple) -> Any:
         arrays, cotangents = given

@@ -27,6 +27,11 @@ def contracts(statements: tuple[Statement, ...]) -> bool:
     return any(n.op == "contract" for n in topological(s.value for s in statements))
 
 
+def check(spec: Spec) -> None:
+    """Raises `SpecError` for what no kernels, and no jnp form around them, do with a chain that contracts."""
+    _Splitter(spec).check()
+
+
 def split(spec: Spec) -> tuple[tuple[Product, ...], Spec]:
     """The products of a checked spec, and its epilogue. Raises `SpecError` for a contraction that is not one of two
     inputs."""
@@ -39,30 +44,45 @@ class _Splitter:
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
         self.found: dict[tuple[str, str, tuple[str, ...]], Product] = {}
 
-    def split(self) -> tuple[tuple[Product, ...], Spec]:
-        spec = self.spec
-        leaves: dict[int, Leaf] = {}
-        problems: list[Diagnostic] = []
-        nodes = [n for n in topological(s.value for s in self.statements) if n.op == "contract"]
-        for node in nodes:
-            try:
-                leaves[id(node)] = self.leaf(node)
-            except UserError as error:
-                problems.append(self.place(node, error))
-        contracted = {axis for n in nodes for axis in lost_axes(n)} - {axis for a in spec.outputs for axis in a.axes}
-        for node in topological(s.value for s in self.statements):
-            if node.op == "size" and node.attr in contracted:
-                message = f"no kernel for the size of {node.attr}, which '@' contracts"
-                problems.append(self.place(node, UserError(message, "pass it, or what is made of it, as a parameter")))
+    @property
+    def products(self) -> list[Node]:
+        return [n for n in topological(s.value for s in self.statements) if n.op == "contract"]
+
+    def check(self) -> None:
+        spec, problems = self.spec, list[Diagnostic]()
+        for node in self.products:
+            for side in map(plain, node.args):
+                if isinstance(side.attr, Leaf) and spec.array(side.attr.name).default is not None:
+                    error = UserError(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
+                    problems.append(self.place(node, error))
         if spec.doubles:
             span = next(a.span for a in spec.inputs if "float64" in spec.dtypes(a)) or spec.chain.span
             message = "no kernel for a contraction (@) in float64"
             problems.append(spec.source.diagnostic(span, message, "leave float64 out of its types"))
-        for key in ("save", "grad"):
+        simple = all(side.op == "input" for node in self.products for side in map(plain, node.args))
+        for key in ("save", "grad") if simple else ():
             if (key == "save" and spec.save) or (key == "grad" and not isinstance(spec.grad, str)):
                 message = f"{key!r} says nothing in an op that contracts (@)"
                 hint = "what its backward needs is kept, and the products' gradients are products"
                 problems.append(spec.source.diagnostic(spec.chain.span, message, f"delete it: {hint}"))
+        if problems:
+            raise SpecError(problems)
+
+    def split(self) -> tuple[tuple[Product, ...], Spec]:
+        spec = self.spec
+        leaves: dict[int, Leaf] = {}
+        problems: list[Diagnostic] = []
+        for node in self.products:
+            try:
+                leaves[id(node)] = self.leaf(node)
+            except UserError as error:
+                problems.append(self.place(node, error))
+        contracted = {axis for n in self.products for axis in lost_axes(n)}
+        contracted -= {axis for a in spec.outputs for axis in a.axes}
+        for node in topological(s.value for s in self.statements):
+            if node.op == "size" and node.attr in contracted:
+                message = f"no kernel for the size of {node.attr}, which '@' contracts"
+                problems.append(self.place(node, UserError(message, "pass it, or what is made of it, as a parameter")))
         if problems:
             raise SpecError(problems)
         return tuple(self.found.values()), self.epilogue(leaves)
@@ -84,9 +104,7 @@ class _Splitter:
         left, right = map(plain, node.args)
         for side in (left, right):
             if not isinstance(side.attr, Leaf) or side.op != "input":
-                raise UserError("'@' takes inputs as they are", "compute what it is to take in an op of its own")
-            if self.spec.array(side.attr.name).default is not None:
-                raise UserError(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
+                raise UserError("'@' of a computed value in the same kernel")  # a stage before it computes it
         if self.last(left, right) > self.last(right, left):
             left, right = right, left  # b has the columns
         a, b, axes = left.attr, right.attr, lost_axes(node)

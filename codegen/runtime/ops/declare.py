@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from codegen.runtime.ops.derived import BackwardOp, StagedOp
-from codegen.runtime.ops.gemm_op import GemmBackwardOp, GemmOp
+from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.runtime.ops.gradients import BackwardOp, GemmBackwardOp
 from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.staged import StagedOp, has_kernels
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,5 +24,5 @@ def op(content: dict[str, Any], **parts: Any) -> Callable[[Callable[P, R]], Op[P
     derived ops: `backward_stage1_launch`. `result` is the NamedTuple of several outputs."""
     if "epilogue_launch" in parts:
         return lambda function: GemmOp(function, content, parts, GemmBackwardOp)
-    kind = StagedOp if "stage1_launch" in parts else Op
+    kind = StagedOp if has_kernels("", parts) else Op
     return lambda function: kind(function, content, parts, BackwardOp)

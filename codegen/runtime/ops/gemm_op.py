@@ -15,9 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from codegen.autodiff import backward as backwards
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.language import sizes
@@ -27,14 +25,13 @@ from codegen.plan.op import Gemm, contracted_axes
 from codegen.plan.op import Op as PlannedOp
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types
-from codegen.runtime.call.cast import store
 from codegen.runtime.call.described import Key
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import choose
-from codegen.runtime.ops.derived import BackwardOp, DerivedOp, has_kernels, stages_of
+from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.op import Op, P, R
-from codegen.runtime.sharding import shards, tile_folds
+from codegen.runtime.sharding import tile_folds
 from codegen.runtime.sharding.shards import Split
 from codegen.runtime.xla.products import product
 from codegen.spec.spec import Array, Spec
@@ -58,7 +55,7 @@ class GemmOp(Op[P, R]):
     def kernels(self) -> tuple[Op, ...]:
         """Its own kernel, where it has one, and the kernels of its epilogue and of its gradient."""
         backward = self._backward
-        found = [self, backward.keeping if isinstance(backward, GemmBackwardOp) else None]
+        found = [self, backward.keeping if backward is not None else None]
         products = [op for op in found if op is not None and isinstance(op.plan.tile, Tile)]
         return (*products, self.epilogue, *(backward.generated if backward is not None else ()))
 
@@ -272,109 +269,3 @@ class Epilogue(DerivedOp):
         plan = self.origin.plan
         assert isinstance(plan, Gemm)
         return plan.epilogue
-
-
-class GemmForward(GemmOp):
-    """An op that contracts, with the values that its backward needs of the products as additional outputs."""
-
-    def __init__(self, origin: GemmOp, parts: dict[str, Any]):
-        self.__name__ = f"{origin.__name__}_forward"  # type: ignore[attr-defined]
-        self.origin = origin
-        self._backward = self._result = None
-        self._begin(parts.get("forward_launch"), None)
-
-    @property
-    def tuning(self) -> tuple[Tuned, ...]:
-        return self.origin.tuning
-
-    @functools.cached_property
-    def planned(self) -> PlannedOp:
-        found = backwards.backward_of(self.origin.planned)
-        assert isinstance(found, backwards.Derived) and found.forward is not None
-        return found.forward
-
-    @functools.cached_property
-    def spec(self) -> Spec:
-        """The op's spec, with the additional outputs."""
-        return replace(self.origin.spec, op=self.planned.spec.op, outputs=self.planned.spec.outputs)
-
-    @functools.cached_property
-    def epilogue(self) -> Epilogue:
-        """The op's own epilogue: outputs that it lacks are computed in jnp."""
-        return self.origin.epilogue
-
-    def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
-        op, own = self.epilogue, self.plan.epilogue
-        arrays = op.arrays(key, operands)
-        split = split or Split(arguments.bind_axes(op.spec, arrays))
-        more = self.spec.outputs[len(op.spec.outputs) :]
-        stores = [a for a in own.plan.stores if a.array in more]
-        params = op.parameters(key, operands)
-        found = shards.outputs_in_jnp(own, stores, arrays, params, key.types, "float32", split)
-        return tuple(found[array] for array in more)
-
-
-class GemmBackwardOp(BackwardOp):
-    """The generated backward of an op's epilogue, and the gradients of the products."""
-
-    origin: GemmOp
-
-    def __init__(self, forward: GemmOp, parts: dict[str, Any], whole: GemmBackwardOp | None = None):
-        which = "backward" if whole is None else "frozen"
-        DerivedOp.__init__(self, forward, which, parts)
-        self.stages = stages_of(self, f"{which}_", parts)
-        self._parts, self._whole = parts, whole
-        self.frozen = type(self)(forward, parts, self) if whole is None and has_kernels("frozen", parts) else None
-
-    @functools.cached_property
-    def keeping(self) -> GemmForward | None:
-        """The op that runs where gradients are requested, if it is not the op itself."""
-        if self._whole is not None:
-            return self._whole.keeping
-        return None if self.derived.forward is None else GemmForward(self.origin, self._parts)
-
-    def saves(self) -> list[str]:
-        """Outputs, products, tiles, by the names under which they are saved."""
-        return [*self.derived.how.saved, *(name for _, name in self.derived.products)]
-
-    def takes(self, key: Key) -> list[str]:
-        """Everything: the products' gradients are products with the factors."""
-        return self.origin.operand_names(key)
-
-    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]:
-        op = self.keeping or self.origin
-        outputs = plain(*operands) if self.keeping is None else self.keeping._functions(key)(*operands)
-        made = dict(zip((a.name for a in op.spec.outputs), outputs, strict=True))
-        return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
-
-    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple:
-        derived, op = self.derived, self.origin
-        operands = tuple(values[name] for name in self.takes(key))
-        arrays = op.arrays(key, operands)
-        there = arrays | op.parameters(key, operands)
-        own = {name: there.get(name) for name in super().takes(key)}
-        own |= {name: values[name] for name in derived.how.saved}
-        own |= {acc: values[name] for acc, name in derived.products}
-        gradients = self.gradients(key, own, cotangents)
-        axes = arguments.bind_axes(op.spec, arrays)
-        for p in op.plan.products:
-            if (inner := gradients.pop(p.acc.name, None)) is None:
-                continue
-            for name, value in self.through(p, arrays, inner, axes).items():
-                gradients[name] = gradients[name] + value if name in gradients else value
-        gradients = {n: store(g, arrays[n].dtype) if n in arrays else g for n, g in gradients.items()}
-        return self.ordered(key, gradients)
-
-    def through(self, p: Any, arrays: dict[str, Any], inner: jax.Array, axes: Axes) -> dict[str, jax.Array]:
-        """The gradients of a product's operands, from the gradient of the product."""
-        exact = self.origin.spec.math == "precise"
-        a, b = (jnp.asarray(arrays[x.name]) for x in (p.a, p.b))
-        own = [name for name, x in ((p.a.name, a), (p.b.name, b)) if DTYPES[x.dtype.name].kind == "float"]
-        wide = {n: (x if x.dtype.itemsize > 1 else x.astype(inner.dtype)) for n, x in ((p.a.name, a), (p.b.name, b))}
-
-        def of(given):
-            full = wide | given
-            return product(p, full[p.a.name], full[p.b.name], axes, inner.dtype.name, exact)
-
-        (found,) = jax.vjp(of, {name: wide[name] for name in own})[1](inner)
-        return found

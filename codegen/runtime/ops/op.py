@@ -69,7 +69,7 @@ class Op(Generic[P, R]):
         self._tuning: tuple[Tuned, ...] = tuple(map(entry_of, parts.get("tuning", ())))
         self._content, self._reference, self._result = content, parts["reference"], parts.get("result")
         self._begin(parts.get("launch"), parts.get("xla"))
-        made = {"backward_launch", "backward_stage1_launch"} & parts.keys()
+        made = any(name.startswith("backward_") and name.endswith("_launch") for name in parts)
         self._backward: Gradient | None = backward(self, parts) if made else None
 
     def with_tuning(self, tuning: Sequence[Tuned]) -> Self:

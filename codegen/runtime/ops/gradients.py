@@ -1,0 +1,272 @@
+"""An op's generated backward: which values it takes, the kernels that compute the gradients, and what is left to products."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from codegen.autodiff import backward as backwards
+from codegen.graph.nodes import DTYPES
+from codegen.plan.launches import Tuned
+from codegen.plan.op import Op as PlannedOp
+from codegen.runtime.call import arguments
+from codegen.runtime.call.arguments import Axes
+from codegen.runtime.call.cast import store
+from codegen.runtime.call.described import Key
+from codegen.runtime.ops.derived import DerivedOp
+from codegen.runtime.ops.gemm_op import Epilogue, GemmOp
+from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.staged import InStages, Stage, StagedForward, has_kernels, kernels_of, stages_of
+from codegen.runtime.sharding import shards
+from codegen.runtime.sharding.shards import Split
+from codegen.runtime.xla.products import product
+from codegen.runtime.xla.scatter import add_taken
+from codegen.spec.spec import Spec
+
+WAYS = ("backward", "frozen", "xla")  # in which the gradients of a call may be computed
+
+
+class BackwardOp(DerivedOp):
+    """The generated backward of an op: its inputs are cotangents, saved values and inputs of the op, its outputs the gradients.
+    Where only gradients of rows are requested, `frozen` replaces it, which computes only these. Where it is several kernels,
+    they are its `stages`."""
+
+    forward: DerivedOp | None = None
+    frozen: BackwardOp | None = None
+    stages: tuple[Stage, ...] = ()
+
+    def __init__(self, forward: Op, parts: dict[str, Any], whole: BackwardOp | None = None):
+        which = "backward" if whole is None else "frozen"
+        super().__init__(forward, which, parts)
+        self.stages = stages_of(self, f"{which}_", parts)
+        if whole is not None:
+            self.forward = whole.forward
+            return
+        if has_kernels("forward", parts):
+            kind = DerivedOp(forward, "forward", parts) if "forward_launch" in parts else StagedForward(forward, parts)
+            self.forward = kind
+        self.frozen = type(self)(forward, parts, self) if has_kernels("frozen", parts) else None
+
+    @functools.cached_property
+    def keeping(self) -> GemmForward | None:
+        """The op that runs where gradients are requested, if it is an op with more outputs that contracts."""
+        return None
+
+    @property
+    def generated(self) -> tuple[Op, ...]:
+        """The kernels that are generated for gradients: its own are the last; before them, those that run with it or replace it."""
+        found = self.frozen.own_kernels if self.frozen is not None else ()
+        return (*(self.forward.own_kernels if self.forward is not None else ()), *found, *self.own_kernels)
+
+    @property
+    def own_kernels(self) -> tuple[Op, ...]:
+        return kernels_of(self.stages) or (self,)
+
+    def way(self, key: Key, perturbed: Sequence[bool]) -> str:
+        """The way to compute the gradients of the operands that are `perturbed`. Where none of them is shared by all rows: "frozen",
+        if it exists, or "xla", the jnp form of this op, if it would only pass its cotangents on. Else "backward", this op."""
+        wanted = {name for name, asked in zip(self.origin.operand_names(key), perturbed, strict=True) if asked}
+        if not wanted & self.derived.shared:
+            if self.frozen is not None:
+                return "frozen"
+            if self.derived.copies_rows and key.implementation is None:
+                return "xla"
+        return "backward"
+
+    def by(self, way: str) -> BackwardOp:
+        """The backward for a way."""
+        return self.frozen if way == "frozen" and self.frozen is not None else self
+
+    def packed(self, key: Key, way: str, values: dict[str, Any], operands: tuple) -> tuple:
+        """The residuals of a call: its way, as the size of an array without elements; the saved values; inputs and parameters. JAX
+        stores one structure of residuals for all ways, that of the call which it traced last. So every way packs the same
+        structure, with the inputs that only another way takes, and with placeholders for values that only another way saves."""
+        made, taken = self.packing(key)
+        given = dict(zip(self.origin.operand_names(key), operands, strict=True))
+        nothing = jnp.zeros(0)
+        return (
+            jnp.zeros((WAYS.index(way), 0)),
+            tuple(values.get(name, nothing) for name in made),
+            tuple(given.get(name) for name in taken),
+        )
+
+    def unpacked(self, key: Key, residuals: tuple) -> tuple[str, dict[str, Any]]:
+        """The way of a call's gradients, and the values that it takes, by name."""
+        way, saved, given = residuals
+        made, taken = self.packing(key)
+        return WAYS[way.shape[0]], dict(zip((*made, *taken), (*saved, *given), strict=True))
+
+    def packing(self, key: Key) -> tuple[list[str], list[str]]:
+        """The names of values that any way saves, and of inputs and parameters that any way takes."""
+        every = [self] if self.frozen is None else [self, self.frozen]
+        made = dict.fromkeys(name for one in every for name in one.saves())
+        return list(made), list(dict.fromkeys(name for one in every for name in one.takes(key)))
+
+    def saves(self) -> list[str]:
+        """The outputs and other values of the op that the backward needs, by name."""
+        return list(self.derived.how.saved)
+
+    def takes(self, key: Key) -> list[str]:
+        """The inputs and dynamic parameters that the backward needs, by name."""
+        del key
+        how = self.derived.how
+        more = [name for s in how.scattered for name in (s.table, s.index) if name not in how.inputs]
+        return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self._dynamic)]
+
+    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]:
+        """The op's outputs (from `plain`), and the values that the backward `saves`, by name."""
+        if self.forward is None and (missing := [n for n in self.saves() if n not in self.origin.spec.asked_types]):
+            assert isinstance(self.origin, InStages), missing
+            made = self.origin.written(key, operands)
+            return self.origin._outputs(made), {name: made[name] for name in self.saves()}
+        outputs = plain(*operands) if self.forward is None else self.forward._functions(key)(*operands)
+        made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
+        return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
+
+    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple:
+        """The gradient of each operand of the forward, from the values that the backward `saves` and `takes` (None for an input
+        that is left out); None where it is zero."""
+        own = {name: values[name] for name in (*self.saves(), *self.takes(key))}
+        return self.ordered(key, self.gradients(key, own, cotangents))
+
+    def gradients(self, key: Key, values: dict[str, Any], cotangents: tuple) -> dict[str, jax.Array]:
+        """The gradients that the kernel computes, by the names of their arrays. `values` are its inputs other than cotangents; None
+        is an input that is left out."""
+        how = self.derived.how
+        outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
+        there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
+        for one in self.stages or (self,):
+            there |= one.given(key, there)
+        tables = {s.output for s in how.scattered}
+        found = {name: there[dx] for name, dx in how.gradients if dx not in tables}
+        found |= {name: there[a.name] for name, a in how.same}
+        for s in how.scattered:
+            taken = there[s.output], self.derived.how.spec.array(s.output).axes
+            so_far = found.get(s.table, jnp.zeros(there[s.table].shape, taken[0].dtype))
+            found[s.table] = add_taken(self.origin.spec, s, so_far, there[s.index], taken)
+        return found | {s.table: found[s.table].astype(there[s.table].dtype) for s in how.scattered}
+
+    def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple:
+        """Gradients in the order of the forward's operands; None for an operand without one."""
+        scalars = {p.name: self.origin._scalar_dtype(key, p.kind) for p in self.origin._dynamic}
+        return tuple(
+            gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)
+            for name in self.origin.operand_names(key)
+        )
+
+
+class GemmForward(GemmOp):
+    """An op that contracts, with the values that its backward needs of the products as additional outputs."""
+
+    def __init__(self, origin: GemmOp, parts: dict[str, Any]):
+        self.__name__ = f"{origin.__name__}_forward"  # type: ignore[attr-defined]
+        self.origin = origin
+        self._backward = self._result = None
+        self._begin(parts.get("forward_launch"), None)
+
+    @property
+    def tuning(self) -> tuple[Tuned, ...]:
+        return self.origin.tuning
+
+    @functools.cached_property
+    def planned(self) -> PlannedOp:
+        found = backwards.backward_of(self.origin.planned)
+        assert isinstance(found, backwards.Derived) and found.forward is not None
+        return found.forward
+
+    @functools.cached_property
+    def spec(self) -> Spec:
+        """The op's spec, with the additional outputs."""
+        return replace(self.origin.spec, op=self.planned.spec.op, outputs=self.planned.spec.outputs)
+
+    @functools.cached_property
+    def epilogue(self) -> Epilogue:
+        """The op's own epilogue: outputs that it lacks are computed in jnp."""
+        return self.origin.epilogue
+
+    def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
+        op, own = self.epilogue, self.plan.epilogue
+        arrays = op.arrays(key, operands)
+        split = split or Split(arguments.bind_axes(op.spec, arrays))
+        more = self.spec.outputs[len(op.spec.outputs) :]
+        stores = [a for a in own.plan.stores if a.array in more]
+        params = op.parameters(key, operands)
+        found = shards.outputs_in_jnp(own, stores, arrays, params, key.types, "float32", split)
+        return tuple(found[array] for array in more)
+
+
+class GemmBackwardOp(BackwardOp):
+    """The generated backward of an op's epilogue, and the gradients of the products."""
+
+    origin: GemmOp
+
+    def __init__(self, forward: GemmOp, parts: dict[str, Any], whole: GemmBackwardOp | None = None):
+        which = "backward" if whole is None else "frozen"
+        DerivedOp.__init__(self, forward, which, parts)
+        self.stages = stages_of(self, f"{which}_", parts)
+        self._parts, self._whole = parts, whole
+        self.frozen = type(self)(forward, parts, self) if whole is None and has_kernels("frozen", parts) else None
+
+    @functools.cached_property
+    def keeping(self) -> GemmForward | None:
+        """The op that runs where gradients are requested, if it is not the op itself."""
+        if self._whole is not None:
+            return self._whole.keeping
+        return None if self.derived.forward is None else GemmForward(self.origin, self._parts)
+
+    def saves(self) -> list[str]:
+        """Outputs, products, tiles, by the names under which they are saved."""
+        return [*self.derived.how.saved, *(name for _, name in self.derived.products)]
+
+    def takes(self, key: Key) -> list[str]:
+        """Everything: the products' gradients are products with the factors."""
+        return self.origin.operand_names(key)
+
+    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]:
+        op = self.keeping or self.origin
+        outputs = plain(*operands) if self.keeping is None else self.keeping._functions(key)(*operands)
+        made = dict(zip((a.name for a in op.spec.outputs), outputs, strict=True))
+        return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
+
+    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple:
+        derived, op = self.derived, self.origin
+        operands = tuple(values[name] for name in self.takes(key))
+        arrays = op.arrays(key, operands)
+        there = arrays | op.parameters(key, operands)
+        own = {name: there.get(name) for name in super().takes(key)}
+        own |= {name: values[name] for name in derived.how.saved}
+        own |= {acc: values[name] for acc, name in derived.products}
+        gradients = self.gradients(key, own, cotangents)
+        axes = arguments.bind_axes(op.spec, arrays)
+        for p in op.plan.products:
+            if (inner := gradients.pop(p.acc.name, None)) is None:
+                continue
+            for name, value in self.through(p, arrays, inner, axes).items():
+                gradients[name] = gradients[name] + value if name in gradients else value
+        gradients = {n: store(g, arrays[n].dtype) if n in arrays else g for n, g in gradients.items()}
+        return self.ordered(key, gradients)
+
+    def through(self, p: Any, arrays: dict[str, Any], inner: jax.Array, axes: Axes) -> dict[str, jax.Array]:
+        """The gradients of a product's operands, from the gradient of the product."""
+        exact = self.origin.spec.math == "precise"
+        a, b = (jnp.asarray(arrays[x.name]) for x in (p.a, p.b))
+        own = [name for name, x in ((p.a.name, a), (p.b.name, b)) if DTYPES[x.dtype.name].kind == "float"]
+        wide = {n: (x if x.dtype.itemsize > 1 else x.astype(inner.dtype)) for n, x in ((p.a.name, a), (p.b.name, b))}
+
+        def of(given):
+            full = wide | given
+            return product(p, full[p.a.name], full[p.b.name], axes, inner.dtype.name, exact)
+
+        (found,) = jax.vjp(of, {name: wide[name] for name in own})[1](inner)
+        return found
+
+
+def backward_ops(op: Op) -> tuple[BackwardOp, ...]:
+    """The generated backward of an op, each of its ways as one op, the whole one last; empty where there is none."""
+    whole = op._backward
+    return (*filter(None, (whole.frozen,)), whole) if isinstance(whole, BackwardOp) else ()

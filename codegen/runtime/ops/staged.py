@@ -1,0 +1,148 @@
+"""An op of several kernels, its stages, which run one after the other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from codegen.plan.launches import AnyLaunch
+from codegen.plan.op import Op as PlannedOp
+from codegen.plan.op import Staged, products_in
+from codegen.runtime.call.arguments import Axes, Types
+from codegen.runtime.call.described import Key
+from codegen.runtime.ops.derived import DerivedOp
+from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.runtime.ops.op import Op, P, R
+
+
+class Stage(DerivedOp):
+    """One of the kernels of an op that needs several."""
+
+    def __init__(self, whole: Op, place: int, which: str, parts: dict[str, Any]):
+        super().__init__(whole.origin if isinstance(whole, DerivedOp) else whole, which, parts)
+        self.whole, self.place = whole, place
+
+    @functools.cached_property
+    def planned(self) -> PlannedOp:
+        return self.plan_of_whole.stages[self.place]
+
+    @property
+    def plan_of_whole(self) -> Staged:
+        plan = self.whole.plan
+        assert isinstance(plan, Staged)
+        return plan
+
+    def left_to_xla(self, types: Types, axes: Axes) -> str:
+        """Why such a call runs its jnp form although there is a kernel, or "": XLA's functions have other bits."""
+        return "" if self.plan_of_whole.together else super().left_to_xla(types, axes)
+
+
+class GemmStage(Stage, GemmOp):
+    """A stage that contracts."""
+
+    def __init__(self, whole: Op, place: int, which: str, parts: dict[str, Any]):
+        super().__init__(whole, place, which, parts)
+        self._parts = {name: parts[f"{which}_{name}"] for name in ("epilogue_launch", "epilogue_xla")}
+
+
+def stages_of(whole: Op, prefix: str, parts: dict[str, Any]) -> tuple[Stage, ...]:
+    """The stages of an op, whose launchers are `parts` that begin with `prefix`; none where it is one kernel."""
+    found: list[Stage] = []
+    while (name := f"{prefix}stage{len(found) + 1}") and is_made(name, parts):
+        kind = GemmStage if f"{name}_epilogue_launch" in parts else Stage
+        found.append(kind(whole, len(found), name, parts))
+    return tuple(found)
+
+
+def kernels_of(stages: Iterable[Op]) -> tuple[Op, ...]:
+    """The kernels of some stages: one that contracts may have two."""
+    return tuple(kernel for stage in stages for kernel in stage.own_kernels)
+
+
+def is_made(name: str, parts: dict[str, Any]) -> bool:
+    """Whether `parts` have the launcher of a derived op, or of the epilogue of one that contracts."""
+    return f"{name}_launch" in parts or f"{name}_epilogue_launch" in parts
+
+
+def has_kernels(which: str, parts: dict[str, Any]) -> bool:
+    """Whether `parts` have the launcher of a derived op, or of its first stage."""
+    return is_made(which, parts) or is_made("_".join(filter(None, (which, "stage1"))), parts)
+
+
+class InStages(Op[P, R]):
+    """An op of several kernels. Each stage is mapped, partitioned and lowered by itself."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def own_kernels(self) -> tuple[Op, ...]:
+        return kernels_of(self.stages)
+
+    @property
+    def kernels(self) -> tuple[Op, ...]:
+        return (*self.own_kernels, *(self._backward.generated if self._backward is not None else ()))
+
+    @property
+    def multiplied(self) -> frozenset[str]:
+        inputs = {a.name for a in self.spec.inputs}
+        return frozenset(x.name for p in products_in(self.plan) for x in (p.a, p.b) if x.name in inputs)
+
+    def written(self, key: Key, operands: tuple) -> dict[str, jax.Array]:
+        """Every array that the stages write, by name."""
+        return self._through(key, operands, Stage.given)
+
+    def _through(self, key: Key, operands: tuple, given: Callable[..., dict[str, jax.Array]]) -> dict[str, jax.Array]:
+        there = dict(zip(self.operand_names(key), operands, strict=True))
+        for stage in self.stages:
+            there |= given(stage, key, there)
+        return there
+
+    def _outputs(self, there: dict[str, jax.Array]) -> tuple:
+        return tuple(there[a.name] for a in self.spec.outputs)
+
+    def _run(self, key: Key) -> Callable[..., tuple]:
+        return lambda *operands: self._outputs(self.written(key, operands))
+
+    def jnp_form(self, key: Key, *operands) -> tuple:
+        def in_jnp(stage: Stage, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            own, values = stage.call(key, there)
+            return stage.named(stage.jnp_form(own, *values))
+
+        return self._outputs(self._through(key, operands, in_jnp))
+
+    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
+        del parts, given
+
+        def interpreted(stage: Stage, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            own, values = stage.call(key, there)
+            return stage.named(stage._run_interpret(own, *values))
+
+        return self._outputs(self._through(key, operands, interpreted))
+
+    def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
+        """The last stage's launch. Raises `UserError` where a stage has none."""
+        return [stage.default_launch(types, axes) for stage in self.stages][-1]
+
+    def left_to_xla(self, types: Types, axes: Axes) -> str:
+        """Why all stages of such a call run their jnp form, or ""."""
+        found = [stage.left_to_xla(types, axes) for stage in self.stages]
+        return found[0] if all(found) else ""
+
+
+class StagedOp(InStages[P, R]):
+    """A generated op of several kernels."""
+
+    @functools.cached_property
+    def stages(self) -> tuple[Stage, ...]:  # type: ignore[override]
+        return stages_of(self, "", self._parts)
+
+
+class StagedForward(InStages, DerivedOp):
+    """Such an op, with more outputs for its backward."""
+
+    def __init__(self, forward: Op, parts: dict[str, Any]):
+        DerivedOp.__init__(self, forward, "forward", parts)
+        self.stages = stages_of(self, "forward_", parts)

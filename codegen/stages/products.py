@@ -1,0 +1,184 @@
+"""Cuts an op with matrix products that no single kernel computes: products of computed values, or several in a row.
+
+The factors of a product are in memory before the product is computed. So the graph is cut at each computed factor, which an
+earlier stage writes in the product's type, and what is computed from a product is its stage's epilogue. A value that a later
+stage needs too, and that is made of a product, is written as well: no product is computed twice. A stage whose epilogue no
+kernel computes is the product alone, and the rest follows it, cut at its reductions (`cut.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from codegen.errors import SpecError, UserError
+from codegen.graph.nodes import Node, topological
+from codegen.graph.ops import IN_STAGES
+from codegen.language.products import plain
+from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.tiles import Tile
+from codegen.spec.spec import Spec
+from codegen.stages.cut import MOST_NODES, MOST_REDUCTIONS, Cutting, Item, Kernel, Stages
+
+Cut = Callable[[Spec], Op]  # a spec without products to its op, of one kernel or of several
+MOST_PRODUCTS = 32
+
+
+def cut_around(spec: Spec, kernel: Kernel, rest: Cut) -> Stages | None:
+    """The stages of an op with products. `rest` gives the op of a part without products. None if the op is too large to search
+    for parts. Raises `SpecError` if some part has no kernel."""
+    nodes = list(topological(s.value for s in spec.read.statements))
+    if len(nodes) > MOST_NODES or sum(n.op in IN_STAGES for n in nodes) > MOST_REDUCTIONS:
+        return None
+    if sum(n.op == "contract" for n in nodes) > MOST_PRODUCTS:
+        return None
+    made = _Around(spec, kernel, rest)
+    return Stages(made.stages(), made.held())
+
+
+def factors_of(product: Node) -> list[Node]:
+    """The computed factors of a product."""
+    return [f for f in map(plain, product.args) if f.op != "input"]
+
+
+def products_of(values: Iterable[Node], known: Callable[[Node], bool] | None = None) -> dict[int, Node]:
+    """The products that values are made of, not by way of factors or known values, by identity."""
+
+    def leaf(node: Node) -> bool:
+        return node.op == "contract" or (known is not None and known(node))
+
+    return {id(n): n for n in topological(values, leaf) if n.op == "contract" and not (known and known(n))}
+
+
+def of_products(nodes: Iterable[Node], known: Callable[[Node], bool]) -> list[Node]:
+    """Those of some nodes, arguments before their users, that are made of a product which is not known."""
+    found: dict[int, Node] = {}
+    for node in nodes:
+        if not known(node) and (node.op == "contract" or any(id(a) in found for a in node.args)):
+            found[id(node)] = node
+    return list(found.values())
+
+
+def shared(values: Iterable[Node], made: Iterable[Node], known: Callable[[Node], bool]) -> list[Node]:
+    """The fewest of the `made` values from which other values are computed without a product of theirs."""
+    own = {id(n) for n in made}
+    hits = [n for n in topological(values, lambda n: id(n) in own or known(n)) if id(n) in own]
+    for node in reversed(hits):
+        others = {id(n) for n in hits if n is not node}
+        inside = [*topological([node], lambda n: (id(n) in others or known(n)) and n is not node)]
+        again = [n for n in inside if id(n) not in others and not known(n)]
+        if not any(n.op == "contract" or n.op in IN_STAGES for n in again):
+            hits = [n for n in hits if n is not node]
+    return hits
+
+
+class _Around(Cutting):
+    def __init__(self, spec: Spec, kernel: Kernel, rest: Cut):
+        super().__init__(spec, self.one_or_more)
+        self.one, self.rest = kernel, rest
+        nodes = list(topological(s.value for s in self.statements))
+        self.products = [n for n in nodes if n.op == "contract"]
+        self.factors = list({id(f): f for p in self.products for f in factors_of(p)}.values())
+        self.reductions = []
+        for node in self.factors:
+            self.hold(node)
+
+    def hold(self, node: Node) -> None:
+        """Makes a node one that a stage may write."""
+        if id(node) not in self.results:
+            self.results[id(node)] = self.result(node)
+            self.reductions.append(node)
+
+    def one_or_more(self, spec: Spec) -> Op:
+        """The op of a stage's spec: one kernel, or without products as many as it needs."""
+        if any(n.op == "contract" for n in spec.read.nodes):
+            return self.one(spec)
+        return self.rest(spec)
+
+    def values(self, item: Item) -> list[Node]:
+        return [item] if isinstance(item, Node) else [s.value for s in self.statements if s.name == item.name]
+
+    def unknown_products(self, item: Item) -> frozenset[int]:
+        return frozenset(products_of(self.values(item), self.is_known))
+
+    def is_ready(self, item: Item) -> bool:
+        """Whether all factors of an item's products are known."""
+        needed = products_of(self.values(item), self.is_known).values()
+        return all(self.is_known(f) for p in needed for f in factors_of(p))
+
+    def stages(self) -> tuple[Op, ...]:
+        left: list[Item] = [*self.factors, *self.spec.outputs]
+        while left:
+            ready = [item for item in left if self.is_ready(item)]
+            for group in self.stage_groups(ready):
+                group = [item for item in group if item in left and not self.is_made(item)]
+                if group and all(map(self.is_ready, group)):
+                    left = [item for item in left if item not in group]
+                    self.write(group, left)
+            left = [item for item in left if not self.is_made(item)]
+        return tuple(self.made)
+
+    def is_made(self, item: Item) -> bool:
+        """Whether a stage writes an item: some outputs hold a factor."""
+        if isinstance(item, Node):
+            return self.is_known(item)
+        return any(item.name == a.name for op in self.made for a in op.spec.outputs)
+
+    def stage_groups(self, ready: Sequence[Item]) -> list[list[Item]]:
+        """The ready items in as few kernels as possible. Those of the same products share a kernel where there is one; an item
+        without products joins a kernel that computes it in its tiles too."""
+        groups: list[list[Item]] = []
+        for item in sorted(ready, key=lambda i: not self.unknown_products(i)):
+            own = self.unknown_products(item)
+            group = next((g for g in groups if self.joins(item, own, g)), None)
+            if group is None:
+                groups.append([item])
+            else:
+                group.append(item)
+        return groups
+
+    def joins(self, item: Item, own: frozenset[int], group: list[Item]) -> bool:
+        theirs = self.unknown_products(group[0])
+        if own != theirs and (own or not theirs):
+            return False
+        if not own and not theirs:
+            return self.attempt([*group, item]) and not isinstance(self.made_of([*group, item]).plan, Staged)
+        if not self.attempt([*group, item]):
+            return False
+        return bool(own) or in_tiles(self.made_of([*group, item]))
+
+    def write(self, group: list[Item], left: Sequence[Item]) -> None:
+        """A stage for a group, and for what is made of its products and those `left` need too."""
+        values = [v for item in group for v in self.values(item)]
+        inner = of_products(topological(values, self.is_known), self.is_known)
+        given = {id(v) for v in values if id(v) in self.results}
+        later = [v for item in left for v in self.values(item)]
+        more = [n for n in shared(later, inner, self.is_known) if id(n) not in given]
+        for node in more:
+            self.hold(node)
+        if inner and not self.attempt([*group, *more]):
+            self.alone(inner, [*group, *more])
+            return
+        self.add([[*group, *more]])
+
+    def alone(self, inner: Sequence[Node], items: list[Item]) -> None:
+        """The products of a group, each a stage, and then the group."""
+        for node in inner:
+            if node.op == "contract":
+                self.hold(node)
+                self.require([node])
+                self.add([[node]])
+        self.require(items)
+        self.add([items])
+
+    def require(self, items: Sequence[Item]) -> None:
+        """Raises the reason why no kernel computes some items."""
+        try:
+            self.made_of(items)
+        except SpecError as error:
+            raise SpecError([self.placed(d) for d in error.diagnostics]) from None
+        except UserError as error:
+            raise SpecError([self.spec.source.diagnostic(self.spec.chain.span, error.message, error.hint)]) from None
+
+
+def in_tiles(op: Op) -> bool:
+    return isinstance(op.plan, Gemm) and isinstance(op.plan.tile, Tile)

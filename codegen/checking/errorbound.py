@@ -45,9 +45,19 @@ from codegen.checking.productbound import product, spacing, summed
 from codegen.checking.scanbound import scanned
 from codegen.graph.contraction import is_approximable
 from codegen.graph.emit import leaf_key
-from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Selected, Statement, along_of, lost_axes, topological
+from codegen.graph.nodes import (
+    DTYPES,
+    ROWS,
+    Leaf,
+    Node,
+    Selected,
+    Statement,
+    along_of,
+    as_multiplied,
+    lost_axes,
+    topological,
+)
 from codegen.graph.ops import OPS, REDUCTIONS, SCANS
-from codegen.language.products import plain
 from codegen.runtime.xla.random import random_bits
 
 # The allowed relative error of a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
@@ -392,14 +402,14 @@ class Analysis:
 
     def factor(self, node: Node, bounds: Mapping[int, Bound]) -> Bound:
         """A factor of a product: a computed one may or may not be rounded before the reference multiplies it."""
-        value = plain(node)
+        value = as_multiplied(node)
         if value.op != "cast" or value.args[0].kind != "float" or DTYPES[self.dtype_of(value)].size == 1:
             return bounds[id(node)]
         own = bounds[id(value.args[0])]
         return replace(own, error=own.error + spacing(own.value, self.dtype_of(value)))
 
     def dtype_of(self, factor: Node) -> str:
-        value = plain(factor)
+        value = as_multiplied(factor)
         if isinstance(value.attr, Leaf):
             return self.arrays[value.attr.name]
         return self.casts.get(str(value.attr), str(value.attr))

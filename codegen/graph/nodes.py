@@ -349,6 +349,13 @@ def lost_axes(reduction: Node) -> tuple[str, ...]:
     return reduction.attr
 
 
+def as_multiplied(factor: Node) -> Node:
+    """A factor of a matrix product as it is multiplied: an input or a cast, without the conversion of integers to floats, which the
+    product does."""
+    inner = factor.args[0] if factor.op == "float" else factor
+    return inner if inner.op in ("input", "cast") else factor
+
+
 def along_of(scan: Node) -> Along:
     """How a scan runs."""
     assert isinstance(scan.attr, Along)

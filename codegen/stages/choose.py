@@ -30,11 +30,16 @@ def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | Gemm | Staged:
         gemms.check(spec)
     try:
         return kernel_of(spec)
-    except SpecError:
+    except SpecError as error:
         whole = _Whole(spec, statements)
         if whole.refused():
             raise
-        stages = cut_around(spec, one_kernel, derived) if contracts else cut(spec, one_kernel)
+        try:
+            stages = cut_around(spec, one_kernel, derived) if contracts else cut(spec, one_kernel)
+        except SpecError:
+            if contracts and gemms.takes_inputs(statements):
+                raise error from None  # it says what no kernel takes, with its place in the chain
+            raise
         if stages is None:
             raise
         return whole.plan(stages)

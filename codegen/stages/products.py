@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from codegen.errors import SpecError, UserError
-from codegen.graph.nodes import Node, topological
+from codegen.graph.nodes import Node, as_multiplied, topological
 from codegen.graph.ops import IN_STAGES
-from codegen.language.products import plain
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.tiles import Tile
 from codegen.spec.spec import Spec
@@ -37,7 +36,7 @@ def cut_around(spec: Spec, kernel: Kernel, rest: Cut) -> Stages | None:
 
 def factors_of(product: Node) -> list[Node]:
     """The computed factors of a product."""
-    return [f for f in map(plain, product.args) if f.op != "input"]
+    return [f for f in map(as_multiplied, product.args) if f.op != "input"]
 
 
 def products_of(values: Iterable[Node], known: Callable[[Node], bool] | None = None) -> dict[int, Node]:

@@ -123,6 +123,22 @@ EXCEPTIONS = {
     "no tile is folded by": "the same",
     "a reduction along": "the same",
     "no main loop for": "the same",
+    # Reasons why an op is several kernels, which are cut there: tests/pure/stages
+    "in the same kernel": "a stage before it computes the factor",
+    "but {first.name!r} is {first}": "each output is a stage",
+    "a reduction would wait for another one": "a stage of its own",
+    "every row would wait": "a stage of its own",
+    "make two ops": "the hint of these",
+    "no kernel reduces {what}": "the same",
+    "groups of the row": "the same",
+    "reductions one after the other": "the same",
+    "takes from a table after": "the same",
+    "column reductions of different axes": "the same",
+    "make it an op of its own": "the hint of these",
+    "make several ops of it": "the same",
+    "take before it": "the same",
+    "but {what}": "the same",
+    "join them in an op of its own": "the same",
     "more than a kernel's coordinate holds": "of a call's extents, at run time: tests/cpu/runtime/ops/test_export.py",
 }
 MAKERS = {"UserError", "fail", "error", "error_in_chain", "_at", "at", "diagnostic"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from codegen.errors import UserError
-from codegen.graph.nodes import DTYPES, Graph, Leaf, Node, dtypes_of, topological
+from codegen.graph.nodes import DTYPES, Graph, Leaf, Node, as_multiplied, dtypes_of, topological
 from codegen.spec.spec import Array
 
 
@@ -18,9 +18,9 @@ def contracted(left: Node, right: Node, outputs: Collection[str], arrays: Mappin
     if not own and axes and axes[-1] in both:
         return axes[-1]
     if len(own) != 1:
-        found = f"no output has {' and '.join(own)}" if own else "here there is none"
+        found = f"these are {', '.join(own)}" if own else "here there is none"
         hint = f"name it: dot(a, b, axis={own[0]})" if own else "name it: dot(a, b, axis=K)"
-        raise UserError(f"'@' contracts the one axis that both sides have and no output has; {found}", hint)
+        raise UserError(f"'@' contracts the one axis that both sides have and no output has, and {found}", hint)
     return own[0]
 
 
@@ -64,19 +64,9 @@ def product_of(graph: Graph, left: Node, right: Node, axes: Collection[str]) -> 
     return graph.node("contract", (left, right), graph.order(axes), kind=left.kind, dims=dims)
 
 
-def plain(factor: Node) -> Node:
-    """A factor as it is multiplied: without the conversion of integers to floats, which the product does."""
-    return factor.args[0] if factor.op == "float" and is_stored(factor.args[0]) else factor
-
-
-def is_stored(value: Node) -> bool:
-    """Whether a value has the type of an array, or of a cast."""
-    return value.op in ("input", "cast")
-
-
 def type_of(factor: Node, arrays: Mapping[str, Array]) -> str | None:
     """The type of a factor that is an input or a cast: a dtype or a type variable. None for other values."""
-    value = plain(factor)
+    value = as_multiplied(factor)
     if value.op == "cast":
         return str(value.attr)
     return arrays[value.attr.name].dtype if isinstance(value.attr, Leaf) and value.op == "input" else None
@@ -85,6 +75,8 @@ def type_of(factor: Node, arrays: Mapping[str, Array]) -> str | None:
 def types_within(value: Node, arrays: Mapping[str, Array]) -> set[str]:
     """The types of the inputs that a value is computed from and of its casts, except of what is cast. Of these inputs, only those with
     the most axes count: a scale in float32 does not decide."""
-    found = [n for n in topological([value], lambda n: n.op == "cast") if is_stored(n) and n.kind == "float"]
+    found = [
+        n for n in topological([value], lambda n: n.op == "cast") if n.op in ("input", "cast") and n.kind == "float"
+    ]
     most = max((len(n.dims) for n in found), default=0)
     return {t for n in found if len(n.dims) == most and (t := type_of(n, arrays)) is not None}

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Leaf, Node, Statement, lost_axes, put_inputs, topological
+from codegen.graph.nodes import Leaf, Node, Statement, as_multiplied, lost_axes, put_inputs, topological
 from codegen.language.chain import in_chain, line_with
-from codegen.language.formula.products import plain
 from codegen.language.statements import Placed
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.gemms.tiles import Product
@@ -25,6 +24,12 @@ from codegen.spec.spec import Array, Spec
 def contracts(statements: tuple[Statement, ...]) -> bool:
     """Whether a chain has a contraction."""
     return any(n.op == "contract" for n in topological(s.value for s in statements))
+
+
+def takes_inputs(statements: tuple[Statement, ...]) -> bool:
+    """Whether all products of a chain are of inputs."""
+    nodes = topological(s.value for s in statements)
+    return all(as_multiplied(f).op == "input" for n in nodes if n.op == "contract" for f in n.args)
 
 
 def check(spec: Spec) -> None:
@@ -51,7 +56,7 @@ class _Splitter:
     def check(self) -> None:
         spec, problems = self.spec, list[Diagnostic]()
         for node in self.products:
-            for side in map(plain, node.args):
+            for side in map(as_multiplied, node.args):
                 if isinstance(side.attr, Leaf) and spec.array(side.attr.name).default is not None:
                     error = UserError(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
                     problems.append(self.place(node, error))
@@ -59,8 +64,7 @@ class _Splitter:
             span = next(a.span for a in spec.inputs if "float64" in spec.dtypes(a)) or spec.chain.span
             message = "no kernel for a contraction (@) in float64"
             problems.append(spec.source.diagnostic(span, message, "leave float64 out of its types"))
-        simple = all(side.op == "input" for node in self.products for side in map(plain, node.args))
-        for key in ("save", "grad") if simple else ():
+        for key in ("save", "grad") if takes_inputs(self.statements) else ():
             if (key == "save" and spec.save) or (key == "grad" and not isinstance(spec.grad, str)):
                 message = f"{key!r} says nothing in an op that contracts (@)"
                 hint = "what its backward needs is kept, and the products' gradients are products"
@@ -101,7 +105,7 @@ class _Splitter:
 
     def leaf(self, node: Node) -> Leaf:
         """The epilogue's input for a contraction."""
-        left, right = map(plain, node.args)
+        left, right = map(as_multiplied, node.args)
         for side in (left, right):
             if not isinstance(side.attr, Leaf) or side.op != "input":
                 raise UserError("'@' of a computed value in the same kernel")  # a stage before it computes it

@@ -309,32 +309,6 @@ def made(inputs: str, outputs: str, chain: str) -> Op:
     return read_op("f.yaml", f"op: f\nsummary: s\n{types}{''.join(parts)}chain: |\n{lines}reference: |\n{reference}")
 
 
-# Hints of statistics beside others, which no bad spec shows
-
-STATISTICS = [
-    # a statistic of the contracted axis beside a product
-    ("x: float32[..., K]; w: float32[K, N]", "y: float32[..., N]", "p = x @ w; y = p * sum(x, axis=K) - max(p, axis=N)",
-     [("x: float32[..., K]", "s: float32[...]", "s = sum(x, axis=K)"),
-      ("x: float32[..., K]; w: float32[K, N]; s: float32[...]", "y: float32[..., N]", "p = x @ w; y = p * s - max(p, axis=N)")]),
-    ("x: float32[..., K]; w: float32[K, N]", "y: float32[..., N]; c: float32[N]", "p = x @ w; y = p * sum(x, axis=K); c = max(p, axis=...)",
-     [("x: float32[..., K]", "s: float32[...]", "s = sum(x, axis=K)"),
-      ("x: float32[..., K]; w: float32[K, N]; s: float32[...]", "y: float32[..., N]; c: float32[N]", "p = x @ w; y = p * s; c = max(p, axis=...)")]),
-    ("x: float32[..., K]; w: float32[K, N]", "y: float32[..., N]", "y = (x @ w) * sum(w, axis=K)",
-     [("w: float32[K, N]", "s: float32[N]", "s = sum(w, axis=K)"),
-      ("x: float32[..., K]; w: float32[K, N]; s: float32[N]", "y: float32[..., N]", "y = (x @ w) * s")]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("inputs", "outputs", "chain", "ops"), STATISTICS)
-def test_statistics_that_no_kernel_reduces_make_ops_of_their_own(inputs, outputs, chain, ops):
-    with pytest.raises(
-        SpecError, match=r"(?s)no kernel reduces over .*\n  make .* an op of its own, and take its result"
-    ):
-        made(inputs, outputs, chain)
-    for op in ops:
-        made(*op)
-
-
 @pytest.mark.parametrize("name", sorted(INSTEAD))
 def test_what_serves_instead(name):
     """The formulas that replace a function of jnp can be read, and are an op."""

@@ -93,7 +93,7 @@ def short(error: BaseException) -> str:
 def trial(usual: Any, ways: Sequence[str], dry: bool, folder: Path, frozen: bool = False) -> list[dict[str, Any]]:
     """The rows of an op: one for its forward, one for its backward if that is a kernel, and if it is to be timed too one for
     its backward without the gradients of arrays that all rows share."""
-    from codegen.runtime.ops.gradients import backward_ops
+    from codegen.runtime.ops.backward import backward_ops
     from tests.making import make_op
 
     op = make_op(folder, usual.spec.text)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Node, as_multiplied, topological
 from codegen.graph.ops import IN_STAGES
+from codegen.plan.gemms.tiles import Tile
 from codegen.plan.op import Gemm, Op, Staged
-from codegen.plan.tiles import Tile
 from codegen.spec.spec import Spec
 from codegen.stages.cut import MOST_NODES, MOST_REDUCTIONS, Cutting, Item, Kernel, Stages
 

@@ -261,7 +261,7 @@ def bench(
     from codegen.measuring.times import bench as timing
     from codegen.measuring.times import results
     from codegen.runtime.compiled.platform import on_gpu
-    from codegen.runtime.ops.gradients import backward_ops
+    from codegen.runtime.ops.backward import backward_ops
 
     ops, wanted = load_ops(find_project().at(package=package).package, names), read_types(types)
     kind, kinds = kind or suite, sorted({op.plan.kind for op in ops})

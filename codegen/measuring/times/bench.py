@@ -35,7 +35,7 @@ from codegen.measuring.times.device_time import Candidate
 from codegen.measuring.times.measurement import Measurement
 from codegen.plan.op import products_in
 from codegen.runtime.call.described import Key
-from codegen.runtime.ops.gradients import BackwardOp
+from codegen.runtime.ops.backward import BackwardOp
 from codegen.runtime.ops.op import Op
 from codegen.spec.spec import Array, Spec
 

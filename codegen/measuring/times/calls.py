@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from codegen.explain.launching import Binding
 from codegen.language.sizes import Shape
 from codegen.measuring.times import bench
-from codegen.runtime.ops.gradients import BackwardOp
+from codegen.runtime.ops.backward import BackwardOp
 from codegen.runtime.ops.op import Op
 
 # Relative errors that are no error: of results that were rounded once from float32 values that differ by a little

@@ -31,8 +31,8 @@ from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes, Types
+from codegen.runtime.ops.backward import BackwardOp, GemmBackwardOp
 from codegen.runtime.ops.gemm_op import GemmOp
-from codegen.runtime.ops.gradients import BackwardOp, GemmBackwardOp
 from codegen.runtime.ops.op import Op
 from codegen.tuning import candidates, choosing
 from codegen.tuning.choosing import Changes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from codegen.runtime.ops.backward import BackwardOp, GemmBackwardOp
 from codegen.runtime.ops.gemm_op import GemmOp
-from codegen.runtime.ops.gradients import BackwardOp, GemmBackwardOp
 from codegen.runtime.ops.op import Op
 from codegen.runtime.ops.staged import StagedOp, has_kernels
 

@@ -96,15 +96,51 @@ CUT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CUT)
+DENSE = "x: bfloat16[..., K]; w: bfloat16[K, N]"
+LAYERS = "x: bfloat16[..., K]; w: bfloat16[K, F]; v: bfloat16[F, K]", "y: bfloat16[..., K]"
+
+PRODUCTS = {
+    "a computed factor": (
+        (f"{DENSE}; g: bfloat16[K]", "y: bfloat16[..., N]", "y = (x * rsqrt(mean(square(x), axis=K)) * g) @ w"),
+        [("row", "x g -> factor_of_rows_k"), ("gemm", "w factor_of_rows_k -> y")],
+    ),
+    "both factors": (
+        ("x: bfloat16[..., K]; q: int8[K, N]; s: float32[N]", "y: bfloat16[..., N]",
+         "y = cast(square(x), bfloat16) @ (cast(q, bfloat16) * s)"),
+        [("elementwise", "x -> factor_of_rows_k"), ("elementwise", "q s -> factor_of_k_n"),
+         ("gemm", "factor_of_rows_k factor_of_k_n -> y")],
+    ),
+    "two layers": ((*LAYERS, "u = squared_relu(x @ w); y = u @ v + x"), [("gemm", "x w -> u"), ("gemm", "x v u -> y")]),
+    # a value of a product that two stages use is written, and not multiplied again
+    "what two stages use": (
+        (*LAYERS, "h = x @ w; u = relu(h); z = u @ v; y = z + max(h, axis=F)"),
+        [("gemm", "x w -> u h"), ("gemm", "v u h -> y")],
+    ),
+    "an output that is a factor": (
+        (LAYERS[0], "y: bfloat16[..., K]; u: bfloat16[..., F]", "u = relu(x @ w); y = u @ v"),
+        [("gemm", "x w -> u"), ("gemm", "v u -> y")],
+    ),
+    # an epilogue that no kernel computes follows the product alone
+    "all rows of a product": (
+        (DENSE, "y: bfloat16[..., N]", "z = x @ w; y = z - max(z, axis=...)"),
+        [("gemm", "x w -> z"), ("column", "z -> max_of_n"), ("elementwise", "z max_of_n -> y")],
+    ),
+    "a statistic of the contracted axis": (
+        (DENSE, "y: float32[..., N]", "y = (x @ w) * sum(w, axis=K)"),
+        [("gemm", "x w -> product_of_rows_n"), ("column", "w -> sum_of_n"), ("elementwise", "product_of_rows_n sum_of_n -> y")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUT | PRODUCTS)
 def test_stages(name):
-    spec, expected = CUT[name]
+    spec, expected = (CUT | PRODUCTS)[name]
     found = stages(made(*spec))
     assert len(found) == 2 if expected is None else found == expected
 
 
 def test_every_stage_reads_what_is_there():
-    for spec, _ in CUT.values():
+    for spec, _ in (CUT | PRODUCTS).values():
         op = made(*spec)
         there = {a.name: a for a in op.spec.inputs}
         assert isinstance(op.plan, Staged)
@@ -142,3 +178,10 @@ def test_what_no_kernel_does_is_the_first_error():
 def test_an_array_in_another_order_is_read_where_nothing_reduces():
     op = made("x: float32[M, N]; w: float32[N, M]", "y: float32[M, N]", "y = x - mean(x, axis=M) + w")
     assert [kind for kind, _ in stages(op)] == ["column", "elementwise"]
+
+
+def test_an_ambiguous_product_names_its_axes():
+    arrays = "x: bfloat16[A, B]; w: bfloat16[A, B, N]", "y: bfloat16[N]"
+    with pytest.raises(SpecError, match=r"no output has, and these are A, B\n.*\n.*\n  name it: dot\(a, b, axis=A\)"):
+        made(*arrays, "y = x @ w")
+    assert made(*arrays, "y = dot(x, w, axis=(A, B))").plan.products[0].axes == ("A", "B")

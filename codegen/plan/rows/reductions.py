@@ -218,7 +218,7 @@ class Reduction(Reads):
         waves = 4 if self.inner else 1  # they compute more than they read: a block that has finished makes room
         lanes = self.lanes(vec)
         how = walking.tiles(
-            vec, ragged, width, written, lanes, values, self.costly, waves, columns, rows, apart, own, arch
+            vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, columns, rows, apart, own, arch
         )
         return replace(how, each=each, first=first, crossing=crossing)
 

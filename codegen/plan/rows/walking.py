@@ -53,6 +53,9 @@ BYTES = 128  # and of them
 COSTLY_BYTES = 96  # if an expensive value is computed of them
 LEAST_BYTES = 64  # on GPUs without clusters
 ALL = 384  # with the values computed of them
+CROWDED_VALUES = 64  # values of a thread that are alive at once, from which on it holds few rows
+FEW_AT_ONCE = 2
+MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond the last one
 PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_103": 148, "sm_120": 170}
 TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block for each SM that an H100 runs at a time
 SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of an SM's shared memory
@@ -281,6 +284,7 @@ def tiles(
     values: bool,
     costly: bool,
     waves: int,
+    alive: int,
     columns: int | None,
     rows: int | None,
     apart: int,
@@ -289,22 +293,36 @@ def tiles(
 ) -> WalkLaunch:
     """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a
     vector's results; `values`: each row also has values of its own; `costly`: an expensive value is computed; `waves`:
-    how often all SMs are filled, at least."""
+    how often all SMs are filled, at least; `alive`: the most values of a column that are alive at once."""
     threads = schedule.get("threads", MASKED_THREADS if ragged else THREADS)
     at_once = 1 if ragged else rows_at_once(width, written, values, costly, arch)
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
     pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
-    handfuls = -(-(rows or 2**31) // (threads // per_row * at_once))
     resident = max(1, RESIDENT // threads)
     slots = resident * processors(arch)
     full = shares(pieces, slots, waves)
-    parts = min(max(1, min(full, handfuls)), _most_parts.get())
-    resident = resident if full * pieces <= slots else 0  # all at a time; else a block that has finished makes room
+    beside, many = threads // per_row, rows or 2**31
+
+    def parts_of(at_once: int) -> int:
+        return min(max(1, min(full, -(-many // (beside * at_once)))), _most_parts.get())
+
+    all_at_a_time = full * pieces <= slots
+    if not all_at_a_time:  # as many as registers allow: each may hold less
+        at_once = min(at_once, FEW_AT_ONCE) if alive * vec >= CROWDED_VALUES else at_once
+        while at_once > 1 and idle(many, parts_of(at_once) * beside * at_once) > MOST_IDLE:
+            at_once //= 2
+    parts = parts_of(at_once)
+    resident = resident if all_at_a_time else 0  # else a block that has finished makes room
     return WalkLaunch(
         vec, ragged, threads, per_row, 1, 1, at_once, exact=False, whole=False, resident=resident, parts=parts
     )
+
+
+def idle(rows: int, step: int) -> float:
+    """The part of all steps, of so many rows each, that is beyond the last row."""
+    return -rows % step / (rows or 1)
 
 
 def shares(pieces: int, slots: int, waves: int) -> int:

@@ -817,21 +817,23 @@ def post_add_pre_norm_backward_kernel(
             else:
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dy, dresidual, column_sum_of, column_sum2_of = post_add_pre_norm_backward_chain(
-                    device.floats(rDresidualOut[None, v, k]), device.floats(rDn[None, v, k]),
-                    device.floats(device.full(vec, rYRstd[0, u], rYRstd.element_type)),
-                    device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rY[None, v, k]),
-                    device.floats(rResidual[None, v, k]), device.floats(rPost[None, v]), device.floats(rPre[None, v]),
-                    device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dy.to(mDy.element_type), mDy, (row, 0))
-                at.store(dresidual.to(mDresidual.element_type), mDresidual, (row, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dy, dresidual, column_sum_of, column_sum2_of = post_add_pre_norm_backward_chain(
+                        device.floats(rDresidualOut[None, v, k]), device.floats(rDn[None, v, k]),
+                        device.floats(device.full(vec, rYRstd[0, u], rYRstd.element_type)),
+                        device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rY[None, v, k]),
+                        device.floats(rResidual[None, v, k]), device.floats(rPost[None, v]),
+                        device.floats(rPre[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, row_sum),
+                        device.full(vec, row_sum2), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dy.to(mDy.element_type), mDy, (row, 0))
+                    at.store(dresidual.to(mDresidual.element_type), mDresidual, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

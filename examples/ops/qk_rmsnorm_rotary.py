@@ -718,25 +718,26 @@ def qk_rmsnorm_rotary_backward_kernel(
                 row_mean3 = rRowMean3OfRows[0, u]
                 row_mean4 = rRowMean4OfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dq0, dq1, dk0, dk1, column_sum_of, column_sum2_of = qk_rmsnorm_rotary_backward_chain(
-                    device.floats(rDqOut0[None, v, k]), device.floats(rDqOut1[None, v, k]),
-                    device.floats(rDkOut0[None, v, k]), device.floats(rDkOut1[None, v, k]),
-                    device.floats(rQ0[None, v, k]), device.floats(rQ1[None, v, k]), device.floats(rK0[None, v, k]),
-                    device.floats(rK1[None, v, k]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
-                    device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
-                    device.full(vec, row_mean2), device.full(vec, row_sum), device.full(vec, row_mean3),
-                    device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dq0.to(mDq.element_type), mDq, (iB, iS, iH, 0, 0))
-                at.store(dq1.to(mDq.element_type), mDq, (iB, iS, iH, 1, 0))
-                at.store(dk0.to(mDk.element_type), mDk, (iB, iS, iH, 0, 0))
-                at.store(dk1.to(mDk.element_type), mDk, (iB, iS, iH, 1, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dq0, dq1, dk0, dk1, column_sum_of, column_sum2_of = qk_rmsnorm_rotary_backward_chain(
+                        device.floats(rDqOut0[None, v, k]), device.floats(rDqOut1[None, v, k]),
+                        device.floats(rDkOut0[None, v, k]), device.floats(rDkOut1[None, v, k]),
+                        device.floats(rQ0[None, v, k]), device.floats(rQ1[None, v, k]), device.floats(rK0[None, v, k]),
+                        device.floats(rK1[None, v, k]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
+                        device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
+                        device.full(vec, row_mean2), device.full(vec, row_sum), device.full(vec, row_mean3),
+                        device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dq0.to(mDq.element_type), mDq, (iB, iS, iH, 0, 0))
+                    at.store(dq1.to(mDq.element_type), mDq, (iB, iS, iH, 1, 0))
+                    at.store(dk0.to(mDk.element_type), mDk, (iB, iS, iH, 0, 0))
+                    at.store(dk1.to(mDk.element_type), mDk, (iB, iS, iH, 1, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H
@@ -869,25 +870,26 @@ def qk_rmsnorm_rotary_backward_places(
                 [rRowMean, rRowMean2, rRowSum, rRowMean3, rRowMean4, rRowSum2],
                 ("mean", "mean", "sum", "mean", "mean", "sum"), [],
             )
-            for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
-                dq0, dq1, dk0, dk1, column_sum_of, column_sum2_of = qk_rmsnorm_rotary_backward_chain(
-                    device.floats(rDqOut0[None, v, k]), device.floats(rDqOut1[None, v, k]),
-                    device.floats(rDkOut0[None, v, k]), device.floats(rDkOut1[None, v, k]),
-                    device.floats(rQ0[None, v, k]), device.floats(rQ1[None, v, k]), device.floats(rK0[None, v, k]),
-                    device.floats(rK1[None, v, k]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
-                    device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
-                    device.full(vec, row_mean2), device.full(vec, row_sum), device.full(vec, row_mean3),
-                    device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
-                )
-                inside = at.counted()
-                reduce.accumulate_at(
-                    v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
-                )
-                at.store(dq0.to(mDq.element_type), mDq, (iB, iS, iH, 0, 0))
-                at.store(dq1.to(mDq.element_type), mDq, (iB, iS, iH, 1, 0))
-                at.store(dk0.to(mDk.element_type), mDk, (iB, iS, iH, 0, 0))
-                at.store(dk1.to(mDk.element_type), mDk, (iB, iS, iH, 1, 0))
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dq0, dq1, dk0, dk1, column_sum_of, column_sum2_of = qk_rmsnorm_rotary_backward_chain(
+                        device.floats(rDqOut0[None, v, k]), device.floats(rDqOut1[None, v, k]),
+                        device.floats(rDkOut0[None, v, k]), device.floats(rDkOut1[None, v, k]),
+                        device.floats(rQ0[None, v, k]), device.floats(rQ1[None, v, k]), device.floats(rK0[None, v, k]),
+                        device.floats(rK1[None, v, k]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
+                        device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
+                        device.full(vec, row_mean2), device.full(vec, row_sum), device.full(vec, row_mean3),
+                        device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    at.store(dq0.to(mDq.element_type), mDq, (iB, iS, iH, 0, 0))
+                    at.store(dq1.to(mDq.element_type), mDq, (iB, iS, iH, 1, 0))
+                    at.store(dk0.to(mDk.element_type), mDk, (iB, iS, iH, 0, 0))
+                    at.store(dk1.to(mDk.element_type), mDk, (iB, iS, iH, 1, 0))
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

@@ -266,6 +266,217 @@ def top_k_gate_stage3_xla(chosen):
     return weights
 
 
+def top_k_gate_backward_stage1_t0(chosen):
+    """What is folded into t0 (sum), on one vector of each operand."""
+    return chosen
+
+
+def top_k_gate_backward_stage1_row_sum(dweights, chosen, t0):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return dweights * device.divide_by_row(chosen, t0, False)
+
+
+def top_k_gate_backward_stage1_chain(dweights, t0, row_sum):
+    """The chain, on one vector of each operand and the row's statistics."""
+    sub_of_rows_k = device.divide_by_row(dweights, t0, False) - device.divide(row_sum, t0, False)
+    return sub_of_rows_k
+
+
+@cute.kernel
+def top_k_gate_backward_stage1_kernel(
+    mDweights: cute.Tensor,  # (rows, K) float32
+    mChosen: cute.Tensor,  # (rows, K) float32
+    mSubOfRowsK: cute.Tensor,  # (rows, K) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, K = mDweights.shape[0], mDweights.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rDweights = access.registers(mDweights, (vec, vectors, at_once))
+    rChosen = access.registers(mChosen, (vec, vectors, at_once))
+    rSubOfRowsK = access.registers(mSubOfRowsK, (vec, vectors, at_once))
+    sT0 = rowwise.shared(how, cutlass.Float32)
+    sRowSum = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    place = rowwise.meeting_place(how, rDweights, rChosen, rSubOfRowsK)
+    rowwise.load_together(mDweights, first_row, rDweights, place)
+    rowwise.load_together(mChosen, first_row, rChosen, place)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        row = rowwise.row(how, index, index < rows, K, shifts=True)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDweights, (index, 0), rDweights[None, None, u])
+        row.load(mChosen, (index, 0), rChosen[None, None, u])
+        reduce.meet([*sT0, *sRowSum], how.cluster)
+
+        rT0 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mChosen, (index, 0), rChosen[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                values = top_k_gate_backward_stage1_t0(device.floats(rChosen[None, v, u]))
+                reduce.accumulate([rT0], ("sum",), values, at.inside())
+        t0, = row.reduce([rT0], ("sum",), sT0)
+
+        row = row.forget((mDweights, rDweights), (mChosen, rChosen))
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mDweights, (index, 0), rDweights[None, None, u])
+            part.load(mChosen, (index, 0), rChosen[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                values = top_k_gate_backward_stage1_row_sum(
+                    device.floats(rDweights[None, v, u]), device.floats(rChosen[None, v, u]), device.full(vec, t0),
+                )
+                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+        row = row.forget((mDweights, rDweights), (mChosen, rChosen))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mDweights, (index, 0), rDweights[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                sub_of_rows_k = top_k_gate_backward_stage1_chain(
+                    device.floats(rDweights[None, v, u]), device.full(vec, t0), device.full(vec, row_sum),
+                )
+                at.store(sub_of_rows_k.to(mSubOfRowsK.element_type), mSubOfRowsK, (index, 0), rSubOfRowsK[None, v, u])
+
+    rowwise.store_together(rSubOfRowsK, mSubOfRowsK, first_row, place)
+
+
+@cute.jit
+def top_k_gate_backward_stage1_launch(
+    stream: cuda.CUstream, mDweights: cute.Tensor, mChosen: cute.Tensor, mSubOfRowsK: cute.Tensor,
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows = mDweights.shape[0]
+    top_k_gate_backward_stage1_kernel(mDweights, mChosen, mSubOfRowsK, how).launch(**rowwise.grid(how, rows, stream))
+
+
+def top_k_gate_backward_stage1_xla(dweights, chosen):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.sum(chosen, axis=-1, keepdims=True)
+    sub_of_rows_k = dweights / t0 - jnp.sum(dweights * (chosen / t0), axis=-1, keepdims=True) / t0
+    return sub_of_rows_k
+
+
+@cute.kernel
+def top_k_gate_backward_stage2_kernel(
+    mExperts: cute.Tensor,  # (rows, K) int32
+    mP: cute.Tensor,  # (rows, N) float32
+    mSubOfRowsK: cute.Tensor,  # (rows, K) float32
+    mT1: cute.Tensor,  # (rows, N) float32
+    how: cutlass.Constexpr[SelectLaunch],
+):
+    row = select.row(how)
+    if row < mExperts.shape[0]:
+        select.clear(mT1, row, mP.shape[1], how)
+        for slot in cutlass.range(how.count, unroll=8):
+            place = select.held_at(mExperts, row, slot, how.count)
+            if select.is_cleared(place, how):  # by this thread
+                select.put(
+                    mT1, row, place, select.value_at(mSubOfRowsK, row, slot, how.count).to(mT1.element_type),
+                    mP.shape[1],
+                )
+
+
+@cute.jit
+def top_k_gate_backward_stage2_launch(
+    stream: cuda.CUstream, mExperts: cute.Tensor, mP: cute.Tensor, mSubOfRowsK: cute.Tensor, mT1: cute.Tensor,
+    how: cutlass.Constexpr[SelectLaunch],
+):
+    top_k_gate_backward_stage2_kernel(mExperts, mP, mSubOfRowsK, mT1, how).launch(
+        **select.grid(how, mExperts.shape[0], stream)
+    )
+
+
+def top_k_gate_backward_stage2_xla(sub_of_rows_k, experts, index_n):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t1 = runtime.placed(sub_of_rows_k, experts, index_n, axis=-2, into=-1)
+    return t1
+
+
+def top_k_gate_backward_stage3_row_sum(p, t1):
+    """What is folded into row_sum (sum), on one vector of each operand."""
+    return t1 * p
+
+
+def top_k_gate_backward_stage3_chain(p, t1, row_sum):
+    """The chain, on one vector of each operand and the row's statistics."""
+    dlogits = p * (t1 - row_sum)
+    return dlogits
+
+
+@cute.kernel
+def top_k_gate_backward_stage3_kernel(
+    mP: cute.Tensor,  # (rows, N) float32
+    mT1: cute.Tensor,  # (rows, N) float32
+    mDlogits: cute.Tensor,  # (rows, N) T
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, N = mP.shape[0], mP.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rP = access.registers(mP, (vec, vectors, at_once))
+    rT1 = access.registers(mT1, (vec, vectors, at_once))
+    rDlogits = access.registers(mDlogits, (vec, vectors, at_once))
+    sRowSum = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    place = rowwise.meeting_place(how, rP, rT1, rDlogits)
+    rowwise.load_together(mP, first_row, rP, place)
+    rowwise.load_together(mT1, first_row, rT1, place)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        row = rowwise.row(how, index, index < rows, N, shifts=True)
+        row.load(mP, (index, 0), rP[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mT1, (index, 0), rT1[None, None, u])
+        reduce.meet([*sRowSum], how.cluster)
+
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mP, (index, 0), rP[None, None, u])
+            part.load(mT1, (index, 0), rT1[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                values = top_k_gate_backward_stage3_row_sum(
+                    device.floats(rP[None, v, u]), device.floats(rT1[None, v, u]),
+                )
+                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+        row = row.forget((mP, rP), (mT1, rT1))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mP, (index, 0), rP[None, None, u])
+            part.load(mT1, (index, 0), rT1[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                dlogits = top_k_gate_backward_stage3_chain(
+                    device.floats(rP[None, v, u]), device.floats(rT1[None, v, u]), device.full(vec, row_sum),
+                )
+                at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u])
+
+    rowwise.store_together(rDlogits, mDlogits, first_row, place)
+
+
+@cute.jit
+def top_k_gate_backward_stage3_launch(
+    stream: cuda.CUstream, mP: cute.Tensor, mT1: cute.Tensor, mDlogits: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+):
+    rows = mP.shape[0]
+    top_k_gate_backward_stage3_kernel(mP, mT1, mDlogits, how).launch(**rowwise.grid(how, rows, stream))
+
+
+def top_k_gate_backward_stage3_xla(p, t1):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dlogits = p * (t1 - jnp.sum(t1 * p, axis=-1, keepdims=True))
+    return dlogits
+
+
 @runtime.op(
     SPEC,
     reference=top_k_gate_reference,
@@ -275,6 +486,12 @@ def top_k_gate_stage3_xla(chosen):
     stage2_xla=top_k_gate_stage2_xla,
     stage3_launch=top_k_gate_stage3_launch,
     stage3_xla=top_k_gate_stage3_xla,
+    backward_stage1_launch=top_k_gate_backward_stage1_launch,
+    backward_stage1_xla=top_k_gate_backward_stage1_xla,
+    backward_stage2_launch=top_k_gate_backward_stage2_launch,
+    backward_stage2_xla=top_k_gate_backward_stage2_xla,
+    backward_stage3_launch=top_k_gate_backward_stage3_launch,
+    backward_stage3_xla=top_k_gate_backward_stage3_xla,
     result=TopKGateOutputs,
 )
 def top_k_gate(

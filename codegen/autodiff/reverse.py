@@ -20,8 +20,8 @@ from codegen.autodiff.simplify import Algebra
 from codegen.errors import UserError
 from codegen.graph.contraction import is_definite, marks, meetings
 from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, lost_axes, topological
-from codegen.graph.ops import OPS, REDUCTIONS, SCANS
+from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, lost_axes, topological
+from codegen.graph.ops import OPS, PLACED, REDUCTIONS, SCANS
 from codegen.graph.precision import deciding_types
 from codegen.graph.shifting import shift
 from codegen.language.chain import output_parts
@@ -44,6 +44,7 @@ STEEP_TERMS = {"rsqrt", "div", "exp", "exp2", "expm1", "sinh", "cosh", "tan", "a
 
 _UNLESS_ZERO = parse_expression("where(g == 0, 0, value)")
 _TIMES_SIZE = parse_expression("g * size(axis)")
+_SPREAD = parse_expression("where(i >= 0, g, 0)")
 _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
 
@@ -218,7 +219,8 @@ class Reverse:
     def counted(self, node: Node, argument: Node, value: Node) -> Node:
         """The contribution of a node to an argument's adjoint. The argument is broadcast along the axes that it lacks; if the `value`
         lacks them too, it is multiplied by their size. (If it does not, `collected` sums it.)"""
-        repeated = tuple(a for a in node.dims if a not in value.dims and a not in argument.dims)
+        own = node.attr.into if isinstance(node.attr, Selected) else ""  # an argument of a selection is not broadcast
+        repeated = tuple(a for a in node.dims if a not in value.dims and a not in argument.dims and a != own)
         return self.evaluated(_TIMES_SIZE, {"g": value, "axis": repeated}) if repeated else value
 
     def collected(self, node: Node, values: list[Node]) -> Node:
@@ -257,6 +259,8 @@ class Reverse:
             for axis, by in node.attr:
                 g = shift(self.graph, g, axis, -by, self.graph.const(0.0))
             return [(node.args[0], g)]
+        if isinstance(node.attr, Selected):
+            return [(node.args[0], self.placed(node, node.attr, g))]
         if node.op == "pick":
             raise UserError("no kernel for the gradient of a table that is read at a computed index")
         if node.op in SCANS:
@@ -272,6 +276,14 @@ class Reverse:
             known["axis"] = node.attr
         return [(a, self.evaluated(_parsed(rule), known))
                 for a, rule in zip(node.args, rules, strict=True) if id(a) in self.active and rule != "0"]  # fmt: skip
+
+    def placed(self, node: Node, how: Selected, g: Node) -> Node:
+        """The gradient of what the largest elements are selected from: each one's is at its position."""
+        places = self.graph.node("top_k_index", node.args, how, kind="int", dims=node.dims)
+        if g.dims != node.dims:
+            g = self.evaluated(_SPREAD, {"i": places, "g": g})
+        index = self.graph.node("index", attr=how.axis, kind="int", dims=(how.axis,))
+        return self.graph.node(PLACED, (g, places, index), how, kind="float", dims=node.args[0].dims)
 
     def scatter(self, node: Node, g: Node) -> None:
         """Two indices may select one row of a table, so its gradient is added up by index after the kernel."""
@@ -296,6 +308,7 @@ class Reverse:
         ways = {"rows": self.statistics, "columns": self.column_statistics, "held": self.held_statistics}
         more_saved = ways[statistics](assigned, saved) if statistics and not self.save else {}
         saved |= more_saved
+        saved |= self.positions(assigned, saved)
         leaves = {id(node): Leaf(name) for name, node in saved.items()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
@@ -482,6 +495,15 @@ class Reverse:
         found = {name: node for name, node in self.held.items() if id(node) in taken}
         return {name: n for name, n in found.items() if id(n) not in compared or self.exact(name, n)}
 
+    def positions(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
+        """The positions of selected elements that the backward needs: elements that are computed again may tie elsewhere."""
+        leaves = {id(v) for v in saved.values()}
+        nodes = topological((s.value for s in assigned), lambda n: id(n) in leaves)
+        needed = [n for n in nodes if n.op == "top_k_index" and id(n) not in leaves]
+        outputs = [s for s in self.statements if s.name in self.made and s.part is None]
+        exact = {id(s.value): s.name for s in outputs if self.spec.array(s.name).dtype == self.spec.integer}
+        return {exact.get(id(n)) or self.named.get(id(n)) or fresh(self.taken, "places"): n for n in needed}
+
     def row_reductions(
         self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]
     ) -> tuple[int, int]:
@@ -527,9 +549,12 @@ class Reverse:
         names = [name for name in saved if name not in self.made]
         dtypes = {"float": self.saved_type, "int": self.spec.integer, "bool": "bool"}
         return [
-            Array(name, dtypes[saved[name].kind], tuple(Axis((a,), extents=(None,)) for a in saved[name].dims))
+            Array(name, dtypes[saved[name].kind], self.dims_of(saved[name]))
             for name in names
         ]
+
+    def dims_of(self, value: Node) -> tuple[Axis, ...]:
+        return tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in value.dims)
 
     def cost(self, assigned: list[Statement], saved: Mapping[str, Node]) -> tuple[int, int]:
         """The number of arrays with the most axes that are read, and the number of reductions."""

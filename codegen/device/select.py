@@ -1,4 +1,4 @@
-"""Device functions of kernels that select the largest elements of a row, in order.
+"""Device functions of kernels that select the largest elements of a row, in order, and of their derivatives'.
 
 An element is a key, a number of 32 bits in the same order as the values, and its position in the row. The key 0 with a position
 past the row stands for no element. Everything that threads decide here is the same for all threads of a row.
@@ -40,7 +40,8 @@ def memory(how: SelectLaunch) -> list[cute.Tensor]:
     rows, allocator = how.threads // how.per_row, SmemAllocator()
     own = tidx // how.per_row
     layout = cute.make_layout((rows, how.count), stride=(how.count, 1))
-    keys, places = (allocator.allocate_tensor(d, layout, 16)[own, None] for d in (Uint32, Int32))
+    whole = 16 if how.count % 4 == 0 else 4  # bytes: else the compiler reads vectors past the last element
+    keys, places = (allocator.allocate_tensor(d, layout, whole)[own, None] for d in (Uint32, Int32))
     warps = max(how.per_row // WARP, 1)
     return [keys, places, allocator.allocate_tensor(Int32, cute.make_layout((2, warps)), 16)]
 
@@ -207,6 +208,32 @@ def rank(shared: list[cute.Tensor], slot: Int32, count: cutlass.Constexpr[int]):
         other = keys[j]
         found += _one((other > key) | ((other == key) & (places[j] < place)))
     return found
+
+
+@cute.jit
+def clear(dst: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch]):
+    """Write zeros to this thread's elements of a row of `columns` elements of a compact tensor (rows, columns)."""
+    tidx, _, _ = cute.arch.thread_idx()
+    zeros = cute.make_rmem_tensor((how.vec,), dst.element_type)
+    zeros.store(device.cast(cute.zeros_like(zeros, Float32), dst.element_type))
+    for column in cutlass.range(tidx % how.per_row * how.vec, columns, how.per_row * how.vec):
+        cute.autovec_copy(zeros, device.vector(dst, Int64(row) * columns + column, how.vec))
+
+
+def is_cleared(place: Int32, how: SelectLaunch) -> cutlass.Boolean:
+    """Whether `clear` writes an element of a row in this thread."""
+    tidx, _, _ = cute.arch.thread_idx()
+    return place // how.vec % how.per_row == tidx % how.per_row
+
+
+def held_at(src: cute.Tensor, row: Int32, slot: Int32, count: int) -> cutlass.Numeric:
+    """One element of a row of a compact tensor (rows, count)."""
+    return (src.iterator + (Int64(row) * count + slot)).load()
+
+
+def value_at(src: cute.Tensor, row: Int32, slot: Int32, count: int) -> device.Vector:
+    """One float of a row of a compact tensor (rows, count), in float32, as a vector of one element."""
+    return device.floats(device.vector(src, Int64(row) * count + slot, 1))
 
 
 def put(dst: cute.Tensor, row: Int32, place: Int32, value: device.Vector, count: int) -> None:

@@ -12,7 +12,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan
-from codegen.plan.rows.selecting import Selection
+from codegen.plan.rows.selecting import Placement, Selection
 
 
 def words(
@@ -23,6 +23,8 @@ def words(
         return StagedWords(plan)
     if isinstance(plan, Gemm):
         return GemmWords(plan)
+    if isinstance(plan, Placement):
+        return PlacementWords(plan)
     if isinstance(plan, Selection):
         return SelectionWords(plan)
     return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
@@ -91,6 +93,28 @@ class SelectionWords:
 
     def ragged(self) -> str:
         return f"where {self.plan.selected.axis} is not a multiple of a thread's elements, vectors are put together from aligned ones"
+
+
+class PlacementWords(SelectionWords):
+    def kind(self) -> str:
+        how = self.plan.selected
+        return f"selection's derivative: {how.count} values along {how.axis}, and zeros elsewhere; a warp or a block writes a row"
+
+    def groups(self) -> str:
+        rows, into, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
+        return f"{rows or 'one row'}, along whose {axis} the values along {into} are placed"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        if access.array is None:
+            return value_name(self.plan, access), *coordinate_words(access)
+        name = value_name(self.plan, access)
+        if access in self.plan.loads:
+            return name, "one by one, neighbours by neighbouring threads", "the same"
+        return name, "zeros in whole vectors, then one by one at the positions", "zeros one by one too"
+
+    def ragged(self) -> str:
+        return f"where {self.plan.selected.axis} is not a multiple of a vector, zeros are written one by one"
 
 
 class ElementwiseWords:

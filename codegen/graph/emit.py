@@ -15,7 +15,7 @@ from typing import Any
 from codegen.graph.contraction import Rounding
 from codegen.graph.names import temporaries
 from codegen.graph.nodes import ROWS, Node, Selected, Statement, along_of, lost_axes, topological
-from codegen.graph.ops import IN_STAGES, OPS, REDUCTIONS, SCANS
+from codegen.graph.ops import IN_STAGES, OPS, PLACED, REDUCTIONS, SCANS
 
 WIDTH = 96  # the most characters of an expression
 
@@ -305,6 +305,8 @@ class _Emitter:
     def selection(self, node: Node, how: Selected) -> str:
         """A selection in jnp, along the place of its result's axis; the axis that it selects along stays with size 1."""
         axis, into = (axis_numbers((a,), self.dialect.order) for a in (how.axis, how.into))
+        if node.op == PLACED:
+            return f"runtime.placed({', '.join(self.text[id(a)] for a in node.args)}, axis={axis}, into={into})"
         text = f"runtime.{node.op}({self.text[id(node.args[0])]}, {how.count}, axis={axis}, into={into})"
         return f"{text}.astype({self.dialect.integer})" if node.op == "top_k_index" else text
 

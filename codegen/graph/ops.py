@@ -163,6 +163,7 @@ OPERATORS = {*BINARY.values(), *COMPARE.values(), "neg", "pow", "not", "invert"}
 
 # Selections of the largest elements along an axis, in order: the kind of the result ("" is that of the argument)
 SELECTIONS = {"top_k": "", "top_k_index": "int"}
+PLACED = "_placed"  # the derivative of `top_k`: zeros, but for `a` at the positions `b` of selected elements; `c` is the index
 
 # Reductions: the kinds of their arguments, the identity for masked lanes, the jnp function, and the derivative, in terms of
 # the argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements
@@ -189,4 +190,4 @@ SCANS = {
     "cumlogsumexp": ("e",),
     "scan": ("a", "b", "initial"),
 }
-IN_STAGES = REDUCTIONS.keys() | SCANS.keys() | SELECTIONS.keys()  # results that later kernels read from memory
+IN_STAGES = REDUCTIONS.keys() | SCANS.keys() | SELECTIONS.keys() | {PLACED}  # results that later kernels read from memory

@@ -13,7 +13,7 @@ from codegen.autodiff.backward import Derived, backward_of
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.rows.scanning import Scan
-from codegen.plan.rows.selecting import Selection
+from codegen.plan.rows.selecting import Placement, Selection
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
@@ -22,7 +22,7 @@ from codegen.render.records import DerivedKernel, Head, Module
 from codegen.render.rows.column import WalkContext
 from codegen.render.rows.row import RowContext
 from codegen.render.rows.scan import ScanContext
-from codegen.render.rows.selection import SelectionContext
+from codegen.render.rows.selection import PlacementContext, SelectionContext
 from codegen.render.turned import TurnedContext
 from codegen.render.wrapping import wrapped
 from codegen.spec.embedding import to_data
@@ -50,6 +50,8 @@ def context_of(op: Op) -> Context:
         return ScanContext(op)
     if isinstance(op.plan, Elementwise):
         return ElementwiseContext(op) if op.plan.turned is None else TurnedContext(op)
+    if isinstance(op.plan, Placement):
+        return PlacementContext(op)
     if isinstance(op.plan, Selection):
         return SelectionContext(op)
     if isinstance(op.plan, Gemm):

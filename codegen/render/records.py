@@ -130,6 +130,18 @@ class SelectionKernel(Kernel):
     launch_arguments: str
 
 
+@dataclass(frozen=True)
+class PlacementKernel(Kernel):
+    """The values of `place.py.jinja`."""
+
+    places: str
+    result: str
+    rows: str
+    columns: str
+    stores: list[str]
+    launch_arguments: str
+
+
 # Element-wise kernels, and epilogues of products
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
 from codegen.graph.nodes import ROWS, Node, Statement, topological
-from codegen.graph.ops import REDUCTIONS, SCANS, SELECTIONS
+from codegen.graph.ops import PLACED, REDUCTIONS, SCANS, SELECTIONS
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
 from codegen.plan import elementwise
@@ -57,7 +57,7 @@ def kernel_of(spec: Spec) -> Elementwise | Reduction | Selection | Gemm:
     ops = {node.op for node in topological(s.value for s in statements)}
     if ops & SCANS.keys():
         return scanning.make_plan(spec, statements)
-    if ops & SELECTIONS.keys():
+    if ops & {*SELECTIONS, PLACED}:
         return selecting.make_plan(spec, statements)
     reduces = bool(ops & REDUCTIONS.keys())
     return reducing.make_plan(spec, statements) if reduces else elementwise.make_plan(spec, statements)

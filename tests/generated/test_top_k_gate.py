@@ -13,5 +13,6 @@ def test_top_k_gate_agrees_with_its_reference(implementation):
     check_op(top_k_gate, implementation)
 
 
-def test_gradient_of_top_k_gate_agrees_with_its_reference():
-    check_gradient(top_k_gate)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_top_k_gate_agrees_with_its_reference(implementation):
+    check_gradient(top_k_gate, implementation)

@@ -1,8 +1,11 @@
-"""The plan of a kernel that selects the largest elements of each row, in order.
+"""The plan of a kernel that selects the largest elements of each row, in order, and of its derivative's.
 
 A warp or a block has a row. Its threads hold pieces of the row, and the elements that were selected of earlier pieces. The bits
 of the k-th largest element are found one by one, by counting how many elements are not below a number; where elements tie there,
 so are the bits of the position of the last that is selected. Each selected element then counts those that come before it.
+
+The derivative's kernel has a row in the same way: each thread writes zeros, and then, among these, what belongs at the positions
+of the selected elements.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement
+from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, topological
+from codegen.graph.ops import PLACED
 from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
 from codegen.plan.launches import Extents
-from codegen.plan.planner import Planner
+from codegen.plan.planner import Names, Planner
 from codegen.shared import WARP, SelectLaunch
 from codegen.spec.spec import Array, Spec
 
@@ -83,9 +87,40 @@ class Selection:
         return SelectLaunch(vec, ragged, max(per_row, BLOCK), per_row, vectors, self.selected.count)
 
 
+@dataclass(frozen=True)
+class Placement(Selection):
+    """The plan of a kernel that places values at positions of otherwise zero rows."""
+
+    places: str = ""  # the input that holds the positions
+
+    @property
+    def result(self) -> Array:
+        array = self.stores[0].array
+        assert array is not None
+        return array
+
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        return ((self.result, 1),)
+
+    def launch(
+        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
+    ) -> SelectLaunch:
+        """The launch for arrays of these dtypes (by name): rows that whole vectors do not fill are written element by element."""
+        del arch
+        vec, columns = vector_width(DTYPES[dtypes[self.result.name]].size, schedule), extents.inner
+        if columns is None or columns % vec:
+            vec = 1
+        per_row = WARP
+        while columns is not None and per_row < MOST_THREADS and per_row * LONG_THREAD < columns:
+            per_row *= 2
+        return SelectLaunch(vec, False, max(per_row, BLOCK), per_row, 1, self.selected.count)
+
+
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Selection:
-    """The plan for a checked spec with a selection. Raises `SpecError` if no kernel can compute it."""
-    planner = _Selections(spec, statements)
+    """The plan for a checked spec with a selection, or with its derivative. Raises `SpecError` if no kernel can compute it."""
+    placed = any(n.op == PLACED for n in topological(s.value for s in statements))
+    planner = _Placements(spec, statements) if placed else _Selections(spec, statements)
     problem = planner.refusal()
     if problem is not None:
         raise SpecError([problem])
@@ -143,4 +178,55 @@ class _Selections(Planner):
             how,
             tuple(s.name for s in stored if s.value.op == "top_k"),
             tuple(a for a in spec.axes if a in {*array.axes, how.into}),
+        )
+
+
+class _Placements(Planner):
+    def refusal(self) -> Diagnostic | None:
+        """Why no kernel can compute the op, which places values."""
+        node = next(n for n in self.nodes if n.op == PLACED)
+        value, places, _ = node.args
+        if len(self.statements) > 1 or self.statements[0].value is not node or self.statements[0].at:
+            return self.error_in_chain(node, "a kernel that places values computes nothing else", "make it an op of its own")
+        for arg in (value, places):
+            leaf = arg.attr
+            array = self.spec.array(leaf.name) if isinstance(leaf, Leaf) and arg.op == "input" else None
+            if array is None or array.default is not None or array.axes != self.read_axes(node):
+                return self.error_in_chain(node, "a kernel places values of arrays alone", "make it an op of its own")
+        output = self.spec.outputs[0]
+        written = (*self.read_axes(node)[:-1], self.how(node).axis)
+        for array in self.spec.arrays:
+            if array.parts is not None or array.axes not in (written, self.read_axes(node), written[-1:]):
+                message = "a kernel places values along the last axis of arrays without parts"
+                return self.error(message, f"{array.name!r} is {array}", array)
+        if output.axes != written or {"float64"} & {d for a in self.spec.arrays for d in self.spec.dtypes(a)}:
+            return self.error("a kernel places 32-bit values along the last axis", f"{output.name!r} is {output}", output)
+        return None
+
+    def how(self, node: Node) -> Selected:
+        assert isinstance(node.attr, Selected)
+        return node.attr
+
+    def read_axes(self, node: Node) -> tuple[str, ...]:
+        """The axes of what is placed: those of the result, with another one last."""
+        how = self.how(node)
+        return (*(a for a in self.spec.outputs[0].axes if a != how.axis), how.into)
+
+    def plan(self) -> Placement:
+        spec, node = self.spec, self.statements[0].value
+        how, names = self.how(node), Names(spec, self.statements)
+        value, places = (spec.array(a.attr.name) for a in node.args[:2] if isinstance(a.attr, Leaf))
+        groups = (Group("rows", value.axes[:-1]), Group(how.into, (how.into,)), Group(how.axis, (how.axis,)))
+        tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
+        output = spec.outputs[0]
+        loads = tuple(Access(a.name, a, None, "flat", tokens[a.name]) for a in (value, places))
+        return Placement(
+            groups,
+            tuple(View(a, tokens[a.name]) for a in spec.arrays),
+            (*loads, Access(names.index(how.axis), None, None, "index", (), 2)),
+            (Access(output.name, output, None, "flat", tokens[output.name]),),
+            how,
+            (),
+            tuple(a for a in spec.axes if a in {*value.axes, how.axis}),
+            places=places.name,
         )

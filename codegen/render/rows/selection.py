@@ -1,11 +1,12 @@
-"""The kernel of an op that selects: prepares the values of `templates/select.py.jinja`."""
+"""The kernels of an op that selects, and of its derivative: prepares the values of `templates/select.py.jinja` and
+`templates/place.py.jinja`."""
 
 from __future__ import annotations
 
 from codegen.plan.op import Op
-from codegen.plan.rows.selecting import Selection
+from codegen.plan.rows.selecting import Placement, Selection
 from codegen.render.common import Context
-from codegen.render.records import SelectionKernel
+from codegen.render.records import PlacementKernel, SelectionKernel
 
 
 class SelectionContext(Context):
@@ -36,3 +37,24 @@ class SelectionContext(Context):
             value = self.converted(access).format(value, f"{tensor}.element_type")
             lines.append(f"select.put({tensor}, row, place, {value}, how.count)")
         return lines
+
+
+class PlacementContext(Context):
+    """The values of the template of kernels that place values."""
+
+    plan: Placement
+    template = "place.py.jinja"
+
+    def planned(self, op: Op) -> Placement:
+        assert isinstance(op.plan, Placement)
+        return op.plan
+
+    def kernel(self) -> PlacementKernel:
+        plan, spec = self.plan, self.spec
+        rows, _, columns = (self.extent_in((*spec.inputs, *spec.outputs), i) or "1" for i in range(3))
+        (value, _, _), (access,) = plan.loads, plan.stores
+        result = self.tensors[plan.result.name]
+        source = f"select.value_at({self.tensors[value.name]}, row, slot, how.count)"
+        line = self.converted(access).format(source, f"{result}.element_type")
+        stores = [f"select.put({result}, row, place, {line}, {columns})"]
+        return PlacementKernel(self.tensors[plan.places], result, rows, columns, stores, self.launch_arguments())

@@ -22,3 +22,12 @@ def _selected(x: jax.Array, k: int, axis: int, into: int) -> list[jax.Array]:
         x = jnp.where(jnp.isnan(x), jnp.nan, x)  # XLA orders a NaN by its sign
     found = jax.lax.top_k(jnp.moveaxis(jnp.swapaxes(x, axis, into), into, -1), k)
     return [jnp.moveaxis(value, -1, into) for value in found]
+
+
+def placed(values: jax.Array, places: jax.Array, index: jax.Array, axis: int, into: int) -> jax.Array:
+    """Zeros, but for the `values` along `into` at their different `places` along `axis`, in the shape of `places` with the size of
+    `index` along `axis` and size 1 along `into`, and in the dtype of `values`. Derivatives of `top_k` are such arrays."""
+    shape = [*places.shape]
+    shape[axis], shape[into] = index.shape[axis], 1
+    values, places = (jnp.swapaxes(jnp.broadcast_to(a, places.shape), axis, into) for a in (values, places))
+    return jnp.put_along_axis(jnp.zeros(shape, values.dtype), places, values, axis % len(shape), inplace=False)

@@ -46,12 +46,14 @@ def test_any_nan_is_the_largest(top_k):
         np.testing.assert_array_equal(y[0, 2:], -np.sort(-x[0][~np.isnan(x[0])])[:38])
 
 
-def test_gradients_go_to_the_selected_elements(top_k):
-    x, weights = rows(64)[:1], np.arange(1.0, 41.0, dtype="float32")
-    got = jax.grad(lambda x: (top_k(x)[0] * weights).sum())(x)
-    expected = np.zeros((1, 64), "float32")
-    expected[0, np.argsort(-x[0], kind="stable")[:40]] = weights
-    np.testing.assert_array_equal(got, expected)
+@pytest.mark.parametrize("size", [64, 301, 1100])  # in whole vectors; one by one; a block's row
+def test_gradients_go_to_the_selected_elements(top_k, size):
+    x, weights = rows(size)[:2], np.arange(1.0, 41.0, dtype="float32")
+    expected = np.zeros((2, size), "float32")
+    np.put_along_axis(expected, np.argsort(-x, kind="stable")[:, :40], weights[None], 1)
+    for implementation in ("interpret", "xla"):
+        got = jax.grad(lambda x, how=implementation: (top_k(x, implementation=how)[0] * weights).sum())(x)
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_too_few_elements(top_k):

@@ -136,8 +136,9 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
             held[key(array, (Leaf(array.name, part) for part in parts))] = array
     kept, same = [], []
     for array in op.spec.outputs:
-        values = [s.value for s in op.statements if s.name == array.name]
-        own = key(array, (v.attr if isinstance(v.attr, Leaf) else id(v) for v in values))
+        assigned = [s for s in op.statements if s.name == array.name]
+        values = [(s.value.attr if isinstance(s.value.attr, Leaf) else id(s.value)) for s in assigned if not s.at]
+        own = key(array, values or [id(s) for s in assigned])
         if given[array.name] in tables:  # other outputs are added to it
             kept.append(array.name)
         elif own in held:

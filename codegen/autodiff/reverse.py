@@ -20,7 +20,17 @@ from codegen.autodiff.simplify import Algebra
 from codegen.errors import UserError
 from codegen.graph.contraction import is_definite, marks, meetings
 from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, lost_axes, topological
+from codegen.graph.nodes import (
+    DTYPES,
+    Leaf,
+    Node,
+    Put,
+    Selected,
+    Statement,
+    lost_axes,
+    put_inputs,
+    topological,
+)
 from codegen.graph.ops import OPS, PLACED, REDUCTIONS, SCANS
 from codegen.graph.precision import deciding_types
 from codegen.graph.shifting import shift
@@ -45,6 +55,7 @@ STEEP_TERMS = {"rsqrt", "div", "exp", "exp2", "expm1", "sinh", "cosh", "tan", "a
 _UNLESS_ZERO = parse_expression("where(g == 0, 0, value)")
 _TIMES_SIZE = parse_expression("g * size(axis)")
 _SPREAD = parse_expression("where(i >= 0, g, 0)")
+_WHERE_PUT = parse_expression("where((i >= 0) & (i < size(axis)), g, 0)")
 _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
 
@@ -114,8 +125,6 @@ class Reverse:
             raise UserError(
                 f"the backward of {operations} operations; one of more than {MOST_OPERATIONS} is left to jnp"
             )
-        if any(s.at for s in self.statements):
-            raise UserError("no kernel for the gradient of 'put'")
         self.graph = self.scope.graph
         self.calls = self.graph.calls
         self.made = {a.name for a in spec.outputs}
@@ -197,6 +206,7 @@ class Reverse:
             if cotangent is not None and id(statement.value) in self.active:
                 leaf = Leaf(cotangent.name, statement.part)
                 seed = self.graph.node("input", attr=leaf, kind="float", dims=cotangent.axes)
+                seed = seed if statement.at is None else self.taken_back(seed, statement.at)
                 contributions.setdefault(id(statement.value), []).append(seed)
                 roots.append(statement.value)
         found: dict[tuple[str, int | None], Node] = {}
@@ -285,6 +295,21 @@ class Reverse:
         index = self.graph.node("index", attr=how.axis, kind="int", dims=(how.axis,))
         return self.graph.node(PLACED, (g, places, index), how, kind="float", dims=node.args[0].dims)
 
+    def taken_back(self, cotangent: Node, at: Put) -> Node:
+        """The adjoint of what an output has at the places of an index; an index out of range writes nothing."""
+        leaf, own = Leaf(at.index), self.spec.array(at.index)
+        index = self.graph.node("input", attr=leaf, kind="int", dims=own.axes)
+        dims = {*cotangent.dims, *own.axes} - {at.axis}
+        g = self.graph.node("take", (cotangent, index), at.axis, kind="float", dims=dims)
+        return self.evaluated(_WHERE_PUT, {"i": index, "g": g, "axis": (at.axis,)})
+
+    def put_into(self, table: str) -> Put | None:
+        """How a table's gradient is its output's cotangent with zeros at an index's places; None for other arrays."""
+        found = next((s for s in self.statements if s.at and s.at.table == table and s.name in self.cotangents), None)
+        if found is None or found.at is None or table in self.formulas:
+            return None
+        return replace(found.at, table=self.cotangents[found.name].name)
+
     def scatter(self, node: Node, g: Node) -> None:
         """Two indices may select one row of a table, so its gradient is added up by index after the kernel."""
         table, index = (a.attr for a in node.args)
@@ -311,7 +336,7 @@ class Reverse:
         saved |= self.positions(assigned, saved)
         leaves = {id(node): Leaf(name) for name, node in saved.items()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
-        used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved)
+        used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved) | put_inputs(assigned)
         params = tuple(p for p in self.spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
         inputs = [a for a in self.cotangents.values() if a.name in used]
         more = self.extra_outputs(saved)
@@ -388,6 +413,10 @@ class Reverse:
         params = [Array(p.name, self.spec.compute, ()) for p in self.spec.params if (p.name, None) in found]
         for array in (*self.spec.inputs, *params):
             taken_from = self.taken_from.get(array.name, [])
+            if at := self.put_into(array.name):
+                gradient = replace(array, name=fresh(self.taken, f"d{array.name}"), span=None)
+                outputs.append((array.name, gradient, None))
+                assigned.append(Statement(gradient.name, None, self.graph.const(0.0), at))
             if any((array.name, part) in found for part in output_parts(array)):
                 gradient = replace(array, name=fresh(self.taken, f"d{array.name}"), default=None, span=None)
                 if taken_from:  # the sum of all is rounded once
@@ -412,7 +441,7 @@ class Reverse:
         Raises `UserError` if elements are compared with a value in `save` that is not `exact`.
         """
         compared = {id(a) for a in _compared(topological(s.value for s in assigned))}
-        values = {s.name: s.value for s in self.statements if s.part is None}
+        values = {s.name: s.value for s in self.statements if s.part is None and s.at is None}
         values = {name: v for name, v in values.items() if v.op not in ("input", "const", "param")}
         chosen = {name: v for name, v in values.items() if name in self.save}
         for name, value in chosen.items():
@@ -500,7 +529,7 @@ class Reverse:
         leaves = {id(v) for v in saved.values()}
         nodes = topological((s.value for s in assigned), lambda n: id(n) in leaves)
         needed = [n for n in nodes if n.op == "top_k_index" and id(n) not in leaves]
-        outputs = [s for s in self.statements if s.name in self.made and s.part is None]
+        outputs = [s for s in self.statements if s.name in self.made and s.part is None and s.at is None]
         exact = {id(s.value): s.name for s in outputs if self.spec.array(s.name).dtype == self.spec.integer}
         return {exact.get(id(n)) or self.named.get(id(n)) or fresh(self.taken, "places"): n for n in needed}
 
@@ -548,10 +577,7 @@ class Reverse:
         """The arrays for saved values that are not outputs of the op."""
         names = [name for name in saved if name not in self.made]
         dtypes = {"float": self.saved_type, "int": self.spec.integer, "bool": "bool"}
-        return [
-            Array(name, dtypes[saved[name].kind], self.dims_of(saved[name]))
-            for name in names
-        ]
+        return [Array(name, dtypes[saved[name].kind], self.dims_of(saved[name])) for name in names]
 
     def dims_of(self, value: Node) -> tuple[Axis, ...]:
         return tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in value.dims)

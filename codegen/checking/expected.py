@@ -172,8 +172,12 @@ def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> li
             with jax.default_device(jax.devices("cpu")[0]):
                 if put is None:
                     found = views.join_parts(array, parts, case.axes)
-                else:  # elsewhere it is the input, without an error
-                    base = arrays[put.into] if pick == "value" else np.zeros(arrays[put.into].shape)
+                else:  # elsewhere it is the input, without an error, but XLA on a CPU may flush denormal elements
+                    table = arrays[put.into]
+                    base = table if pick == "value" else np.zeros(table.shape)
+                    if pick == "error" and op.spec.kind(array) == "float":
+                        size = np.abs(np.nan_to_num(table.astype("float64")))
+                        base = np.where(size < analysis.tiny, size, 0)
                     there = {**arrays, put.into: base.astype(parts[None].dtype)}
                     how = (
                         "max" if put.how != "set" and pick != "value" else put.how

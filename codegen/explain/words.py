@@ -56,6 +56,8 @@ def axis_word(name: str) -> str:
 
 def value_name(plan: Plan, access: Access) -> str:
     """The value that an access reads or writes, as in the chain."""
+    if access.counted:
+        return f"size({access.counted})"
     if access.array is None:
         assert access.group is not None
         return f"{access.mode}({plan.groups[access.group].axes[0]})"

@@ -190,4 +190,6 @@ SCANS = {
     "cumlogsumexp": ("e",),
     "scan": ("a", "b", "initial"),
 }
-IN_STAGES = REDUCTIONS.keys() | SCANS.keys() | SELECTIONS.keys() | {PLACED}  # results that later kernels read from memory
+IN_STAGES = (
+    REDUCTIONS.keys() | SCANS.keys() | SELECTIONS.keys() | {PLACED}
+)  # results that later kernels read from memory

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from codegen.graph.emit import ATOM, BINDING, PLAIN, literal, parenthesised
 from codegen.graph.names import temporaries
 from codegen.graph.nodes import Call, Chain, Leaf, Node, Selected, along_of, axes_text, lost_axes, topological
-from codegen.graph.ops import OPERATORS, OPS, REDUCTIONS, SCANS
+from codegen.graph.ops import OPERATORS, OPS, PLACED, REDUCTIONS, SCANS
 
 WIDTH = 100  # the most characters of an expression
 SIGNS = {
@@ -48,7 +48,7 @@ class _Writer:
             return call.values
         if node.op == "_bits":
             return ()
-        return node.args[:1] if node.op.startswith("_") else node.args
+        return node.args[:1] if node.op.startswith("_") and node.op != PLACED else node.args
 
     def text(self, first: int) -> str:
         known = [s for s in reversed(self.statements[:first]) if s.part is None]
@@ -93,6 +93,10 @@ class _Writer:
         if node.op == "_bits":
             assert isinstance(node.args[0].attr, Leaf)
             return f"bits({node.args[0].attr.name}, axes={axes_text(node.attr)})", ATOM  # type: ignore[arg-type]
+        if node.op == PLACED:  # as the sum that it is, of one value at most
+            assert isinstance(node.attr, Selected)
+            values, places, index = (text for text, _ in args)
+            return f"sum(where({index} == {places}, {values}, 0.0), axis={node.attr.into})", ATOM
         if node.op == "float" or node.op.startswith("_"):
             return args[0]
         if node.op == "shift":

@@ -58,6 +58,7 @@ class Access:
     written: tuple[str, ...] = ()  # put: the axes of what is written
     how: str = "set"  # put: or add, max, min
     back: tuple[tuple[str, int], ...] = ()  # shift: axes, and how many places back along each
+    counted: str = ""  # size: an axis that only tables have
 
     @property
     def interleaved(self) -> bool:
@@ -105,6 +106,8 @@ class Plan(Protocol):
 
 def access_key(plan: Plan, access: Access) -> tuple[Any, ...]:
     """The key of an access's value in the chain's graph (`emit.leaf_key`)."""
+    if access.counted:
+        return "size", access.counted
     if access.array is None:
         assert access.group is not None
         return access.mode, plan.groups[access.group].axes[0]

@@ -23,7 +23,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.graph.nodes import DTYPES, Along, Statement
+from codegen.graph.nodes import DTYPES, Along, Leaf, Statement
 from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
 from codegen.plan.launches import Extents
 from codegen.plan.planner import MAX_AXES, TAKES, Names, Planner
@@ -164,6 +164,11 @@ class PlannedElements(Planner):
                 return [self.error(message, hint, output)]
         if unknown := self.refuse_sizes("no output has"):
             return [unknown]
+        read = {n.attr.name for n in self.nodes if isinstance(n.attr, Leaf)}
+        for name, at in self.puts.items():
+            if at.table in read:
+                message = f"'put' writes into {at.table!r}, which the kernel of a gradient reads"
+                return [self.error(message, "", self.spec.array(name))]
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
         for output in self.spec.outputs:
             for axis in self.written_to[output.name]:
@@ -203,6 +208,8 @@ class PlannedElements(Planner):
             return "turned" if found == "gather" and turned is not None and own[-1] == turned else found
 
         loads = tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves())
+        if not loads and self.puts:  # constants are written: vectors of as many elements as positions
+            loads = (Access(names.index(groups[-1].axes[0]), None, None, "index", (), len(groups) - 1),)
         outputs = {o.name for o in self.spec.outputs}
         stores = tuple(self.store(s, tokens, groups, names, mode) for s in self.statements if s.name in outputs)
         return Elementwise(groups, collapsed, views, loads, stores, turned=turned)

@@ -67,10 +67,17 @@ class Planner:
     def refuse_sizes(self, why: str) -> Diagnostic | None:
         """An error for the size of an axis that the kernel does not run over, since none of its coordinates counts it."""
         for node in self.nodes:
-            if node.op == "size" and node.attr not in self.axes:
+            if node.op == "size" and node.attr not in self.axes and not self.counts(str(node.attr)):
                 message = f"no kernel for the size of {node.attr} yet, an axis that {why}"
                 return self.error_in_chain(node, message, "pass it as a parameter")
         return None
+
+    def counts(self, axis: str) -> bool:
+        """Whether an index reaches some input along an axis that is always there: a kernel knows the size of that."""
+        reached = [(str(n.attr), n.args[0].attr) for n in self.nodes if n.op in TAKES]
+        names = {leaf.name for along, leaf in reached if along == axis and isinstance(leaf, Leaf)}
+        names |= {at.table for at in self.puts.values() if at.axis == axis}
+        return any(a.name in names and a.default is None for a in self.spec.inputs)
 
     def refuse_names(self) -> Diagnostic | None:
         """An error for two parameters that would have one name in the kernel."""
@@ -110,6 +117,9 @@ class Planner:
         if node.op == "index":
             place = next(i for i, g in enumerate(groups) if node.attr in g.axes)
             return Access(names.index(str(node.attr)), None, None, "index", (), place)
+        if node.op == "size" and not any(node.attr in g.axes for g in groups):
+            axis = str(node.attr)
+            return Access(names.size(axis), None, None, "size", (), counted=axis)
         if node.op == "size":
             place = next(i for i, g in enumerate(groups) if node.attr in g.axes)
             return Access(names.size(str(node.attr)), None, None, "size", (), place)

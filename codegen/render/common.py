@@ -290,6 +290,11 @@ class Context:
                 return f"{self.tensors[array.name]}.shape[{tokens.index(group)}]"
         return ""
 
+    def table_size(self, axis: str) -> str:
+        """The kernel's text for the size of an axis that only tables have."""
+        view = next(v for v in self.plan.views if axis in v.tokens and v.array.default is None)
+        return f"{self.tensors[view.array.name]}.shape[{view.tokens.index(axis)}]"
+
     def tensor(self, array: Array) -> Tensor:
         modes = [
             self.groups[t].name if isinstance(t, int) else str(array.parts) if t == "parts" else t

@@ -79,6 +79,13 @@ class ElementwiseContext(Context):
         """A group's size, if the chain uses it."""
         return self.extent_source(group)
 
+    def size_of(self, access: Access) -> str:
+        """The size of a group, or of an axis that only a table has."""
+        if access.counted:
+            return self.table_size(access.counted)
+        assert access.group is not None
+        return self.size_text(access.group)
+
     def used_axes(self) -> str:
         """The axes whose positions the kernel needs, by the names of their coordinates."""
         used: set[int | str | None] = {a.group for a in self.plan.loads if a.mode == "index"}
@@ -188,8 +195,7 @@ class ElementwiseContext(Context):
         texts: dict[str, str] = {}
         for access in self.plan.loads:
             if access.mode == "size":
-                assert access.group is not None
-                texts[access.name] = full(self.width, self.size_text(access.group), f"cutlass.{self.integer}")
+                texts[access.name] = full(self.width, self.size_of(access), f"cutlass.{self.integer}")
                 continue
             if access.mode == "table":
                 assert access.array is not None

@@ -64,7 +64,7 @@ class Cutting:
         self.read, self.variables = spec.float_types(spec.inputs), dict(spec.types)
         self.asked = deciding_types(self.statements, spec.asked_types, self.read, self.variables)
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
-        values = [s for s in reversed(self.statements) if s.part is None]
+        values = [s for s in reversed(self.statements) if s.part is None and s.at is None]
         self.called = {id(s.value): s.name for s in values if s.name not in self.outputs}
         self.given = {(id(s.value), self.outputs[s.name].dtype): s.name for s in values if s.name in self.outputs}
         self.dtypes = {"float": spec.compute, "int": spec.integer, "bool": "bool"}

@@ -139,6 +139,7 @@ EXCEPTIONS = {
     "take before it": "the same",
     "but {what}": "the same",
     "join them in an op of its own": "the same",
+    "which the kernel of a gradient reads": "why a backward is two kernels: tests/cpu/runtime/xla/test_put.py",
     "more than a kernel's coordinate holds": "of a call's extents, at run time: tests/cpu/runtime/ops/test_export.py",
 }
 MAKERS = {"UserError", "fail", "error", "error_in_chain", "_at", "at", "diagnostic"}

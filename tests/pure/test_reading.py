@@ -10,7 +10,7 @@ from codegen.autodiff.backward import backward_of
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import pin_types
 from codegen.graph.nodes import Chain, Node, print_statements
-from codegen.graph.ops import OPS, PINNED
+from codegen.graph.ops import OPS, PINNED, PLACED
 from codegen.language import chain as chains
 from codegen.language import transfer
 from codegen.language.chain import read_chain
@@ -85,18 +85,28 @@ def outputs(arrays, chain: Chain) -> str:
     for node in chain.nodes:
         args = tuple(kept[id(a)] for a in node.args)
         one = node.op == "mul" and args[0].is_const and args[0].attr == 1.0 and args[1].op == "float"
-        if node.op.startswith("_"):
+        if node.op == PLACED:
+            values, places, index = args
+            same = interned(node, "eq", (index, places), None, "bool")
+            zero = interned(node, "const", (), 0.0, "float")
+            chosen = interned(node, "where", (same, values, zero), None, "float")
+            kept[id(node)] = interned(node, "sum", (chosen,), (node.attr.into,), "float")
+        elif node.op.startswith("_"):
             kept[id(node)] = args[0]
         elif one:
             kept[id(node)] = args[1]
         else:
-            made = (node.op, tuple(map(id, args)), repr(node.attr), node.kind)
-            kept[id(node)] = INTERNED.setdefault(made, replace(node, args=args))
+            kept[id(node)] = interned(node, node.op, args, node.attr, node.kind)
     names = {a.name for a in arrays}
     return print_statements([replace(s, value=kept[id(s.value)]) for s in chain.statements if s.name in names])
 
 
 INTERNED: dict[tuple, Node] = {}
+
+
+def interned(like: Node, op: str, args: tuple[Node, ...], attr: object, kind: str) -> Node:
+    made = (op, tuple(map(id, args)), repr(attr), kind)
+    return INTERNED.setdefault(made, replace(like, op=op, args=args, attr=attr, kind=kind))
 
 
 def op_of(chain: str, types: str = "T: [float32, bfloat16]") -> Op:

@@ -187,7 +187,9 @@ class _Placements(Planner):
         node = next(n for n in self.nodes if n.op == PLACED)
         value, places, _ = node.args
         if len(self.statements) > 1 or self.statements[0].value is not node or self.statements[0].at:
-            return self.error_in_chain(node, "a kernel that places values computes nothing else", "make it an op of its own")
+            return self.error_in_chain(
+                node, "a kernel that places values computes nothing else", "make it an op of its own"
+            )
         for arg in (value, places):
             leaf = arg.attr
             array = self.spec.array(leaf.name) if isinstance(leaf, Leaf) and arg.op == "input" else None
@@ -200,7 +202,9 @@ class _Placements(Planner):
                 message = "a kernel places values along the last axis of arrays without parts"
                 return self.error(message, f"{array.name!r} is {array}", array)
         if output.axes != written or {"float64"} & {d for a in self.spec.arrays for d in self.spec.dtypes(a)}:
-            return self.error("a kernel places 32-bit values along the last axis", f"{output.name!r} is {output}", output)
+            return self.error(
+                "a kernel places 32-bit values along the last axis", f"{output.name!r} is {output}", output
+            )
         return None
 
     def how(self, node: Node) -> Selected:

@@ -198,6 +198,8 @@ class RowContext(RowAccess):
 
     def operand_text(self, access: Access, width: str) -> str:
         integer = f"cutlass.{self.integer}"
+        if access.counted:
+            return full(width, self.table_size(access.counted), integer)
         if access.mode in ("size", "index"):
             assert access.group is not None
             group = self.groups[access.group]

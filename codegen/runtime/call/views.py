@@ -261,8 +261,7 @@ def jnp_value(
     """What the chain reads, in its compute type, shaped to broadcast by position: a dimension for each axis of the plan
     (any number for `...`), or a scalar."""
     if access.mode in ("index", "size"):
-        assert access.group is not None
-        axis = plan.groups[access.group].axes[0]
+        axis = access.counted if access.group is None else plan.groups[access.group].axes[0]
         extent = _product(axes.shape((axis,)))
         if access.mode == "size":
             return jnp.asarray(extent, integer)

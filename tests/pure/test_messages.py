@@ -129,6 +129,7 @@ EXCEPTIONS = {
     "a reduction would wait for another one": "a stage of its own",
     "every row would wait": "a stage of its own",
     "make two ops": "the hint of these",
+    "no kernel that reduces puts": "a stage of its own",
     "no kernel reduces {what}": "the same",
     "groups of the row": "the same",
     "reductions one after the other": "the same",

@@ -175,10 +175,6 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
         ("a: bfloat16[..., K]; b: bfloat16[K, B, G]; kept: bool[...]", "y: float32[..., (B G=8)]; total: float32[...]",
          "p = a @ b; y = p * where(kept, 2.0, 0.0); total = where(kept, sum(p, axis=(B, G)), 0.0)"),
     ],
-    "puts_products": [
-        ("a: bfloat16[S, K]; b: bfloat16[K, N]", "m: float32[S]", "m = max(a @ b, axis=N)"),
-        ("cache: float32[P]; m: float32[S]; i: int32[S]", "y: float32[P]", "y = put(cache, m, i, axis=P)"),
-    ],
     "shift_in_a_reduction": [
         ("x: float32[..., S, N]", "d: float32[..., S, N]", "d = x - shift(x, axis=S)"),
         ("d: float32[..., S, N]", "y: float32[..., S]", "y = sum(abs(d), axis=N)"),

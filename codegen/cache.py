@@ -147,14 +147,16 @@ def store(kernel: str, key: str, parts: Mapping[str, bytes]) -> None:
         if _refused(folder):
             return
         handle, name = tempfile.mkstemp(_UNFINISHED, dir=folder)
+        packed = _pack(parts, key)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(_pack(parts, key))
+                file.write(packed)
             os.replace(name, folder / _file(kernel, key))
         except OSError:
             os.unlink(name)
             raise
-        _trim(folder, most)
+        left = _room.get((folder, most), 0) - len(packed)
+        _room[folder, most] = left if left >= 0 else _trim(folder, most) // _WRITERS
 
 
 def entries(folder: Path) -> list[Entry]:
@@ -209,7 +211,13 @@ def _size(count: int) -> str:
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
 
 
-def _trim(folder: Path, most: int) -> None:
+# Bytes that this process may store before it looks at a folder again: its share of the room that it found there
+_room: dict[tuple[Path, int], int] = {}
+_WRITERS = 8  # processes that may fill a folder at once and stay below its limit
+
+
+def _trim(folder: Path, most: int) -> int:
+    """Removes the entries that were not used for longest, beyond `most` bytes; returns the bytes that are free then."""
     found = entries(folder)
     left = sum(entry.size for entry in found)
     while found and left > most:
@@ -219,6 +227,7 @@ def _trim(folder: Path, most: int) -> None:
     for unfinished in _files(folder, _REMAINS):
         if unfinished.used < time.time() - _ABANDONED:
             unfinished.path.unlink(missing_ok=True)
+    return most - left
 
 
 def _files(folder: Path, names: re.Pattern[str]) -> Iterator[Entry]:

@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 from tests import versions, xla_flags
-from tests.turns import EVERY, SPARSER
+from tests.turns import EVERY, FEWER, SPARSER
 
 # Kernels are cached between runs, in a folder of the checkout; the processes that tests start use the same cache
 os.environ.setdefault("CODEGEN_CACHE_DIR", str(Path(__file__).parent.parent / ".codegen-cache"))
@@ -28,7 +28,9 @@ gc.set_threshold(100_000, 20, 100)
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
-hypothesis.settings.register_profile("ci", derandomize=True, database=None, deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "ci", max_examples=100 // FEWER, derandomize=True, database=None, deadline=None, print_blob=True
+)
 hypothesis.settings.load_profile("ci")
 
 

@@ -165,7 +165,7 @@ def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> li
             put = next((a for a in plan.stores if a.array == array and a.into), None)
             own = array.axes if put is None else put.written
             parts = {
-                part: np.asarray(views.arranged_as(getattr(bound, pick), own, plan.order, case.axes))
+                part: views.arranged_as(np.asarray(getattr(bound, pick)), own, plan.order, case.axes)
                 for (name, part), bound in bounds.items()
                 if name == array.name
             }

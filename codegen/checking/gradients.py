@@ -28,15 +28,17 @@ from codegen.runtime.ops.op import Op
 
 def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
     """Check one call's vjp: all gradients, and where there is a frozen backward, the gradients of arrays that rows do not share."""
-    _check_gradients(op, implementation, case, frozen=False)
+    _check_gradients(op, implementation, case, ())
     if isinstance(op.backward, Derived) and op.backward.frozen is not None:
-        _check_gradients(op, implementation, case, frozen=True)
+        _check_gradients(op, implementation, case, op.backward.shared)
 
 
-def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: bool) -> None:
+def _check_gradients(op: Op, implementation: str | None, case: Case, constant: tuple[str, ...]) -> None:
+    """Compare the gradients of all inputs but the `constant` ones."""
     with jax.enable_x64(True), walking_far(implementation, case):
-        given = gradient_call(op, replace(case, scale=1.0), frozen)
-        got = given.pulled(lambda values: op(**values, implementation=implementation))(given.own, given.cotangents)
+        given = gradient_call(op, replace(case, scale=1.0))
+        own = {name: x for name, x in given.own.items() if name not in constant}
+        got = given.pulled(lambda values: op(**values, implementation=implementation))(own, given.cotangents)
     dtypes = given.kept
     products = products_in(op.plan)
     dtypes = dtypes + [case.types.dtype(x) for p in products for x in (p.a, p.b)]  # the products' gradients
@@ -52,11 +54,11 @@ def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: boo
         rows = [tuple(x for x in p.a.axes if x not in p.b.axes) for p in products]
         summed = max(math.prod(case.axes.shape(own)) for own in rows) ** 0.5 / 4
     outer = max((float(np.abs(c).max(initial=0)) for c in given.outer), default=0.0)
-    for name, own in given.own.items():
+    for name, x in own.items():
         a, b = np.asarray(got[name], np.float64), given.expected[name]
-        info: Any = jnp.finfo(own.dtype)
+        info: Any = jnp.finfo(x.dtype)
         beyond = np.abs(b) > float(info.max)
-        b = np.where(beyond, np.asarray(stored(b, own.dtype.name), np.float64), b)
+        b = np.where(beyond, np.asarray(stored(b, x.dtype.name), np.float64), b)
         eps, tiny = max(2.0**-16, float(info.eps)), max(1e-30, float(info.smallest_subnormal))
         size = np.where(beyond & np.isinf(b), 0, np.abs(b))  # a stored infinity has no allowed error
         largest = size.max(initial=0)
@@ -75,34 +77,31 @@ def _check_gradients(op: Op, implementation: str | None, case: Case, frozen: boo
 
 
 @functools.lru_cache(maxsize=8)  # tests of several implementations draw the same calls, one after the other
-def gradient_call(op: Op, case: Case, frozen: bool) -> GradientCall:
-    return GradientCall(op, case, frozen)
+def gradient_call(op: Op, case: Case) -> GradientCall:
+    return GradientCall(op, case)
 
 
 Values = dict[str, Any]
 
 
 class GradientCall:
-    """A call whose gradients are checked: its floating inputs and dynamic parameters (`own`; without those that rows share if
-    `frozen`), the outputs' cotangents (`outer`), and the reference's gradients in float64 (`expected`)."""
+    """A call whose gradients are checked: its floating inputs and dynamic parameters (`own`), the outputs' cotangents
+    (`outer`), and the reference's gradients in float64 (`expected`)."""
 
-    def __init__(self, op: Op, case: Case, frozen: bool):
+    def __init__(self, op: Op, case: Case):
         self.op, self.case = op, case
         self.all: Values = draw.named(op, case)
         self.key, operands = op.bind((), self.all)
         self.operands: Values = dict(zip(op.operand_names(self.key), operands, strict=True))
-        shared = op.backward.shared if frozen and isinstance(op.backward, Derived) else ()
-        self.own: Values = {
-            name: x for name, x in self.operands.items() if jnp.issubdtype(x.dtype, jnp.floating) and name not in shared
-        }
+        self.own: Values = {name: x for name, x in self.operands.items() if jnp.issubdtype(x.dtype, jnp.floating)}
         shapes = jax.eval_shape(lambda xs: self.outputs(lambda values: op(**values), xs), self.own)
         self.random = np.random.default_rng(case.seed)
-        self.cotangents = tuple(jnp.asarray(self.random.standard_normal(o.shape)).astype(o.dtype) for o in shapes)
+        self.cotangents = tuple(self.random.standard_normal(o.shape).astype(o.dtype) for o in shapes)
         self.wide = {name: np.asarray(x, np.float64) for name, x in self.own.items()}
         self.outer = [np.asarray(c, np.float64) for c in self.cotangents]
         with jax.default_device(jax.devices("cpu")[0]):
             self.exact = self.pulled(self.reference)
-            made = self.exact(jax.tree.map(jnp.asarray, self.wide), tuple(map(jnp.asarray, self.outer)))
+            made = self.exact(self.wide, tuple(self.outer))
         self.expected = {name: np.asarray(x, np.float64) for name, x in made.items()}
 
     def outputs(self, run: Callable[[Values], Any], own: Values) -> tuple:

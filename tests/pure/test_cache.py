@@ -152,8 +152,21 @@ def test_those_used_last_stay(folder, monkeypatch):
     assert cache.load("relu", "4") is None
 
 
-def test_what_nobody_finished_goes_after_a_while(folder):
+def test_a_folder_with_much_room_is_listed_once(folder, monkeypatch):
+    """Until this process has stored its share of the room: listing costs more than storing where there are many entries."""
+    listed: list[object] = []
+    monkeypatch.setattr(cache, "entries", lambda at, found=cache.entries: listed.append(at) or found(at))
     cache.store("relu", "0", PARTS)
+    (path,) = folder.iterdir()
+    size = path.stat().st_size
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", str(2 * size + 3 * 8 * size))
+    for i in range(1, 6):
+        cache.store("relu", str(i), PARTS)
+    assert len(listed) == 1 + 1 + 1  # the first, the first under that limit, and the one after three more
+
+
+def test_what_nobody_finished_goes_after_a_while(folder):
+    folder.mkdir(mode=0o700)
     old, young = folder / "tmp01234567.part", folder / "tmp_abcdefg.part"
     for path in (old, young):
         path.write_bytes(b"half")

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from codegen.graph.nodes import DTYPES, ROWS
 from codegen.plan.access import INT_MAX, Access, Plan
@@ -396,9 +397,10 @@ def stored(
 
 
 def arranged_as(value: Any, own: tuple[str, ...], order: tuple[str, ...], axes: Axes) -> Any:
-    """A value that is shaped by position, in the shape of an output whose axes are `own`."""
+    """A value that is shaped by position, in the shape of an output whose axes are `own`; of NumPy's it stays one of NumPy's."""
     ordered = tuple(axis for axis in order if axis in own)
-    full = jnp.broadcast_to(lose(value, own, order, len(axes.rows)), axes.shape(ordered))
+    of = np if isinstance(value, np.ndarray) else jnp
+    full = of.broadcast_to(lose(value, own, order, len(axes.rows)), axes.shape(ordered))
     return _arranged(full, ordered, own, len(axes.rows))
 
 

@@ -251,34 +251,22 @@ def test_check_changes_nothing(built, tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_the_repository_is_up_to_date(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["codegen", "check"])
-    with contextlib.suppress(SystemExit):
-        command.main()
-    assert capsys.readouterr().out == f"{len(LIBRARY)} ops are up to date\n"
-
-
 # Same input, same bytes
 
 
 def test_builds_agree_to_the_byte_and_take_about_ten_milliseconds_an_op(tmp_path):
-    """Whatever Python's hash seed, the folder and the locale."""
+    """Whatever Python's hash seed, the folder and the locale: the repository's files were made with others."""
     assert len(LIBRARY) >= 60
-    found = []
-    for i, (seed, locale) in enumerate([("0", "C.UTF-8"), ("12345", "POSIX")]):
-        folder = tmp_path / f"folder {i}"
-        folder.mkdir()
-        environment = HERE | {"PYTHONHASHSEED": seed, "LC_ALL": locale, "PYTHONUTF8": "0"}
-        start = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        result = process("-m", "codegen", "build", "--specs", str(ROOT / "specs"), cwd=folder, env=environment)
-        assert result.returncode == 0, result.stderr
-        # Of processor time, and three times as much: others share the processors
-        assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - start < 1 + 0.03 * len(LIBRARY)
-        assert len(contents(folder / "generated")) == len(LIBRARY) + 1
-        found.append(contents(folder))
-    assert found[0] == found[1]
-    assert found[0] == {
+    folder = tmp_path / "some folder"
+    folder.mkdir()
+    environment = HERE | {"PYTHONHASHSEED": "12345", "LC_ALL": "POSIX", "PYTHONUTF8": "0"}
+    start = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    result = process("-m", "codegen", "build", "--specs", str(ROOT / "specs"), cwd=folder, env=environment)
+    assert result.returncode == 0, result.stderr
+    # Of processor time, and three times as much: others share the processors
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - start < 1 + 0.03 * len(LIBRARY)
+    assert len(contents(folder / "generated")) == len(LIBRARY) + 1
+    assert contents(folder) == {
         f"{name}/{path}": data
         for name in ("generated", "tests/generated")
         for path, data in contents(ROOT / name).items()

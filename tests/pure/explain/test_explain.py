@@ -1,5 +1,6 @@
 """The report of `codegen explain`: bytes against counts by hand, access in words, drawings without overlaps."""
 
+import functools
 import itertools
 import json
 import subprocess
@@ -24,6 +25,7 @@ from tests.places import SPECS
 NAMES = [path.stem for path in find_specs(SPECS)]
 
 
+@functools.cache
 def library(name: str):
     return read_op(SPECS / f"{name}.yaml")
 

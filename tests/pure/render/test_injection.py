@@ -192,20 +192,15 @@ def test_the_comparison_sees_code():
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-@pytest.mark.parametrize("place", ["comment", "summary", "doc", "why"])
-def test_text(place, text):
-    source = check_twin(filled(**{place: text}), filled())
-    module = ast.get_docstring(ast.parse(source), clean=False)
-    if place == "summary":
-        assert module == shown_in_docstring(text)
-        assert one_line(docstring(source, "f")).startswith(one_line(shown_in_docstring(text)))
-    else:
-        assert module == "s"
-    if place == "doc":
-        # long words may be broken over lines
-        assert docstring(source, "f").count("alpha: float, compiled in.") == 1
-        shown = "".join(docstring(source, "f").split())
-        assert shown.count("".join(shown_in_docstring(text).split())) >= 2
+def test_text(text):
+    """In every place at once; a docstring shows a summary and the text of each parameter."""
+    source = check_twin(filled(comment=text, summary=text, doc=text, why=text), filled())
+    assert ast.get_docstring(ast.parse(source), clean=False) == shown_in_docstring(text)
+    summary, _, parameters = docstring(source, "f").partition("Args:")
+    assert one_line(summary).startswith(one_line(shown_in_docstring(text)))
+    # long words may be broken over lines
+    assert parameters.count("alpha: float, compiled in.") == 1
+    assert "".join(parameters.split()).count("".join(shown_in_docstring(text).split())) >= 2
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -347,7 +342,7 @@ def test_formulas(formula):
 def kernel_names() -> dict[str, set[str]]:
     """The variables of generated kernels and launchers that are not a spec's names, with their op."""
     found: dict[str, set[str]] = {}
-    for path in LIBRARY:
+    for path in some(LIBRARY, 4):  # their kernels have one template
         op = read_op(path)
         if op.plan.kind != "elementwise":
             continue  # their kernels rename a spec's values beside their own

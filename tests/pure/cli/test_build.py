@@ -1,18 +1,15 @@
 """The commands that need neither JAX nor a GPU, as a user runs them."""
 
-import contextlib
 import importlib.util
 import json
 import os
 import resource
-import sys
 import time
 from collections.abc import Iterator
 
 import jsonschema
 import pytest
 
-from codegen import __main__ as command
 from codegen.cli.schema import json_schema
 from codegen.spec.text import parse_yaml
 from codegen.spec.tree import Mapping, Scalar, Sequence, Tree

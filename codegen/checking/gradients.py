@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +28,12 @@ from codegen.runtime.ops.op import Op
 
 def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
     """Check one call's vjp: all gradients, and where there is a frozen backward, the gradients of arrays that rows do not share."""
-    _check_gradients(op, implementation, case, ())
+    _check_gradients(op, implementation, case, constant=())
     if isinstance(op.backward, Derived) and op.backward.frozen is not None:
-        _check_gradients(op, implementation, case, op.backward.shared)
+        _check_gradients(op, implementation, case, constant=op.backward.shared)
 
 
-def _check_gradients(op: Op, implementation: str | None, case: Case, constant: tuple[str, ...]) -> None:
+def _check_gradients(op: Op, implementation: str | None, case: Case, constant: Collection[str]) -> None:
     """Compare the gradients of all inputs but the `constant` ones."""
     with jax.enable_x64(True), walking_far(implementation, case):
         given = gradient_call(op, replace(case, scale=1.0))

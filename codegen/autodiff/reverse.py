@@ -383,7 +383,7 @@ class Reverse:
         bits as the forward (`contraction.marks`)."""
         behind = {id(n) for n in topological(saved.values())}
         nodes = list(topological(s.value for s in (*self.statements, *assigned)))
-        values = [value for value, statistic in meetings(nodes) if id(statistic) in behind]
+        values = [value for value, _ in meetings(nodes, behind)]
         read, variables = self.spec.float_types(self.spec.inputs), dict(self.spec.types)
         first = deciding_types(self.statements, self.spec.asked_types, read, variables)
         made = types_of(self.spec.outputs)

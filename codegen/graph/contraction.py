@@ -17,7 +17,7 @@ function names the types that decide in both. Marks are in graphs only: the text
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.graph.nodes import Node, topological
@@ -66,11 +66,14 @@ def rounding(nodes: Sequence[Node]) -> Rounding:
 WHOLE = frozenset({"contract", *SELECTIONS, PLACED})  # operations that no second kernel computes again
 
 
-def meetings(nodes: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
-    """The computed values that are used with a statistic of themselves, each with that reduction."""
+def meetings(nodes: Sequence[Node], among: Container[int] | None = None) -> Iterator[tuple[Node, Node]]:
+    """The computed values that are used with a statistic of themselves, each with that reduction: of all reductions, or of those
+    `among` these nodes, by identity."""
     users = users_of(nodes)
     for reduction in nodes:
         if reduction.op not in REDUCTIONS or reduction.args[0].kind != "float":
+            continue
+        if among is not None and id(reduction) not in among:
             continue
         (reduced,) = reduction.args
         if reduction.op in ("max", "min") and is_computed(reduced):

@@ -24,6 +24,7 @@ from codegen.plan.planner import overrides
 from codegen.plan.rows.walking import in_parts
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.views import user_shape
+from codegen.runtime.ops.op import AnyOp
 from codegen.spec.spec import Param
 
 with extras.needed("test"):
@@ -61,7 +62,7 @@ class Case:
 
 
 def cases(
-    op, specials: bool | None = None, types: tuple[Types, ...] | None = None, empty: bool | None = None
+    op: AnyOp, specials: bool | None = None, types: tuple[Types, ...] | None = None, empty: bool | None = None
 ) -> st.SearchStrategy[Case]:
     """Calls of an op: sizes 0, 1, primes, and one below, at and above the vector and the block. By default some calls have
     special values, and some an `empty` array."""
@@ -71,7 +72,7 @@ def cases(
     bound = types or tuple(all_types(spec))
 
     @st.composite
-    def draw(pick) -> Case:
+    def draw(pick: Any) -> Case:
         choice = pick(st.sampled_from(bound))
         names = [axis for axis in spec.axes if axis != ROWS]
         sizes = _product_sizes if contracted_axes(op.plan) else _sizes
@@ -101,7 +102,7 @@ def cases(
     return draw()
 
 
-def _sizes(pick, op, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
+def _sizes(pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
     """The leading sizes, and the sizes of the named axes."""
     spec = op.spec
     edges = [n for v in op.plan.edges(dtypes, overrides(spec, None)) for n in (v - 1, v, v + 1)]
@@ -133,7 +134,9 @@ CONTRACTED = (1, 3, 8, 16, 31, 32, 64, 65, 130)
 TILED = (1, 2, 3, 5, 8, 13, 16, 31, 64, 65, 127, 128, 136, 257)
 
 
-def _product_sizes(pick, op, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
+def _product_sizes(
+    pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]
+) -> tuple[tuple[int, ...], dict[str, int]]:
     """The sizes for an op that contracts: no array has all axes, and a contraction should take more than one step."""
     del dtypes
     contracted = contracted_axes(op.plan)
@@ -172,7 +175,7 @@ def _param(param: Param, domain: object) -> st.SearchStrategy[Any]:
     return st.sampled_from(sorted(values))
 
 
-def arrays(op, case: Case) -> dict[str, np.ndarray]:
+def arrays(op: AnyOp, case: Case) -> dict[str, np.ndarray]:
     """The inputs of a call, by name."""
     generator = np.random.default_rng(case.seed)
     domains, along = dict(op.spec.domain), reduced_dimension(op.plan, generator)
@@ -283,7 +286,9 @@ def whole_range(dtype: str, domain: object, extents: Mapping[str, int]) -> tuple
     return low, max(low, min(high, info.max))
 
 
-def _integers(generator, dtype: str, shape, case: Case, domain: object) -> np.ndarray:
+def _integers(
+    generator: np.random.Generator, dtype: str, shape: tuple[int, ...], case: Case, domain: object
+) -> np.ndarray:
     info = np.iinfo(jnp.dtype(dtype))
     low, high = whole_range(dtype, domain, dict(case.extents))
     drawn = generator.integers(low, high, shape, np.int64, endpoint=True)
@@ -304,13 +309,13 @@ def special_values(dtype: str) -> list[float]:
     return [float("nan"), *positive, *(-v for v in positive)]
 
 
-def named(op, case: Case) -> dict[str, Any]:
+def named(op: AnyOp, case: Case) -> dict[str, Any]:
     """The arguments of the call by name."""
     args, keywords = operands(op, case, arrays(op, case))
     return {a.name: x for a, x in zip(op.spec.inputs, args, strict=True) if x is not None} | keywords
 
 
-def operands(op, case: Case, made: Mapping[str, np.ndarray]) -> tuple[list, dict[str, Any]]:
+def operands(op: AnyOp, case: Case, made: Mapping[str, np.ndarray]) -> tuple[list[Any], dict[str, Any]]:
     """The positional and keyword arguments of the call."""
     args = [None if a.name in case.absent else jax.device_put(made[a.name]) for a in op.spec.inputs]
     there = {a.dtype for a in op.spec.inputs if a.name not in case.absent}

@@ -214,7 +214,7 @@ class Analysis:
             self.dimensions[axis] = tuple(range(start, start + (rows if axis == ROWS else 1)))
 
     def statements(
-        self, statements: tuple[Statement, ...], leaves: Mapping[tuple, np.ndarray | Bound]
+        self, statements: tuple[Statement, ...], leaves: Mapping[tuple[Any, ...], np.ndarray | Bound]
     ) -> dict[tuple[str, int | None], Bound]:
         """The bound of every value that the statements assign. `leaves` holds the values that they read, by `leaf_key`: exact
         values, or bounds."""
@@ -231,7 +231,7 @@ class Analysis:
                 results[(statement.name, statement.part)] = bounds[id(statement.value)]
         return results
 
-    def node(self, node: Node, args: list[Bound], leaves: Mapping[tuple, np.ndarray | Bound]) -> Bound:
+    def node(self, node: Node, args: list[Bound], leaves: Mapping[tuple[Any, ...], np.ndarray | Bound]) -> Bound:
         key = leaf_key(node)
         found = leaves.get(key)
         if isinstance(found, Bound):
@@ -269,7 +269,7 @@ class Analysis:
             value, error = self.function_of(node, args)
         return self.rounded(node, value, error, overflow)
 
-    def picked(self, node: Node, args: list[Bound], leaves: Mapping[tuple, np.ndarray | Bound]) -> Bound:
+    def picked(self, node: Node, args: list[Bound], leaves: Mapping[tuple[Any, ...], np.ndarray | Bound]) -> Bound:
         """A table's elements, of any error where the index is uncertain."""
         table = leaves["table", node.args[0].attr]
         assert isinstance(table, np.ndarray)
@@ -523,7 +523,7 @@ class Analysis:
         # Where even float64 may overflow on the way, the reference is no more exact than the chain
         return Bound(value, np.where(beyond, np.inf, bound), (overflow | beyond) & np.isfinite(largest))
 
-    def evaluate(self, node: Node):
+    def evaluate(self, node: Node) -> Any:
         if node.op == "float":
             return lambda x: np.asarray(x).astype(np.float64)
         if node.op == "cast":

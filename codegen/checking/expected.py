@@ -22,7 +22,7 @@ from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.compiled.platform import on_gpu
 from codegen.runtime.ops.gemm_op import GemmOp
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 from codegen.runtime.xla import scatter
 from codegen.runtime.xla.products import product
 
@@ -48,7 +48,7 @@ def computed_once(function: Callable[..., Any], *args: Any) -> Any:
 
 
 @contextlib.contextmanager
-def of_reference(op: Op, axes: Axes) -> Iterator[None]:
+def of_reference(op: AnyOp, axes: Axes) -> Iterator[None]:
     """A context that turns an exception of a spec's reference into `BrokenReference`."""
     try:
         yield
@@ -61,7 +61,7 @@ def of_reference(op: Op, axes: Axes) -> Iterator[None]:
         raise BrokenReference(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}{where}") from error
 
 
-def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
+def reference_values(op: AnyOp, args: list[Any], keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
     """The reference's unrounded values, computed on the CPU and broadcast to the outputs' shapes."""
     with jax.default_device(jax.devices("cpu")[0]):
         args = [None if a is None else jax.device_put(np.asarray(a)) for a in args]
@@ -76,14 +76,14 @@ def reference_values(op: Op, args: list, keywords: dict[str, Any], precision: st
             )
 
 
-def exact_products(op: GemmOp, arrays: dict[str, np.ndarray], axes: Axes, gpu: bool) -> dict[str, Terms]:
+def exact_products(op: GemmOp[..., Any], arrays: dict[str, np.ndarray], axes: Axes, gpu: bool) -> dict[str, Terms]:
     """The exact products, and the error that tensor cores may make, which is larger on a `gpu`."""
     made = {}
     for p in op.plan.products:
         factors = [np.asarray(arrays[x.name]) for x in (p.a, p.b)]
         wide = "int64" if all(DTYPES[x.dtype.name].kind == "int" for x in factors) else "float64"
 
-        def terms(x: jax.Array, y: jax.Array, p=p, wide=wide) -> tuple[jax.Array, ...]:
+        def terms(x: jax.Array, y: jax.Array, p: Any = p, wide: Any = wide) -> tuple[jax.Array, ...]:
             a, b = (v.astype(wide) for v in (x, y))
             sizes = [jnp.where(jnp.isfinite(v), abs(v), 0) for v in (a, b)]
             value, size, of_a, of_b = (
@@ -111,7 +111,7 @@ def lost_terms(precision: str, gpu: bool, dtypes: Sequence[str], count: int) -> 
     return 0.0
 
 
-def approximate_nodes(op: Op, types: Types) -> set[int]:
+def approximate_nodes(op: AnyOp, types: Types) -> set[int]:
     """The operations of a chain that may be approximate in a call, by identity."""
     spec = op.spec
     if spec.math != "auto":
@@ -122,7 +122,7 @@ def approximate_nodes(op: Op, types: Types) -> set[int]:
     return {i for i, decide in found.items() if all(map(is_narrow, decide))}
 
 
-def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> list[Bound]:
+def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any]) -> list[Bound]:
     """For each output, the chain's value and its bound."""
     spec = op.spec
     arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
@@ -138,7 +138,7 @@ def error_bounds(op: Op, case: Case, args: list, keywords: dict[str, Any]) -> li
         )
         return [np.asarray(value) for value in values]
 
-    leaves: dict[tuple, Any] = dict(
+    leaves: dict[tuple[Any, ...], Any] = dict(
         zip((access_key(plan, a) for a in plan.loads), read(plan.loads, arrays), strict=True)
     )
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)

@@ -23,17 +23,17 @@ from codegen.graph.nodes import DTYPES
 from codegen.plan.op import products_in
 from codegen.runtime.call import views
 from codegen.runtime.compiled.platform import on_gpu
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 
 
-def check_gradient_case(op: Op, implementation: str | None, case: Case) -> None:
+def check_gradient_case(op: AnyOp, implementation: str | None, case: Case) -> None:
     """Check one call's vjp: all gradients, and where there is a frozen backward, the gradients of arrays that rows do not share."""
     _check_gradients(op, implementation, case, constant=())
     if isinstance(op.backward, Derived) and op.backward.frozen is not None:
         _check_gradients(op, implementation, case, constant=op.backward.shared)
 
 
-def _check_gradients(op: Op, implementation: str | None, case: Case, constant: Collection[str]) -> None:
+def _check_gradients(op: AnyOp, implementation: str | None, case: Case, constant: Collection[str]) -> None:
     """Compare the gradients of all inputs but the `constant` ones."""
     with jax.enable_x64(True), walking_far(implementation, case):
         given = gradient_call(op, replace(case, scale=1.0))
@@ -77,7 +77,7 @@ def _check_gradients(op: Op, implementation: str | None, case: Case, constant: C
 
 
 @functools.lru_cache(maxsize=8)  # tests of several implementations draw the same calls, one after the other
-def gradient_call(op: Op, case: Case) -> GradientCall:
+def gradient_call(op: AnyOp, case: Case) -> GradientCall:
     return GradientCall(op, case)
 
 
@@ -88,7 +88,7 @@ class GradientCall:
     """A call whose gradients are checked: its floating inputs and dynamic parameters (`own`), the outputs' cotangents
     (`outer`), and the reference's gradients in float64 (`expected`)."""
 
-    def __init__(self, op: Op, case: Case):
+    def __init__(self, op: AnyOp, case: Case):
         self.op, self.case = op, case
         self.all: Values = draw.named(op, case)
         self.key, operands = op.bind((), self.all)
@@ -104,14 +104,14 @@ class GradientCall:
             made = self.exact(self.wide, tuple(self.outer))
         self.expected = {name: np.asarray(x, np.float64) for name, x in made.items()}
 
-    def outputs(self, run: Callable[[Values], Any], own: Values) -> tuple:
+    def outputs(self, run: Callable[[Values], Any], own: Values) -> tuple[Any, ...]:
         """The floating outputs of `run` for these floating arguments."""
         outputs = run(self.all | own)
         outputs = tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
         kinds = [DTYPES[self.case.types.dtype(a)].kind for a in self.op.spec.outputs]
         return tuple(o for o, kind in zip(outputs, kinds, strict=True) if kind == "float")
 
-    def reference(self, values: Values) -> tuple:
+    def reference(self, values: Values) -> tuple[Any, ...]:
         op = self.op
         fixed = {name: jax.device_put(np.asarray(x)) for name, x in self.operands.items() if name not in self.own}
         given = tuple((values if name in self.own else fixed)[name] for name in self.operands)
@@ -126,7 +126,7 @@ class GradientCall:
                     )
             return tuple(jnp.broadcast_to(y, shape) for y, shape in zip(results, shapes, strict=True))
 
-    def pulled(self, run: Callable[[Values], Any]) -> Callable[[Values, tuple], Values]:
+    def pulled(self, run: Callable[[Values], Any]) -> Callable[[Values, tuple[Any, ...]], Values]:
         """The gradients of `run` as a function of the floating arguments and the cotangents."""
         return jax.jit(lambda own, cotangents: jax.vjp(lambda xs: self.outputs(run, xs), own)[1](cotangents)[0])
 

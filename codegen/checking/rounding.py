@@ -61,7 +61,7 @@ def rounded_apart(function: Callable[..., Any], functions: float = UNIT, product
     return noisy
 
 
-def _run(jaxpr: Any, consts: Any, args: list, error: Error, units: dict[str, float]) -> list:
+def _run(jaxpr: Any, consts: Any, args: list[Any], error: Error, units: dict[str, float]) -> list[Any]:
     known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def value(atom: Any) -> Any:

@@ -30,7 +30,7 @@ from codegen.runtime.call.arguments import Types, all_types
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.platform import on_gpu
 from codegen.runtime.ops.gemm_op import GemmOp
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 from codegen.shared import Tiles
 from codegen.spec.spec import Spec
 
@@ -55,13 +55,13 @@ def covering(spec: Spec) -> list[Types]:
     return found
 
 
-def one_of(op: Op) -> Types:
+def one_of(op: AnyOp) -> Types:
     """One of the bindings that cover an op's dtypes. Different ops get different ones."""
     bound = covering(op.spec)
     return bound[zlib.crc32(op.spec.op.encode()) % len(bound)]
 
 
-def each_call(op: Op, more: int, check: Callable[[Case], None], **drawn: Any) -> None:
+def each_call(op: AnyOp, more: int, check: Callable[[Case], None], **drawn: Any) -> None:
     """Check a call with each binding that covers the op's dtypes, or with only one of them where `MORE` is 0; sometimes also a call
     with an empty array. Then check `more` calls of any binding. The number of a binding decides its call, so an op and its
     gradient have calls of the same types and sizes, and share kernels."""
@@ -76,7 +76,9 @@ def each_call(op: Op, more: int, check: Callable[[Case], None], **drawn: Any) ->
         _draw(op, more, None, check, **drawn)
 
 
-def _draw(op: Op, count: int, seed: int | None, check: Callable[[Case], None], skipped: int = 0, **drawn: Any) -> None:
+def _draw(
+    op: AnyOp, count: int, seed: int | None, check: Callable[[Case], None], skipped: int = 0, **drawn: Any
+) -> None:
     """Check calls that Hypothesis draws, except the first `skipped`. Without a seed they are the same every time."""
     made = 0
     broken: list[BrokenReference] = []  # not an error of the call: no smaller one is searched
@@ -108,7 +110,7 @@ def _draw(op: Op, count: int, seed: int | None, check: Callable[[Case], None], s
 
 
 def check_op(
-    op: Op,
+    op: AnyOp,
     implementation: str,
     examples: int | None = None,
     seed: int | None = None,
@@ -136,7 +138,7 @@ def check_op(
 
 
 def check_case(
-    op: Op, implementation: str, case: Case, report: Report | None = None, run: Callable[..., Any] | None = None
+    op: AnyOp, implementation: str, case: Case, report: Report | None = None, run: Callable[..., Any] | None = None
 ) -> None:
     """Check one call against the reference. Where a GEMM's kernel for Hopper is interpreted, so is the kernel for others."""
     report = report or Report()
@@ -151,7 +153,7 @@ def check_case(
 
 
 def _check_case(
-    op: Op, implementation: str, arch: str, case: Case, report: Report, run: Callable[..., Any] | None
+    op: AnyOp, implementation: str, arch: str, case: Case, report: Report, run: Callable[..., Any] | None
 ) -> None:
     with jax.enable_x64(True), interpreted.interpreting_for(arch), walking_far(implementation, case):
         made, args, keywords, expected, narrow, bounds = _expected(op, case)
@@ -171,7 +173,7 @@ def _check_case(
 
 
 @functools.lru_cache(maxsize=24)  # tests of several implementations draw the same calls, one after the other
-def _expected(op: Op, case: Case) -> tuple:
+def _expected(op: AnyOp, case: Case) -> tuple[Any, ...]:
     """A call: its arrays by name, its arguments and keywords, the reference's values in float64 and in float32, and the bounds.
     The float32 values are computed only where float32 overflows on the way, since `compare` needs them only there."""
     made = draw.arrays(op, case)
@@ -187,7 +189,7 @@ def _expected(op: Op, case: Case) -> tuple:
 
 
 def check_gradient(
-    op: Op, implementation: str | None = None, examples: int | None = None, seed: int | None = None
+    op: AnyOp, implementation: str | None = None, examples: int | None = None, seed: int | None = None
 ) -> None:
     """Compare the op's vjp with the vjp of its reference in float64, on smooth random calls.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from codegen import extras
 from codegen.checking.agreement import Disagreement, Report
 from codegen.checking.testing import check_gradient, check_op
 from codegen.runtime.compiled.platform import on_gpu
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 
 with extras.needed("build"):
     from rich.table import Table
@@ -36,7 +37,7 @@ def default_implementation() -> str:
     return "cute" if on_gpu() else "interpret"
 
 
-def verify(ops: Iterable[Op], implementation: str, examples: int, seed: int | None) -> Iterator[Outcome]:
+def verify(ops: Iterable[AnyOp], implementation: str, examples: int, seed: int | None) -> Iterator[Outcome]:
     """Check ops one after the other. An outcome holds its op's disagreement. Gradients get a quarter of the examples."""
     for op in ops:
         start, report, gradient = time.perf_counter(), Report(), "-"
@@ -53,7 +54,7 @@ def verify(ops: Iterable[Op], implementation: str, examples: int, seed: int | No
         yield Outcome(op.spec.op, implementation, report, gradient, time.perf_counter() - start)
 
 
-def as_row(outcome: Outcome) -> dict:
+def as_row(outcome: Outcome) -> dict[str, Any]:
     """An outcome for --json."""
     report = outcome.report
     return {

@@ -11,7 +11,7 @@ from codegen.language.sizes import Shape, array_bytes, elements
 from codegen.measuring.times.bench import make_inputs, static_arguments, wide_types
 from codegen.plan.limits import lacks
 from codegen.runtime.compiled import interpreted
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 from codegen.spec.spec import Spec
 
 MOST = 1 << 18  # elements of an output that the interpreter computes quickly
@@ -38,13 +38,13 @@ def small(spec: Spec, shape: Shape) -> dict[str, int]:
     return made
 
 
-def interpreted_calls(op: Op, shape: Shape) -> list[dict[str, Any]]:
+def interpreted_calls(op: AnyOp, shape: Shape) -> list[dict[str, Any]]:
     """For each binding of dtypes that the architecture supports: the kernel's report, and the least bytes of each array."""
     arch = interpreted.architecture()
     return [_call(op, b, shape) for b in bindings(op.spec) if not lacks(op, b, arch)]
 
 
-def _call(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:
+def _call(op: AnyOp, binding: Binding, shape: Shape) -> dict[str, Any]:
     with wide_types(binding):
         op(**make_inputs(op.spec, binding, shape, 0), **static_arguments(op.spec, binding), implementation="interpret")
     report = max(

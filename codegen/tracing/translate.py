@@ -115,7 +115,7 @@ class Translator:
     def _step(self, step: Step) -> Sequence[Parts]:
         name = step.name
         if name in ("split", "slice", "concatenate", "stack", "iota", "dot_general", "gather", "reshape", *SCANS):
-            return getattr(self, f"_{'scanned' if name in SCANS else name}")(step)  # type: ignore[no-any-return]
+            return getattr(self, f"_{'scanned' if name in SCANS else name}")(step)
         given = [self.parts(i) for i in step.inputs]
         if name in UNCHANGED:
             return [given[0]]

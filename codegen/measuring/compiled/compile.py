@@ -16,7 +16,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from codegen.runtime.compiled.kernels import CompiledCall, nameable
 from codegen.runtime.compiled.launcher_call import LauncherCall
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.runtime.ops.gemm_op import GemmOp
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 from codegen.shared import Launch, RowLaunch, WalkLaunch
 
 with extras.needed("build"):
@@ -94,7 +94,7 @@ class Compiled:
         return _widest_first(w for o in self.operands for w in o.stores)
 
 
-def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Variant]:
+def variants(op: AnyOp, wanted: Mapping[str, str] | None = None) -> Iterator[Variant]:
     """Every kernel that calls of an op can need (with the dtypes in `wanted`), for one value of static params, and only for
     rows of the lengths in `row_lengths`."""
     some = any(a.default is not None for a in op.spec.inputs)
@@ -117,7 +117,7 @@ def variants(op: Op, wanted: Mapping[str, str] | None = None) -> Iterator[Varian
 ROW_BYTES = (256, 16 * 1024, 256 * 1024)
 
 
-def row_lengths(op: Op, types: Types) -> tuple[int | None, ...]:
+def row_lengths(op: AnyOp, types: Types) -> tuple[int | None, ...]:
     """Representative numbers of columns: one for each way in which the kernel handles a row."""
     plan = op.plan
     if not isinstance(plan, Reduction) or plan.collapsed:
@@ -131,7 +131,7 @@ def row_lengths(op: Op, types: Types) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def launch_of(op: Op, variant: Variant, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
+def launch_of(op: AnyOp, variant: Variant, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
     """The launch of a variant, for many rows where their number matters."""
     dtypes = {a.name: variant.types.dtype(a) for a in op.spec.arrays}
     columns = variant.columns
@@ -145,7 +145,7 @@ def launch_of(op: Op, variant: Variant, arch: str | None = None) -> Launch | Row
 
 
 def compile_kernel(
-    op: Op,
+    op: AnyOp,
     variant: Variant,
     arch: str,
     static: dict[str, Any] | None = None,
@@ -156,21 +156,21 @@ def compile_kernel(
     return _with_operands(op, _kept(call) or _compile(op, call), names)
 
 
-def kept_kernel(op: Op, variant: Variant, arch: str) -> Compiled | None:
+def kept_kernel(op: AnyOp, variant: Variant, arch: str) -> Compiled | None:
     """The kernel of an earlier `compile_kernel`, if the cache on disk has it."""
     call, names = _call(op, variant, arch)
     found = _kept(call)
     return None if found is None else _with_operands(op, found, names)
 
 
-def compile_call(op: GemmOp, example: LauncherCall, arch: str) -> Compiled:
+def compile_call(op: GemmOp[..., Any], example: LauncherCall, arch: str) -> Compiled:
     """The kernel of such a call, without the access widths of its main loop."""
     call = example.compiled_for(arch)
     return _kept(call) or _compile(op, call)
 
 
 def _call(
-    op: Op,
+    op: AnyOp,
     variant: Variant,
     arch: str,
     static: dict[str, Any] | None = None,
@@ -181,7 +181,7 @@ def _call(
         return op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch), None
     spec, how = op.spec, launch_of(op, variant, arch)
 
-    def array(a):
+    def array(a: Any) -> Any:
         if a.default is not None and variant.defaults:
             return None
         dtype = variant.types.dtype(a)
@@ -207,7 +207,7 @@ def _call(
     return call, {name: tensor is not None for name, tensor in tensors.items()}
 
 
-def _with_operands(op: Op, made: Compiled, found: dict[str, bool] | None) -> Compiled:
+def _with_operands(op: AnyOp, made: Compiled, found: dict[str, bool] | None) -> Compiled:
     if found is None:
         return made
     own = [(text, [n for n in parameters_of(op, name, list(found)) if found[n]]) for name, text in entries(made.ptx)]
@@ -218,7 +218,7 @@ OPTIONS = f"{COMPILE_OPTIONS} --keep-ptx --keep-cubin"
 _KEPT_AS = f"{OPTIONS} and what is spilled"  # what entries of the cache hold
 
 
-def _compile(op: Op, call: CompiledCall) -> Compiled:
+def _compile(op: AnyOp, call: CompiledCall) -> Compiled:
     """A launcher's kernels, without their accesses."""
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
@@ -226,7 +226,7 @@ def _compile(op: Op, call: CompiledCall) -> Compiled:
     tensors = [None if t is None else _fake(DTYPES[t[0]].cutlass, *t[1:]) for t in (*call.inputs, *call.outputs)]
     arguments = [*tensors, *(nameable(value) for _, value in call.constants)]
 
-    def compiled(options: str):
+    def compiled(options: str) -> Any:
         return cute.compile(op._launch, make_fake_stream(), *arguments, options=options, no_jit_engine=True)
 
     with compiling_for(call.arch):
@@ -268,7 +268,7 @@ def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
     return make_fake_compact_tensor(getattr(cutlass, dtype), shape, stride_order=order, assumed_align=alignment)
 
 
-def parameters_of(op: Op, entry: str, tensors: list[str]) -> list[str]:
+def parameters_of(op: AnyOp, entry: str, tensors: list[str]) -> list[str]:
     """The launcher's tensors that a kernel takes, by their names in the generated file."""
     names = list(inspect.signature(op._launch).parameters)[1:]
     module = inspect.unwrap(op._launch).__globals__
@@ -286,7 +286,7 @@ def parameters_of(op: Op, entry: str, tensors: list[str]) -> list[str]:
     return [tensor for name, tensor in zip(names, tensors, strict=False) if name in own]
 
 
-def _spills(compile_verbosely) -> int:
+def _spills(compile_verbosely: Callable[[], object]) -> int:
     """The spilled bytes, stores and loads together, from ptxas's report on stderr, which is wrapped to lines."""
     with contextlib.redirect_stderr(io.StringIO()) as log:
         compile_verbosely()
@@ -311,13 +311,13 @@ def read_cubin(cubin: bytes) -> tuple[int, int, int]:
     return registers, stack, shared
 
 
-def resources_of_call(op: Op, types: Types, shape: Shape, arch: str) -> tuple[int, int, int]:
+def resources_of_call(op: AnyOp, types: Types, shape: Shape, arch: str) -> tuple[int, int, int]:
     """Registers, stack and shared memory of the kernel that a call at a shape runs, the largest of each where it runs several."""
     found = [read_cubin(cubin) for cubin in cubins_of_call(op, types, shape, arch)]
-    return tuple(max(numbers) for numbers in zip(*found, strict=True))  # type: ignore[return-value]
+    return tuple(max(numbers) for numbers in zip(*found, strict=True))
 
 
-def cubins_of_call(op: Op, types: Types, shape: Shape, arch: str) -> list[bytes]:
+def cubins_of_call(op: AnyOp, types: Types, shape: Shape, arch: str) -> list[bytes]:
     """The machine code of the kernels that a call at a shape runs. It is compiled as the call compiles it, or taken from the cache on
     disk."""
     arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in op.spec.inputs}

@@ -17,14 +17,14 @@ from codegen.plan.rows.scanning import Scan
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled.platform import current_arch
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 from codegen.shared import Launch, RowLaunch, WalkLaunch
 from codegen.targets import GPUS, Gpu, Work
 
 Times = tuple[tuple[str, float], ...]
 
 
-def instruction_times(op: Op, binding: Binding, shape: Shape, clock: float | None = None) -> Times:
+def instruction_times(op: AnyOp, binding: Binding, shape: Shape, clock: float | None = None) -> Times:
     """The microseconds that a call's instructions take on this GPU, by their kind (`targets.LIMITS`), at a `clock` in hertz or
     the highest one. None are known of an op that contracts, scans, selects or has stages, or of a GPU that `targets.GPUS` lacks."""
     arch = current_arch()
@@ -43,7 +43,7 @@ def this_gpu(arch: str, kind: str) -> Gpu | None:
     return next((g for g in GPUS if g.arch == arch and set(g.name.split()) - {"SXM", "80GB"} <= words), None)
 
 
-def work_of_element(op: Op, types: Types, shape: Shape, arch: str) -> Work:
+def work_of_element(op: AnyOp, types: Types, shape: Shape, arch: str) -> Work:
     """The instructions for each element of the main loops of a call's kernels: not of those that only finish a reduction over rows."""
     arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in op.spec.inputs}
     how = op.launch_for(types, arguments.bind_axes(op.spec, arrays), arch)

@@ -119,7 +119,14 @@ def _accesses(code: Sequence[Instruction], block: range) -> bool:
     return any(code[i].kind in GLOBAL for i in block)
 
 
-def _counted(code, blocks, following, inside: set[int], head: int, ends: Sequence[int]) -> Work:
+def _counted(
+    code: Sequence[Instruction],
+    blocks: Sequence[range],
+    following: Sequence[Sequence[int]],
+    inside: set[int],
+    head: int,
+    ends: Sequence[int],
+) -> Work:
     """The instructions of a part of the code that is entered at one block and left at some."""
     onward = {b: [n for n in following[b] if n in inside and n != head] for b in inside}
     back: dict[int, list[int]] = {b: [] for b in inside}

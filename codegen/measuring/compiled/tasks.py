@@ -16,7 +16,7 @@ from typing import Any
 
 from codegen import extras
 from codegen.measuring.compiled.compile import Compiled, Variant, compile_kernel, kept_kernel
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 
 with extras.needed("build"):
     from rich.markup import escape
@@ -89,15 +89,15 @@ def _run(folder: Path, task: Task) -> Outcome:
         return Outcome(task, None, f"{type(error).__name__}: {error}")
 
 
-def _kernel(folder: Path, task: Task) -> Op:
+def _kernel(folder: Path, task: Task) -> AnyOp:
     (kernel,) = [k for k in kernels_named(load_package(folder), [task.op]) if k.spec.op == task.op]
     return kernel
 
 
-def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
+def kernels_named(package: Any, names: Iterable[str]) -> list[AnyOp]:
     """All kernels of each named op of a package. `NAME_backward`, `NAME_stage1` and so on, where they exist, name a single kernel.
     Raises KeyError for other names."""
-    found: list[Op] = []
+    found: list[AnyOp] = []
     for name in names:
         if name in package.__all__:
             found += getattr(package, name).kernels
@@ -110,7 +110,7 @@ def kernels_named(package: Any, names: Iterable[str]) -> list[Op]:
     return found
 
 
-def is_of_gradients(kernel: Op) -> bool:
+def is_of_gradients(kernel: AnyOp) -> bool:
     """Whether a kernel runs only where gradients are requested."""
     return kernel not in getattr(kernel, "origin", kernel).own_kernels
 

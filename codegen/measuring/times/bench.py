@@ -36,7 +36,7 @@ from codegen.measuring.times.measurement import Measurement
 from codegen.plan.op import products_in
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.backward import BackwardOp
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 from codegen.spec.spec import Array, Spec
 
 GROUPS, CALLS = 5, 25
@@ -82,7 +82,12 @@ def _group(call: Candidate, calls: int, clock: Callable[[], float]) -> float:
 
 
 def bench_op(
-    op: Op, binding: Binding, shape: Shape, groups: int = GROUPS, calls: int = CALLS, implementation: str | None = None
+    op: AnyOp,
+    binding: Binding,
+    shape: Shape,
+    groups: int = GROUPS,
+    calls: int = CALLS,
+    implementation: str | None = None,
 ) -> Measurement:
     """Time one op, or the generated backward of one, at one shape, in microseconds. `implementation` is the one timed as ours, by
     default that of a call which names none."""
@@ -118,7 +123,7 @@ def bench_op(
     return Measurement(op.spec.op, *found, kind=op.plan.kind, instructions=instructions)
 
 
-def multiplied_in(op: Op, binding: Binding) -> str | None:
+def multiplied_in(op: AnyOp, binding: Binding) -> str | None:
     """The type of XLA's matrix products: the factors' own type, or bfloat16 for float8 and integers. None where an op does not
     contract: its reference computes in float32, which costs XLA nothing."""
     products = products_in(op.plan)
@@ -130,7 +135,7 @@ def multiplied_in(op: Op, binding: Binding) -> str | None:
 
 def backward_calls(
     op: BackwardOp, made: list[dict[str, Any]], static: dict[str, Any], binding: Binding, implementation: Any
-) -> tuple[Callable, Callable, list, list]:
+) -> tuple[Callable[..., Any], Callable[..., Any], list[Any], list[Any]]:
     """Our backward and XLA's, and the sets of arrays that each takes. Ours takes the saved arrays. XLA's is jax.vjp of the
     reference with the forward's result unused: it takes the inputs, and recomputes what it needs. A gradient that two inputs
     share, or that is a cotangent, is a result of neither: a program that returned it would copy it."""
@@ -151,17 +156,17 @@ def backward_calls(
     product_type = multiplied_in(origin, binding)
     precision = {} if product_type is None else {"precision": product_type}
 
-    def pulled(given: tuple) -> Any:
+    def pulled(given: tuple[Any, ...]) -> Any:
         arrays, cotangents = given
         fixed = {n: x for n, x in arrays.items() if n not in wanted}
 
-        def forward(varied: dict[str, Any]) -> tuple:
+        def forward(varied: dict[str, Any]) -> tuple[Any, ...]:
             y = origin.reference(**fixed, **varied, **static, **precision)
             return tuple(y) if len(origin.spec.outputs) > 1 else (y,)
 
         return jax.vjp(forward, {n: arrays[n] for n in wanted})[1](cotangents)
 
-    def ours(given: tuple) -> list:
+    def ours(given: tuple[Any, ...]) -> list[Any]:
         gradients = op.pull(key, *given)
         return [gradients[i] for i in own]
 
@@ -170,7 +175,7 @@ def backward_calls(
 
 def saved_values(
     op: BackwardOp, key: Key, arrays: dict[str, Any], static: dict[str, Any]
-) -> tuple[dict[str, Any], tuple]:
+) -> tuple[dict[str, Any], tuple[Any, ...]]:
     """What a backward takes beside cotangents, by name, and the forward's outputs."""
     origin = op.origin
     _, operands = origin.bind((), {**arrays, **static})
@@ -178,7 +183,7 @@ def saved_values(
     return values | dict(zip(origin.operand_names(key), operands, strict=True)), outputs
 
 
-def cotangents_of(outputs: tuple, seed: Any) -> tuple:
+def cotangents_of(outputs: tuple[Any, ...], seed: Any) -> tuple[Any, ...]:
     """Random cotangents of a forward's outputs."""
     return tuple(
         jax.random.normal(jax.random.key(seed + i), y.shape).astype(y.dtype)
@@ -187,7 +192,7 @@ def cotangents_of(outputs: tuple, seed: Any) -> tuple:
     )  # fmt: skip
 
 
-def bench_or_fail(op: Op, binding: Binding, shape: Shape, groups: int = GROUPS) -> Measurement:
+def bench_or_fail(op: AnyOp, binding: Binding, shape: Shape, groups: int = GROUPS) -> Measurement:
     """`bench_op`, which returns an exception (out of memory, say) as a result, so that the other ops still run."""
     try:
         return bench_op(op, binding, shape, groups)

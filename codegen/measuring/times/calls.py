@@ -14,7 +14,7 @@ from codegen.explain.launching import Binding
 from codegen.language.sizes import Shape
 from codegen.measuring.times import bench
 from codegen.runtime.ops.backward import BackwardOp
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 
 # Relative errors that are no error: of results that were rounded once from float32 values that differ by a little
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 2**-6, "float16": 2**-8, "float8_e4m3fn": 2**-2,
@@ -30,14 +30,14 @@ class Calls:
     run: Callable[[str | None], Callable[[Any], Any]]
 
 
-def calls_of(op: Op, binding: Binding, shape: Shape) -> Calls:
+def calls_of(op: AnyOp, binding: Binding, shape: Shape) -> Calls:
     """Those of an op at a shape, or of a generated backward at a shape of its op. `binding` has the types of the op's spec.
     All functions can be traced."""
     if isinstance(op, BackwardOp):
         return _backward_calls(op, binding, shape)
     static = bench.static_arguments(op.spec, binding)
 
-    def run(implementation: str | None) -> Callable:
+    def run(implementation: str | None) -> Callable[..., Any]:
         return lambda arrays: op(**arrays, **static, implementation=implementation)
 
     return Calls(lambda seed: bench.make_inputs(op.spec, binding, shape, seed), run)
@@ -65,7 +65,7 @@ def _backward_calls(op: BackwardOp, binding: Binding, shape: Shape) -> Calls:
     # no step of a model makes
     again = {name for name, _ in op.derived.how.same}
 
-    def run(implementation: str | None) -> Callable:
+    def run(implementation: str | None) -> Callable[..., Any]:
         names = op.origin.operand_names(key(implementation))
 
         def pull(given: Any) -> list[Any]:
@@ -77,7 +77,7 @@ def _backward_calls(op: BackwardOp, binding: Binding, shape: Shape) -> Calls:
     return Calls(make, run)
 
 
-def compiled(call: Callable, *given: Any) -> Callable:
+def compiled(call: Callable[..., Any], *given: Any) -> Callable[..., Any]:
     """A function compiled for arguments of these shapes."""
     return jax.jit(call).lower(*given).compile()
 

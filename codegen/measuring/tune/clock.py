@@ -36,7 +36,7 @@ class Device:
     def __init__(self, folder: Path, arch: str, jobs: int, implementation: str = "cute"):
         self.folder, self.arch, self.implementation = folder, arch, implementation
         self.pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (arch,)) if jobs else None
-        self.compiling: dict[tuple[Task, tuple], Future[str]] = {}
+        self.compiling: dict[tuple[Task, tuple[Any, ...]], Future[str]] = {}
         self.kernel: Kernel | None = None
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ def _begin(arch: str) -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def _compile(folder: Path, task: Task, changes: tuple, arch: str) -> str:
+def _compile(folder: Path, task: Task, changes: tuple[Any, ...], arch: str) -> str:
     """Compile a launch into the cache on disk: why that fails, or ""."""
     try:
         (op, *_) = kernels_named(load_package(folder), [task.op])

@@ -33,7 +33,7 @@ from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.ops.backward import BackwardOp, GemmBackwardOp
 from codegen.runtime.ops.gemm_op import GemmOp
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 from codegen.tuning import candidates, choosing
 from codegen.tuning.choosing import Changes
 
@@ -87,7 +87,7 @@ class Found:
 class Kernel:
     """A task's kernel: its launches, and its calls with each."""
 
-    def __init__(self, op: Op, task: Task, arch: str):
+    def __init__(self, op: AnyOp, task: Task, arch: str):
         self.task, self.arch = task, arch
         self.origin = op.with_tuning(())
         self.op = kernel_of(self.origin, task.kernel)
@@ -148,11 +148,11 @@ class Kernel:
         return calls_of(kernel_of(op, self.task.kernel), binding, dict(self.task.shape))
 
 
-def kernel_of(op: Op, name: str) -> Op:
+def kernel_of(op: AnyOp, name: str) -> AnyOp:
     return next(kernel for kernel in op.kernels if kernel.spec.op == name)
 
 
-def sizes_of(op: Op, axes: Axes) -> dict[str, int]:
+def sizes_of(op: AnyOp, axes: Axes) -> dict[str, int]:
     """The sizes by which measurements of an op are found."""
     if not isinstance(op, GemmOp):
         return choosing.sizes_of(op.plan, views.known_extents(op.plan, axes))
@@ -162,7 +162,7 @@ def sizes_of(op: Op, axes: Axes) -> dict[str, int]:
 
 
 def tasks_of(
-    ops: Iterable[Op], shapes: Callable[[Op], Sequence[Shape]], wanted: Mapping[str, str], arch: str
+    ops: Iterable[AnyOp], shapes: Callable[[AnyOp], Sequence[Shape]], wanted: Mapping[str, str], arch: str
 ) -> Iterator[Task]:
     """A task for each kernel of the ops at each shape, of those that run by themselves: the forward, the backward, and that
     without the gradients of arrays that all rows share."""
@@ -182,7 +182,7 @@ def tasks_of(
                         yield task
 
 
-def is_done(op: Op, task: Task, arch: str, entries: Iterable[Tuned]) -> bool:
+def is_done(op: AnyOp, task: Task, arch: str, entries: Iterable[Tuned]) -> bool:
     """Whether a task was measured beside the launch that is planned now."""
     kernel = Kernel(op, task, arch)
     place = task.kernel, arch, task.types, kernel.sizes
@@ -232,7 +232,7 @@ def search(
     return best, times
 
 
-def tune(op: Op, task: Task, arch: str, clock: Clock, more: Callable[[], bool] = lambda: True) -> Found:
+def tune(op: AnyOp, task: Task, arch: str, clock: Clock, more: Callable[[], bool] = lambda: True) -> Found:
     """Search for the fastest launch of a task. An error is a result, so that other tasks still run."""
     kernel = Kernel(op, task, arch)
     try:
@@ -258,7 +258,11 @@ def is_fatal(error: str) -> bool:
 
 
 def tune_all(
-    todo: Sequence[tuple[Op, Task]], arch: str, clock: Clock, seconds: float, now: Callable[[], float] = time.monotonic
+    todo: Sequence[tuple[AnyOp, Task]],
+    arch: str,
+    clock: Clock,
+    seconds: float,
+    now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Found]:
     """Tune one task after the other while there is time, and the GPU runs. The launches of the next one are compiled
     meanwhile."""

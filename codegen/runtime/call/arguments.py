@@ -19,7 +19,7 @@ import numpy as np
 from codegen.errors import known
 from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, dtype_of, least_sizes
 from codegen.plan.access import Plan
-from codegen.spec.spec import Array, Param, Spec, fits
+from codegen.spec.spec import Array, Axis, Param, Spec, fits
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Axes:
         return tuple(n for axis in axes for n in (self.rows if axis == ROWS else (self.extents[axis],)))
 
 
-def bind_names(spec: Spec, names: list[str], args: tuple, kwargs: dict) -> dict[str, Any]:
+def bind_names(spec: Spec, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name: inputs by position or name, everything else by keyword."""
     inputs = [a.name for a in spec.inputs]
     if len(args) > len(inputs):
@@ -208,7 +208,7 @@ def refuse_empty(spec: Spec, plan: Plan, axes: Axes) -> None:
                 raise ValueError(f"{spec.op}: {reduction.op} over {', '.join(lost)} has no value where {got}")
 
 
-def _dim_extents(spec: Spec, array: Array, dim, n, shape) -> list[tuple[str, Any]]:
+def _dim_extents(spec: Spec, array: Array, dim: Axis, n: int, shape: tuple[int, ...]) -> list[tuple[str, Any]]:
     """The sizes of named axes that one dimension of an array binds."""
     if dim.parts is not None:
         if not dim.names:
@@ -222,6 +222,7 @@ def _dim_extents(spec: Spec, array: Array, dim, n, shape) -> list[tuple[str, Any
         return [(dim.names[0], n // dim.parts)]
     if len(dim.names) == 2:
         inner = dim.extents[1]
+        assert inner is not None  # of two names in one dimension, the second has a size
         if n % inner != 0:
             raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} divides {n} by {inner}")
         return [(dim.names[0], n // inner), (dim.names[1], inner)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
-def cast(x: jax.Array, dtype) -> jax.Array:
+def cast(x: jax.Array, dtype: Any) -> jax.Array:
     """`x` rounded to `dtype` within a chain, as `store` does it.
 
     The result has the shape of `x` and dtype `dtype`. XLA may leave out a conversion to a narrow float and back, and does so on
@@ -21,7 +22,7 @@ def cast(x: jax.Array, dtype) -> jax.Array:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _rounded(x: jax.Array, dtype) -> jax.Array:
+def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
     """`x`, of float32 or float64, rounded to the nearest value of a narrower type, ties to even, in its own type. Values beyond
     the largest one become infinite, or for float8, which saturates later, are rounded as if the range were larger."""
     own, narrow = jnp.finfo(x.dtype), jnp.finfo(dtype)
@@ -38,7 +39,7 @@ def _rounded(x: jax.Array, dtype) -> jax.Array:
 
 
 @_rounded.defjvp
-def _rounded_jvp(dtype, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+def _rounded_jvp(dtype: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
     return _rounded(*primals, dtype), tangents[0]
 
 
@@ -48,12 +49,12 @@ def _saturated(x: jax.Array, top: jax.Array) -> jax.Array:
 
 
 @_saturated.defjvp
-def _saturated_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+def _saturated_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
     """Rounding has slope 1, even where a value saturates."""
     return _saturated(*primals), tangents[0]
 
 
-def store(x: jax.Array, dtype) -> jax.Array:
+def store(x: jax.Array, dtype: Any) -> jax.Array:
     """`x` rounded once to `dtype`.
 
     Floats round to nearest even; float8 saturates to the largest finite value and keeps NaN. Floats become integers

@@ -59,7 +59,7 @@ class LauncherCall:
         compiled = self.compiled_for(arch)
         present = [x for x in self.operands if x is not None]
 
-        def on_host(*arrays):
+        def on_host(*arrays: Any) -> Any:
             values = iter(arrays)
             inputs = [
                 None if x is None else np.asarray(next(values)).reshape(t.shape)

@@ -20,7 +20,7 @@ from codegen.runtime.call.cast import store
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import Epilogue, GemmOp
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 from codegen.runtime.ops.staged import InStages, Stage, StagedForward, has_kernels, kernels_of, stages_of
 from codegen.runtime.sharding import shards
 from codegen.runtime.sharding.shards import Split
@@ -40,7 +40,7 @@ class BackwardOp(DerivedOp):
     frozen: BackwardOp | None = None
     stages: tuple[Stage, ...] = ()
 
-    def __init__(self, forward: Op, parts: dict[str, Any], whole: BackwardOp | None = None):
+    def __init__(self, forward: AnyOp, parts: dict[str, Any], whole: BackwardOp | None = None):
         which = "backward" if whole is None else "frozen"
         super().__init__(forward, which, parts)
         self.stages = stages_of(self, f"{which}_", parts)
@@ -58,13 +58,13 @@ class BackwardOp(DerivedOp):
         return None
 
     @property
-    def generated(self) -> tuple[Op, ...]:
+    def generated(self) -> tuple[AnyOp, ...]:
         """The kernels that are generated for gradients: its own are the last; before them, those that run with it or replace it."""
         found = self.frozen.own_kernels if self.frozen is not None else ()
         return (*(self.forward.own_kernels if self.forward is not None else ()), *found, *self.own_kernels)
 
     @property
-    def own_kernels(self) -> tuple[Op, ...]:
+    def own_kernels(self) -> tuple[AnyOp, ...]:
         return kernels_of(self.stages) or (self,)
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
@@ -82,7 +82,7 @@ class BackwardOp(DerivedOp):
         """The backward for a way."""
         return self.frozen if way == "frozen" and self.frozen is not None else self
 
-    def packed(self, key: Key, way: str, values: dict[str, Any], operands: tuple) -> tuple:
+    def packed(self, key: Key, way: str, values: dict[str, Any], operands: tuple[Any, ...]) -> tuple[Any, ...]:
         """The residuals of a call: its way, as the size of an array without elements; the saved values; inputs and parameters. JAX
         stores one structure of residuals for all ways, that of the call which it traced last. So every way packs the same
         structure, with the inputs that only another way takes, and with placeholders for values that only another way saves."""
@@ -95,7 +95,7 @@ class BackwardOp(DerivedOp):
             tuple(given.get(name) for name in taken),
         )
 
-    def unpacked(self, key: Key, residuals: tuple) -> tuple[str, dict[str, Any]]:
+    def unpacked(self, key: Key, residuals: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
         """The way of a call's gradients, and the values that it takes, by name."""
         way, saved, given = residuals
         made, taken = self.packing(key)
@@ -118,7 +118,9 @@ class BackwardOp(DerivedOp):
         more = [name for s in how.scattered for name in (s.table, s.index) if name not in how.inputs]
         return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self._dynamic)]
 
-    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]:
+    def saved(
+        self, key: Key, plain: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The op's outputs (from `plain`), and the values that the backward `saves`, by name."""
         if self.forward is None and (missing := [n for n in self.saves() if n not in self.origin.spec.asked_types]):
             assert isinstance(self.origin, InStages), missing
@@ -128,13 +130,13 @@ class BackwardOp(DerivedOp):
         made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
         return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
 
-    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple:
+    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """The gradient of each operand of the forward, from the values that the backward `saves` and `takes` (None for an input
         that is left out); None where it is zero."""
         own = {name: values[name] for name in (*self.saves(), *self.takes(key))}
         return self.ordered(key, self.gradients(key, own, cotangents))
 
-    def gradients(self, key: Key, values: dict[str, Any], cotangents: tuple) -> dict[str, jax.Array]:
+    def gradients(self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...]) -> dict[str, jax.Array]:
         """The gradients that the kernel computes, by the names of their arrays. `values` are its inputs other than cotangents; None
         is an input that is left out."""
         how = self.derived.how
@@ -151,7 +153,7 @@ class BackwardOp(DerivedOp):
             found[s.table] = add_taken(self.origin.spec, s, so_far, there[s.index], taken)
         return found | {s.table: found[s.table].astype(there[s.table].dtype) for s in how.scattered}
 
-    def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple:
+    def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple[Any, ...]:
         """Gradients in the order of the forward's operands; None for an operand without one."""
         scalars = {p.name: self.origin._scalar_dtype(key, p.kind) for p in self.origin._dynamic}
         return tuple(
@@ -160,10 +162,10 @@ class BackwardOp(DerivedOp):
         )
 
 
-class GemmForward(GemmOp):
+class GemmForward(GemmOp[..., Any]):
     """An op that contracts, with the values that its backward needs of the products as additional outputs."""
 
-    def __init__(self, origin: GemmOp, parts: dict[str, Any]):
+    def __init__(self, origin: GemmOp[..., Any], parts: dict[str, Any]):
         self.__name__ = f"{origin.__name__}_forward"  # type: ignore[attr-defined]
         self.origin = origin
         self._backward = self._result = None
@@ -189,7 +191,7 @@ class GemmForward(GemmOp):
         """The op's own epilogue: outputs that it lacks are computed in jnp."""
         return self.origin.epilogue
 
-    def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
+    def kept(self, key: Key, operands: tuple[Any, ...], split: Split | None = None) -> tuple[jax.Array, ...]:
         op, own = self.epilogue, self.plan.epilogue
         arrays = op.arrays(key, operands)
         split = split or Split(arguments.bind_axes(op.spec, arrays))
@@ -203,9 +205,9 @@ class GemmForward(GemmOp):
 class GemmBackwardOp(BackwardOp):
     """The generated backward of an op's epilogue, and the gradients of the products."""
 
-    origin: GemmOp
+    origin: GemmOp[..., Any]
 
-    def __init__(self, forward: GemmOp, parts: dict[str, Any], whole: GemmBackwardOp | None = None):
+    def __init__(self, forward: GemmOp[..., Any], parts: dict[str, Any], whole: GemmBackwardOp | None = None):
         which = "backward" if whole is None else "frozen"
         DerivedOp.__init__(self, forward, which, parts)
         self.stages = stages_of(self, f"{which}_", parts)
@@ -227,13 +229,15 @@ class GemmBackwardOp(BackwardOp):
         """Everything: the products' gradients are products with the factors."""
         return self.origin.operand_names(key)
 
-    def saved(self, key: Key, plain: Callable[..., tuple], operands: tuple) -> tuple[tuple, dict[str, Any]]:
+    def saved(
+        self, key: Key, plain: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         op = self.keeping or self.origin
         outputs = plain(*operands) if self.keeping is None else self.keeping._functions(key)(*operands)
         made = dict(zip((a.name for a in op.spec.outputs), outputs, strict=True))
         return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
 
-    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple) -> tuple:
+    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         derived, op = self.derived, self.origin
         operands = tuple(values[name] for name in self.takes(key))
         arrays = op.arrays(key, operands)
@@ -258,7 +262,7 @@ class GemmBackwardOp(BackwardOp):
         own = [name for name, x in ((p.a.name, a), (p.b.name, b)) if DTYPES[x.dtype.name].kind == "float"]
         wide = {n: (x if x.dtype.itemsize > 1 else x.astype(inner.dtype)) for n, x in ((p.a.name, a), (p.b.name, b))}
 
-        def of(given):
+        def of(given: Any) -> Any:
             full = wide | given
             return product(p, full[p.a.name], full[p.b.name], axes, inner.dtype.name, exact)
 
@@ -266,7 +270,7 @@ class GemmBackwardOp(BackwardOp):
         return found
 
 
-def backward_ops(op: Op) -> tuple[BackwardOp, ...]:
+def backward_ops(op: AnyOp) -> tuple[BackwardOp, ...]:
     """The generated backward of an op, each of its ways as one op, the whole one last; empty where there is none."""
     whole = op._backward
     return (*filter(None, (whole.frozen,)), whole) if isinstance(whole, BackwardOp) else ()

@@ -25,7 +25,7 @@ from codegen.spec.spec import Array
 
 
 def batch(
-    op: CalledOp, key: Key, call: Callable[..., tuple], jnp_form: Callable[..., tuple], size: int, mapped: Sequence[bool],
+    op: CalledOp, key: Key, call: Callable[..., tuple[Any, ...]], jnp_form: Callable[..., tuple[Any, ...]], size: int, mapped: Sequence[bool],
     operands: Sequence[Any],
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """The outputs of `call` for each of `size` positions of the leading axis that the `mapped` operands have."""
@@ -69,8 +69,10 @@ def _first(array: Array | None) -> str | None:
     return array.dims[0].names[0]
 
 
-def _one_by_one(call: Callable[..., tuple], mapped: Sequence[bool], operands: Sequence[Any]) -> tuple[jax.Array, ...]:
-    def one(given: list[Any]) -> tuple:
+def _one_by_one(
+    call: Callable[..., tuple[Any, ...]], mapped: Sequence[bool], operands: Sequence[Any]
+) -> tuple[jax.Array, ...]:
+    def one(given: list[Any]) -> tuple[Any, ...]:
         values = iter(given)
         return call(*(next(values) if m else x for m, x in zip(mapped, operands, strict=True)))
 

@@ -13,14 +13,14 @@ from codegen.autodiff import backward as backwards
 from codegen.plan.launches import Tuned
 from codegen.plan.op import Op as PlannedOp
 from codegen.runtime.call.described import Key
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp, Op
 
 
-class DerivedOp(Op):
+class DerivedOp(Op[..., Any]):
     """An op generated with another: its backward, a stage of it or of its backward, or the forward that saves more than its
     outputs."""
 
-    def __init__(self, forward: Op, which: str, parts: dict[str, Any]):
+    def __init__(self, forward: AnyOp, which: str, parts: dict[str, Any]):
         self.__name__ = f"{forward.__name__}_{which}"  # type: ignore[attr-defined]
         self.origin, self._which = forward, which
         self._backward = self._result = None
@@ -50,7 +50,7 @@ class DerivedOp(Op):
         """False: its jnp form has gradients, the second derivatives of the op."""
         return False
 
-    def call(self, key: Key, there: Mapping[str, jax.Array]) -> tuple[Key, tuple]:
+    def call(self, key: Key, there: Mapping[str, jax.Array]) -> tuple[Key, tuple[Any, ...]]:
         """Its call in a call of the op it was generated with, where these arrays and dynamic parameters are `there`, by name."""
         arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
         static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))

@@ -25,7 +25,7 @@ from codegen.graph.nodes import DTYPES, ROWS
 from codegen.plan.limits import lacks
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types
-from codegen.runtime.ops.op import Op
+from codegen.runtime.ops.op import AnyOp
 from codegen.spec.spec import Array, Param, Spec, fits
 
 PLATFORMS = ("cuda", "cpu")
@@ -166,7 +166,7 @@ def _value(param: Param, text: str) -> float | int | bool:
         raise UserError(f"the param {param.name} is {kind}, not {shown(text)}") from None
 
 
-def export(op: Op, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
+def export(op: AnyOp, wanted: Wanted) -> tuple[bytes, dict[str, Any]]:
     """The artifact, and its description for --json. Raises `UserError` where there is no kernel."""
     spec, types = op.spec, wanted.types
     missing = lacks(op, types, wanted.arch)
@@ -225,7 +225,7 @@ def as_text(report: Mapping[str, Any], path: Path) -> str:
     return "\n".join(lines)
 
 
-def _launch(op: Op, types: Types, axes: Axes) -> Any:
+def _launch(op: AnyOp, types: Types, axes: Axes) -> Any:
     try:
         return op.default_launch(types, axes)
     except UserError as error:
@@ -245,7 +245,7 @@ def _environment(arch: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _open_extents(op: Op, wanted: Wanted) -> Iterator[None]:
+def _open_extents(op: AnyOp, wanted: Wanted) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a jnp function that needs a concrete size, whatever exception JAX raises for it
@@ -276,13 +276,13 @@ def _arguments(spec: Spec, wanted: Wanted, axes: Axes) -> dict[str, jax.ShapeDty
     return found | {p.name: jax.ShapeDtypeStruct((), kinds[p.kind]) for p in spec.params if not p.static}
 
 
-def _exported(op: Op, wanted: Wanted, arguments: Mapping[str, jax.ShapeDtypeStruct]) -> jax.export.Exported:
+def _exported(op: AnyOp, wanted: Wanted, arguments: Mapping[str, jax.ShapeDtypeStruct]) -> jax.export.Exported:
     import cutlass.jax
 
     bound = {a.dtype for a in op.spec.inputs if a.name not in wanted.left_out}
     chosen = {name: dtype for name, dtype in wanted.types.variables if name not in bound}
 
-    def call(*values):
+    def call(*values: Any) -> Any:
         given = dict(zip(arguments, values, strict=True)) | dict(wanted.params) | chosen
         outputs = op(**given)  # a kernel for CUDA, as `_launch` has checked; the backward is one where it has a kernel
         return tuple(outputs) if len(op.spec.outputs) > 1 else outputs

@@ -30,7 +30,7 @@ from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import choose
 from codegen.runtime.ops.derived import DerivedOp
-from codegen.runtime.ops.op import Op, P, R
+from codegen.runtime.ops.op import AnyOp, Op, P, R
 from codegen.runtime.sharding import tile_folds
 from codegen.runtime.sharding.shards import Split
 from codegen.runtime.xla.products import product
@@ -47,12 +47,12 @@ class GemmOp(Op[P, R]):
         return Epilogue(self, "epilogue", self._parts)
 
     @property
-    def own_kernels(self) -> tuple[Op, ...]:
+    def own_kernels(self) -> tuple[AnyOp, ...]:
         """Its own kernel, where it has one, and its epilogue's."""
         return (self, self.epilogue) if isinstance(self.plan.tile, Tile) else (self.epilogue,)
 
     @property
-    def kernels(self) -> tuple[Op, ...]:
+    def kernels(self) -> tuple[AnyOp, ...]:
         """Its own kernel, where it has one, and the kernels of its epilogue and of its gradient."""
         backward = self._backward
         found = [self, backward.keeping if backward is not None else None]
@@ -73,7 +73,7 @@ class GemmOp(Op[P, R]):
             for p in self.plan.products
         }
 
-    def epilogue_call(self, key: Key, operands: Sequence[Any]) -> tuple[Key, tuple]:
+    def epilogue_call(self, key: Key, operands: Sequence[Any]) -> tuple[Key, tuple[Any, ...]]:
         """The epilogue's call, with the products computed."""
         arrays = self.arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
@@ -86,16 +86,18 @@ class GemmOp(Op[P, R]):
         dynamic = [params[p.name] for p in spec.params if not p.static]
         return Key(key.implementation, key.types, present, static), (*(there[name] for name in present), *dynamic)
 
-    def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: Split) -> tuple:
+    def on_shard(
+        self, key: Key, kernel: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...], split: Split
+    ) -> tuple[Any, ...]:
         tile, contracted = self.plan.tile, contracted_axes(self.plan)
         if split.across(contracted) or split.across(tile.undivided):
             return self.after_products(key, operands, split)
         return self.finished(key, operands, kernel(*operands, split=split), split)
 
-    def finished(self, key: Key, operands: tuple, results: tuple, split: Split) -> tuple:
+    def finished(self, key: Key, operands: tuple[Any, ...], results: tuple[Any, ...], split: Split) -> tuple[Any, ...]:
         return tile_folds.finished(self, key, operands, results, split)
 
-    def after_products(self, key: Key, operands: tuple, split: Split) -> tuple:
+    def after_products(self, key: Key, operands: tuple[Any, ...], split: Split) -> tuple[Any, ...]:
         """On one shard: XLA's matmul, the sum over the mesh axes that shard its contracted axis, then the epilogue."""
         own, values = self.epilogue_call(key, operands)
         over = {p.acc.name: split.across(p.axes) for p in self.plan.products}
@@ -104,16 +106,16 @@ class GemmOp(Op[P, R]):
         kernel = functools.partial(self.epilogue._run_cute, own, ())
         return (*self.epilogue.on_shard(own, kernel, values, split), *self.kept(own, values, split))
 
-    def composed(self, key: Key, *operands) -> tuple:
+    def composed(self, key: Key, *operands: Any) -> tuple[Any, ...]:
         """XLA's matmul, then the epilogue's kernel."""
         own, values = self.epilogue_call(key, operands)
         return (*self.epilogue._functions(own)(*values), *self.kept(own, values))
 
-    def jnp_form(self, key: Key, *operands) -> tuple:
+    def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
         own, values = self.epilogue_call(replace(key, implementation="xla"), operands)
         return (*self.epilogue.jnp_form(own, *values), *self.kept(own, values))
 
-    def kept(self, key: Key, operands: tuple, split: Split | None = None) -> tuple[jax.Array, ...]:
+    def kept(self, key: Key, operands: tuple[Any, ...], split: Split | None = None) -> tuple[jax.Array, ...]:
         """The outputs that its epilogue does not compute, from the epilogue's operands, on one shard where arrays are `split`."""
         del key, operands, split
         return ()
@@ -147,7 +149,7 @@ class GemmOp(Op[P, R]):
         return "" if one_kernel else self.epilogue.left_to_xla(types, axes)
 
     def _kernel_call(
-        self, key: Key, operands: tuple, arch: str | None = None, split: Split | None = None
+        self, key: Key, operands: tuple[Any, ...], arch: str | None = None, split: Split | None = None
     ) -> LauncherCall:
         """The call of the launcher: the factors, the epilogue's operands, its outputs, and where arrays are `split` the starts,
         int32, of this shard along sharded axes."""
@@ -240,7 +242,7 @@ class GemmOp(Op[P, R]):
             return False
         return key.implementation in ("cute", "interpret") or how.fast
 
-    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
+    def _run_interpret(self, key: Key, *operands: Any, parts: bool = False, **given: Any) -> tuple[Any, ...]:
         if self._fuses(key, operands):
             results = super()._run_interpret(key, *operands, parts=True, **given)
             axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
@@ -248,10 +250,10 @@ class GemmOp(Op[P, R]):
         own, values = self.epilogue_call(key, operands)
         return (*self.epilogue._run_interpret(own, *values, parts=parts), *self.kept(own, values))
 
-    def _run(self, key: Key) -> Callable[..., tuple]:
+    def _run(self, key: Key) -> Callable[..., tuple[Any, ...]]:
         composed, cute = functools.partial(self.composed, key), self._on_gpu(key)
 
-        def run(*operands):
+        def run(*operands: Any) -> Any:
             if key.implementation == "xla" or not self._fuses(key, operands):
                 return composed(*operands)
             if key.implementation == "interpret":

@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ from codegen.runtime.ops.gradient import Gradient
 from codegen.runtime.sharding import partition, shards
 from codegen.runtime.xla import scatter
 from codegen.runtime.xla.evaluate import wide
-from codegen.spec.spec import Array, Spec
+from codegen.spec.spec import Array, Param, Spec
 from codegen.tuning import choosing
 from codegen.tuning.entries import entry_of
 
@@ -81,7 +81,7 @@ class Op(Generic[P, R]):
 
     def __reduce__(self) -> str:
         """Copying and unpickling return this op, which its module has under its name."""
-        return self.__name__  # type: ignore[attr-defined,no-any-return]
+        return self.__name__  # type: ignore[attr-defined]
 
     def _begin(self, launch: Callable[..., None] | None, xla: Callable[..., Any] | None) -> None:
         """Sets the attributes of every generated kernel: its launcher, its jnp form, and the functions behind its calls."""
@@ -101,7 +101,7 @@ class Op(Generic[P, R]):
         return self.planned.spec
 
     @property
-    def plan(self):
+    def plan(self) -> Any:
         """The kernel's plan."""
         return self.planned.plan
 
@@ -111,12 +111,12 @@ class Op(Generic[P, R]):
         return self._tuning
 
     @property
-    def own_kernels(self) -> tuple[Op, ...]:
+    def own_kernels(self) -> tuple[AnyOp, ...]:
         """The `kernels` that a call without gradients may run."""
         return (self,)
 
     @property
-    def kernels(self) -> tuple[Op, ...]:
+    def kernels(self) -> tuple[AnyOp, ...]:
         """The op itself and the ops generated with it. The backward is the last; before it are the ops that run with it or replace
         it."""
         return (self, *(self._backward.generated if self._backward is not None else ()))
@@ -127,7 +127,7 @@ class Op(Generic[P, R]):
         return backwards.backward_of(self.planned)
 
     @property
-    def statements(self):
+    def statements(self) -> tuple[Statement, ...]:
         """The chain as a typed graph."""
         return self.planned.statements
 
@@ -168,7 +168,7 @@ class Op(Generic[P, R]):
             outputs.append(store(jnp.broadcast_to(value, shape), key.types.dtype(array)))
         return self._named(tuple(outputs))
 
-    def evaluate_reference(self, key: Key, operands: tuple, precision: str | None = None) -> tuple:
+    def evaluate_reference(self, key: Key, operands: tuple[Any, ...], precision: str | None = None) -> tuple[Any, ...]:
         """The reference's values before they are rounded to the outputs' dtypes."""
         compute = precision or self.compute(key)
         given: dict[str, Any] = {}
@@ -192,7 +192,7 @@ class Op(Generic[P, R]):
     # Binding
 
     @property
-    def _dynamic(self):
+    def _dynamic(self) -> list[Param]:
         return [p for p in self.spec.params if not p.static]
 
     @functools.cached_property
@@ -200,7 +200,7 @@ class Op(Generic[P, R]):
         names = [*(a.name for a in self.spec.inputs), *(p.name for p in self.spec.params)]
         return [*names, *self.spec.free_types, "implementation"]
 
-    def bind(self, args: tuple, kwargs: dict) -> tuple[Key, tuple]:
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, tuple[Any, ...]]:
         """The call's key, which is compiled in, and its arrays (present inputs, then dynamic params). Raises TypeError or ValueError
         for arguments that do not fit."""
         spec = self.spec
@@ -257,25 +257,25 @@ class Op(Generic[P, R]):
         dynamic = zip(self._dynamic, operands[len(key.present) :], strict=True)
         return {**dict(key.static), **{param.name: value for param, value in dynamic}}
 
-    def _named(self, outputs: tuple) -> Any:
+    def _named(self, outputs: tuple[Any, ...]) -> Any:
         return outputs[0] if self._result is None else self._result(*outputs)
 
     # The function behind a key
 
-    def _on_gpu(self, key: Key) -> Callable[[tuple[bool, ...]], Callable[..., tuple]]:
+    def _on_gpu(self, key: Key) -> Callable[[tuple[bool, ...]], Callable[..., tuple[Any, ...]]]:
         """The kernel on arrays that may be sharded, for each choice of donated arrays."""
 
         @functools.cache
-        def cute(donated):
+        def cute(donated: tuple[bool, ...]) -> Any:
             return partition.partitioned(self, key, functools.partial(self._run_cute, key, donated))
 
         return cute
 
-    def _run(self, key: Key) -> Callable[..., tuple]:
+    def _run(self, key: Key) -> Callable[..., tuple[Any, ...]]:
         """A call of the requested implementation, not yet differentiable."""
         xla, cute = functools.partial(self.jnp_form, key), self._on_gpu(key)
 
-        def run(*operands):
+        def run(*operands: Any) -> Any:
             if key.implementation == "xla":
                 return xla(*operands)
             if key.implementation == "interpret":
@@ -292,21 +292,21 @@ class Op(Generic[P, R]):
 
         return run
 
-    def _make(self, key: Key) -> Callable[..., tuple]:
+    def _make(self, key: Key) -> Callable[..., tuple[Any, ...]]:
         run, xla = self._run(key), functools.partial(self.jnp_form, key)
         batched = jax.custom_batching.custom_vmap(lambda *operands: partition.varying(run(*operands), operands))
 
         @batched.def_vmap
-        def batch(size, mapped, *operands):
+        def batch(size: int, mapped: Sequence[bool], *operands: Any) -> Any:
             outputs = batching.batch(self, key, batched, xla, size, mapped, operands)
             return outputs, tuple(True for _ in outputs)
 
         @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-        def differentiable(shardings, *operands):
+        def differentiable(shardings: Any, *operands: Any) -> Any:
             outputs = partition.output_shardings(self, key, shardings, operands)
             return partition.typed(batched, outputs)(*operands)
 
-        def forward(shardings, *primals):
+        def forward(shardings: Any, *primals: Any) -> Any:
             # through itself, so that a second derivative differentiates this call as the first did
             plain, operands = functools.partial(differentiable, shardings), tuple(p.value for p in primals)
             kernel = self._backward_for(key)
@@ -316,14 +316,14 @@ class Op(Generic[P, R]):
             outputs, values = kernel.by(way).saved(key, plain, operands)
             return outputs, kernel.packed(key, way, values, operands)
 
-        def pull(residuals, cotangents):
+        def pull(residuals: Any, cotangents: Any) -> Any:
             kernel = self._backward_for(key)
             if kernel is None or isinstance(residuals, dict):
                 return jax.vjp(xla, *residuals[""])[1](cotangents)
             way, values = kernel.unpacked(key, residuals)
             return kernel.by(way).pull(replace(key, implementation="xla") if way == "xla" else key, values, cotangents)
 
-        def backward(shardings, residuals, cotangents):
+        def backward(shardings: Any, residuals: Any, cotangents: Any) -> Any:
             if self.refuses_gradients:
                 raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
             cotangents = tuple(
@@ -333,7 +333,7 @@ class Op(Generic[P, R]):
 
         differentiable.defvjp(forward, backward, symbolic_zeros=True)
 
-        def call(*operands):
+        def call(*operands: Any) -> Any:
             # in shard_map, where an operand does not vary: its gradient is then summed over the mesh
             operands = partition.varying(operands, operands)
             return differentiable(partition.explicit_shardings(operands), *operands)
@@ -355,22 +355,26 @@ class Op(Generic[P, R]):
 
     # Implementations
 
-    def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: shards.Split) -> tuple:
+    def on_shard(
+        self, key: Key, kernel: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...], split: shards.Split
+    ) -> tuple[Any, ...]:
         """The outputs on one shard of arrays that are split; `kernel` returns what is to be `finished`."""
         if split.across(partition.asked_axes(self)):
             return shards.in_jnp(self, key, operands, split)
         return self.finished(key, operands, kernel(*operands, split=split), split)
 
-    def finished(self, key: Key, operands: tuple, results: tuple, split: shards.Split) -> tuple:
+    def finished(
+        self, key: Key, operands: tuple[Any, ...], results: tuple[Any, ...], split: shards.Split
+    ) -> tuple[Any, ...]:
         """The outputs, from what the kernel returned: of the whole, or of one shard where arrays are split."""
         return shards.finished(self, key, operands, results, split)
 
-    def jnp_form(self, key: Key, *operands) -> tuple:
+    def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
         """The jnp form: operands are converted to the compute type and broadcast by name, and results are stored."""
         with wide(self.spec):
             return self._evaluate_xla(key, operands)
 
-    def _evaluate_xla(self, key: Key, operands: tuple) -> tuple:
+    def _evaluate_xla(self, key: Key, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         spec, plan, arrays = self.spec, self.plan, self.arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         compute = self.compute(key)
@@ -388,7 +392,7 @@ class Op(Generic[P, R]):
         stored = scatter.stored(plan, plan.stores, results, arrays, axes, key.types)
         return tuple(stored[array] for array in spec.outputs)
 
-    def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands, **given: Any) -> tuple:
+    def _run_cute(self, key: Key, donated: tuple[bool, ...], *operands: Any, **given: Any) -> tuple[Any, ...]:
         """The kernel on canonical views of the operands, which it may overwrite where they are `donated`. Returns its outputs, then
         its blocks' partial results of each column statistic. `given` is passed to `_kernel_call`."""
         arch = current_arch()
@@ -397,7 +401,7 @@ class Op(Generic[P, R]):
         call = self._kernel_call(key, operands, arch, **given)
         return call.launched(arch, aliases.pairs(self, call.how, key.present, donated))
 
-    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
+    def _run_interpret(self, key: Key, *operands: Any, parts: bool = False, **given: Any) -> tuple[Any, ...]:
         """The compiled kernel's PTX, on the CPU: its outputs, then `parts` as `_run_cute` returns them."""
         arch = interpreted.architecture()
         call = self._kernel_call(key, operands, arch, **given)
@@ -413,7 +417,7 @@ class Op(Generic[P, R]):
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
 
     def _kernel_call(
-        self, key: Key, operands: tuple, arch: str | None = None, split: shards.Split | None = None
+        self, key: Key, operands: tuple[Any, ...], arch: str | None = None, split: shards.Split | None = None
     ) -> LauncherCall:
         """The call of the launcher, on one shard where arrays are `split`. Raises ValueError for sizes that a kernel cannot handle, and
         for dtypes that the architecture lacks."""
@@ -497,3 +501,6 @@ class Op(Generic[P, R]):
     def _tuned(self, types: Types, sizes: Extents, arch: str | None = None) -> Tuned | None:
         own = choosing.sizes_of(self.plan, sizes) if self.tuning else {}
         return choosing.found(self.tuning, self.spec.op, arch or interpreted.architecture(), types.variables, own)
+
+
+AnyOp: TypeAlias = Op[..., Any]  # an op of any parameters and outputs

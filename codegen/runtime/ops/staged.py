@@ -15,13 +15,13 @@ from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import GemmOp
-from codegen.runtime.ops.op import Op, P, R
+from codegen.runtime.ops.op import AnyOp, Op, P, R
 
 
 class Stage(DerivedOp):
     """One of the kernels of an op that needs several."""
 
-    def __init__(self, whole: Op, place: int, which: str, parts: dict[str, Any]):
+    def __init__(self, whole: AnyOp, place: int, which: str, parts: dict[str, Any]):
         super().__init__(whole.origin if isinstance(whole, DerivedOp) else whole, which, parts)
         self.whole, self.place = whole, place
 
@@ -40,15 +40,15 @@ class Stage(DerivedOp):
         return "" if self.plan_of_whole.together else super().left_to_xla(types, axes)
 
 
-class GemmStage(Stage, GemmOp):
+class GemmStage(Stage, GemmOp[..., Any]):
     """A stage that contracts."""
 
-    def __init__(self, whole: Op, place: int, which: str, parts: dict[str, Any]):
+    def __init__(self, whole: AnyOp, place: int, which: str, parts: dict[str, Any]):
         super().__init__(whole, place, which, parts)
         self._parts = {name: parts[f"{which}_{name}"] for name in ("epilogue_launch", "epilogue_xla")}
 
 
-def stages_of(whole: Op, prefix: str, parts: dict[str, Any]) -> tuple[Stage, ...]:
+def stages_of(whole: AnyOp, prefix: str, parts: dict[str, Any]) -> tuple[Stage, ...]:
     """The stages of an op, whose launchers are `parts` that begin with `prefix`; none where it is one kernel."""
     found: list[Stage] = []
     while (name := f"{prefix}stage{len(found) + 1}") and is_made(name, parts):
@@ -57,7 +57,7 @@ def stages_of(whole: Op, prefix: str, parts: dict[str, Any]) -> tuple[Stage, ...
     return tuple(found)
 
 
-def kernels_of(stages: Iterable[Op]) -> tuple[Op, ...]:
+def kernels_of(stages: Iterable[AnyOp]) -> tuple[AnyOp, ...]:
     """The kernels of some stages: one that contracts may have two."""
     return tuple(kernel for stage in stages for kernel in stage.own_kernels)
 
@@ -78,11 +78,11 @@ class InStages(Op[P, R]):
     stages: tuple[Stage, ...]
 
     @property
-    def own_kernels(self) -> tuple[Op, ...]:
+    def own_kernels(self) -> tuple[AnyOp, ...]:
         return kernels_of(self.stages)
 
     @property
-    def kernels(self) -> tuple[Op, ...]:
+    def kernels(self) -> tuple[AnyOp, ...]:
         return (*self.own_kernels, *(self._backward.generated if self._backward is not None else ()))
 
     @property
@@ -90,30 +90,32 @@ class InStages(Op[P, R]):
         inputs = {a.name for a in self.spec.inputs}
         return frozenset(x.name for p in products_in(self.plan) for x in (p.a, p.b) if x.name in inputs)
 
-    def written(self, key: Key, operands: tuple) -> dict[str, jax.Array]:
+    def written(self, key: Key, operands: tuple[Any, ...]) -> dict[str, jax.Array]:
         """Every array that the stages write, by name."""
         return self._through(key, operands, Stage.given)
 
-    def _through(self, key: Key, operands: tuple, given: Callable[..., dict[str, jax.Array]]) -> dict[str, jax.Array]:
+    def _through(
+        self, key: Key, operands: tuple[Any, ...], given: Callable[..., dict[str, jax.Array]]
+    ) -> dict[str, jax.Array]:
         there = dict(zip(self.operand_names(key), operands, strict=True))
         for stage in self.stages:
             there |= given(stage, key, there)
         return there
 
-    def _outputs(self, there: dict[str, jax.Array]) -> tuple:
+    def _outputs(self, there: dict[str, jax.Array]) -> tuple[Any, ...]:
         return tuple(there[a.name] for a in self.spec.outputs)
 
-    def _run(self, key: Key) -> Callable[..., tuple]:
+    def _run(self, key: Key) -> Callable[..., tuple[Any, ...]]:
         return lambda *operands: self._outputs(self.written(key, operands))
 
-    def jnp_form(self, key: Key, *operands) -> tuple:
+    def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
         def in_jnp(stage: Stage, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
             own, values = stage.call(key, there)
             return stage.named(stage.jnp_form(own, *values))
 
         return self._outputs(self._through(key, operands, in_jnp))
 
-    def _run_interpret(self, key: Key, *operands, parts: bool = False, **given: Any) -> tuple:
+    def _run_interpret(self, key: Key, *operands: Any, parts: bool = False, **given: Any) -> tuple[Any, ...]:
         del parts, given
 
         def interpreted(stage: Stage, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -143,6 +145,6 @@ class StagedOp(InStages[P, R]):
 class StagedForward(InStages, DerivedOp):
     """Such an op, with more outputs for its backward."""
 
-    def __init__(self, forward: Op, parts: dict[str, Any]):
+    def __init__(self, forward: AnyOp, parts: dict[str, Any]):
         DerivedOp.__init__(self, forward, "forward", parts)
         self.stages = stages_of(self, "forward_", parts)

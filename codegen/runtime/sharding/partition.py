@@ -215,7 +215,7 @@ def output_shardings(op: CalledOp, key: Key, shardings: Shardings | None, operan
     return tuple(NamedSharding(mesh, spec) for spec in outputs)
 
 
-def typed(function: Callable[..., tuple], outputs: Shardings | None) -> Callable[..., tuple]:
+def typed(function: Callable[..., tuple[Any, ...]], outputs: Shardings | None) -> Callable[..., tuple[Any, ...]]:
     """`function`, which does not handle explicit mesh axes, for arrays whose types have shardings. Its results have the shardings
     `outputs`."""
     if outputs is None:
@@ -246,21 +246,23 @@ def _padded(spec: Sequence[Any]) -> list[tuple[str, ...]]:
 class SplitOp(CalledOp, Protocol):
     """An op that can compute one shard."""
 
-    def on_shard(self, key: Key, kernel: Callable[..., tuple], operands: tuple, split: Split) -> tuple:
+    def on_shard(
+        self, key: Key, kernel: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...], split: Split
+    ) -> tuple[Any, ...]:
         """The outputs on one shard of arrays that are split; `kernel` returns what is to be `finished`."""
 
-    def finished(self, key: Key, operands: tuple, results: tuple, split: Split) -> tuple:
+    def finished(self, key: Key, operands: tuple[Any, ...], results: tuple[Any, ...], split: Split) -> tuple[Any, ...]:
         """The outputs, from what the kernel returned: of the whole, or of one shard where arrays are split."""
 
 
-def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple]) -> Callable[..., tuple]:
+def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
     """`kernel`, whose results the op has `finished`, as a function of arrays that may be sharded; it returns the outputs."""
 
-    def one_device(*operands):
+    def one_device(*operands: Any) -> Any:
         axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))
         return op.finished(key, operands, kernel(*operands), Split(axes))
 
-    def partition(mesh, operands, results):
+    def partition(mesh: Any, operands: Any, results: Any) -> Any:
         call = ShardedCall(op, key, [x.shape for x in operands])
         if mesh.empty:  # within a `shard_map` over some axes of a mesh
             mesh = Mesh(np.array(sorted(results[0].sharding.device_set, key=lambda d: d.id)), ("devices",))
@@ -268,21 +270,21 @@ def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple]) -> Callable
         inner, outer = ([NamedSharding(mesh, s) for s in specs] for specs in call.specs(shards))
         split = Split(call.axes, shards, mesh.shape)
 
-        def shard(*local):
+        def shard(*local: Any) -> Any:
             # The caller's mesh does not apply in a shard: JAX would mark new arrays as sharded again
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 return op.on_shard(key, kernel, local, split)
 
         return mesh, shard, tuple(outer), tuple(inner)
 
-    def rule(mesh, operands, results):
+    def rule(mesh: Any, operands: Any, results: Any) -> Any:
         del mesh, results
         return ShardedCall(op, key, [tuple(t.shape) for t in operands]).rule()
 
     function = custom_partitioning(one_device)
     function.def_partition(partition, sharding_rule=rule, decode_shardings=False)
 
-    def run(*operands):
+    def run(*operands: Any) -> Any:
         mesh = jax.sharding.get_abstract_mesh()
         left = [n for axis, n in mesh.shape.items() if axis not in mesh.manual_axes]
         alone = bool(mesh.manual_axes) and math.prod(left) == 1  # each call is one shard already

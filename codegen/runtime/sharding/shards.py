@@ -162,7 +162,9 @@ def _folded_apart(plan: Reduction, statistic: Statistic, value: jax.Array, axes:
     return value.reshape(math.prod(value.shape[:count]), math.prod(value.shape[count:]))
 
 
-def finished(op: CalledOp, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
+def finished(
+    op: CalledOp, key: Key, operands: Sequence[Any], results: tuple[Any, ...], split: Split
+) -> tuple[Any, ...]:
     """An op's outputs, on one shard where arrays are sharded, from its kernel's results: its outputs, then the blocks' partial
     results of each statistic over rows. These are reduced over all shards before anything is computed from them."""
     plan, spec, arrays = op.plan, op.spec, dict(zip(key.present, operands, strict=False))

@@ -29,7 +29,9 @@ def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
     return [along if f.along else (batch, how.tiles.column_pieces(rows), columns) for f in tile.folds]
 
 
-def finished(op: CalledOp, key: Key, operands: Sequence[Any], results: tuple, split: Split) -> tuple:
+def finished(
+    op: CalledOp, key: Key, operands: Sequence[Any], results: tuple[Any, ...], split: Split
+) -> tuple[Any, ...]:
     """The outputs of an op that contracts, on one shard where arrays are sharded, from its kernel's results: outputs with every
     element, and the partial results of each fold."""
     tile, epilogue = op.plan.tile, op.plan.epilogue

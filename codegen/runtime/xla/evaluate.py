@@ -29,7 +29,7 @@ _FUNCTIONS = {
 }
 
 
-def wide(spec: Spec) -> contextlib.AbstractContextManager:
+def wide(spec: Spec) -> contextlib.AbstractContextManager[Any]:
     """A context with 64-bit integers where they are needed: without x64, uint32 arrays exist, but their compute type int64 does
     not."""
     return jax.enable_x64(True) if spec.integer == "int64" else contextlib.nullcontext()
@@ -57,12 +57,12 @@ def evaluate_outputs(
 
 def leaf_values(
     op: Op,
-    needed: Collection[tuple],
+    needed: Collection[tuple[Any, ...]],
     arrays: Mapping[str, Any],
     params: Mapping[str, Any],
     axes: Axes,
     compute: str,
-) -> dict[tuple, jax.Array]:
+) -> dict[tuple[Any, ...], jax.Array]:
     """The `needed` values that a chain reads, and its parameters."""
     spec, plan = op.spec, op.plan
     leaves = {
@@ -76,7 +76,7 @@ def leaf_values(
 
 def evaluate(
     roots: Sequence[Node],
-    leaves: Mapping[tuple, Any],
+    leaves: Mapping[tuple[Any, ...], Any],
     given: Mapping[int, jax.Array],
     compute: str,
     integer: str,

@@ -66,7 +66,9 @@ def _checked() -> bool:
     return not levels or int(levels[-1]) >= 4
 
 
-def _in_pieces(left: jax.Array, own: list[int], right: jax.Array, other: list[int], result: list[int], axis: int):
+def _in_pieces(
+    left: jax.Array, own: list[int], right: jax.Array, other: list[int], result: list[int], axis: int
+) -> Any:
     """Products of bytes, as int32, computed in bfloat16, which represents each byte: exact, because `EXACT` are added at once."""
     piece = max(own + other) + 1
     operands: list[Any] = []

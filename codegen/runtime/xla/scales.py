@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 
-def exponent(x: jax.Array, integer) -> jax.Array:
+def exponent(x: jax.Array, integer: Any) -> jax.Array:
     """The integer e with 2**e <= |x| < 2**(e + 1), in x's shape and of dtype `integer`. 0 has that below all other numbers (-150, or
     -1075 in float64), infinities and NaN have that above (128, 1024)."""
     bits, digits, bias = _format(x)
@@ -16,7 +18,7 @@ def exponent(x: jax.Array, integer) -> jax.Array:
     return jnp.where(field > 0, field - bias, low).astype(integer)
 
 
-def ldexp(x, e, floating) -> jax.Array:
+def ldexp(x: Any, e: Any, floating: Any) -> jax.Array:
     """x * 2**e for any integer e, rounded once, of dtype `floating`. (`jnp.ldexp` is 0 or inf where 2**e is no float.)"""
     x = jnp.asarray(x, floating)
     bits, digits, bias = _format(x)
@@ -29,7 +31,7 @@ def ldexp(x, e, floating) -> jax.Array:
     return x * _power(jnp.clip(e, 1 - bias, up), x.dtype)
 
 
-def _power(e: jax.Array, dtype) -> jax.Array:
+def _power(e: jax.Array, dtype: Any) -> jax.Array:
     """2**e, where it is a normal number."""
     bits, digits, bias = _format(jnp.zeros((), dtype))
     return jax.lax.bitcast_convert_type((e.astype(bits) + bias) << digits, dtype)

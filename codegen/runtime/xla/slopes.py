@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ def product_of_others(value: jax.Array, x: jax.Array, whole: jax.Array) -> jax.A
 
 
 @product_of_others.defjvp
-def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
     value, x, whole = primals
     axes = tuple(axis for axis, extent in enumerate(jnp.shape(whole)) if extent == 1)
 

@@ -664,6 +664,7 @@ def add_layernorm_backward_kernel(
                         (mResidualOut, rResidualOut[None, None, k]),
                     )
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():

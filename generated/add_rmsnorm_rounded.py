@@ -453,6 +453,7 @@ def add_rmsnorm_rounded_backward_kernel(
                         (mResidualOut, rResidualOut[None, None, k]),
                     )
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

@@ -409,6 +409,7 @@ def bilinear_form_backward_kernel(
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mRight, rRight), (mX, rX[None, None, k]))
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

@@ -523,6 +523,7 @@ def dense_rms_scaled_backward_kernel(
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mAcc, rAcc[None, None, k]))
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

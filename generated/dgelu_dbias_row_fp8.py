@@ -214,6 +214,7 @@ def dgelu_dbias_row_fp8_kernel(
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_max = rRowMaxOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

@@ -307,6 +307,7 @@ def dlayernorm_kernel(
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean3 = rRowMean3OfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]

@@ -230,6 +230,7 @@ def drmsnorm_kernel(
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
             if own.counts():

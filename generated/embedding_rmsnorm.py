@@ -432,6 +432,7 @@ def embedding_rmsnorm_backward_kernel(
                         (mWeight, rWeight), (mDy, rDy[None, None, k]), (mTable, rTableAtToken[None, None, k]),
                     )
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

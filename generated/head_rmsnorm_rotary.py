@@ -557,6 +557,7 @@ def head_rmsnorm_rotary_backward_kernel(
                         (mX, rX1[None, None, k]),
                     )
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]

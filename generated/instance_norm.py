@@ -600,6 +600,7 @@ def instance_norm_backward_kernel(
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():

@@ -511,6 +511,7 @@ def layernorm_stats_backward_kernel(
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():

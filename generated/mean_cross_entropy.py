@@ -270,6 +270,7 @@ def mean_cross_entropy_kernel(
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mX, rX[None, None, k]))
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 picked = rPickedOfRows[0, u]
                 row_max = rRowMaxOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]

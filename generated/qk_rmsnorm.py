@@ -561,6 +561,7 @@ def qk_rmsnorm_backward_kernel(
                         (mDkOut, rDkOut[None, None, k]), (mQ, rQ[None, None, k]), (mK, rK[None, None, k]),
                     )
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]

@@ -413,6 +413,7 @@ def rmsnorm_reordered_backward_kernel(
                         (mX, rXAtOrder[None, None, u]),
                     )
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

@@ -576,6 +576,7 @@ def scaled_softmax_backward_kernel(
                 if cutlass.const_expr(how.lean):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum_ = rRowSum_OfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

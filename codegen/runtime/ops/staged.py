@@ -142,7 +142,7 @@ class StagedOp(InStages[P, R]):
         return stages_of(self, "", self._parts)
 
 
-class StagedForward(InStages, DerivedOp):
+class StagedForward(InStages[..., Any], DerivedOp):
     """Such an op, with more outputs for its backward."""
 
     def __init__(self, forward: AnyOp, parts: dict[str, Any]):

@@ -815,6 +815,7 @@ def post_add_pre_norm_backward_kernel(
                         (mDn, rDn[None, None, k]), (mY, rY[None, None, k]), (mResidual, rResidual[None, None, k]),
                     )
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():

@@ -712,6 +712,7 @@ def qk_rmsnorm_rotary_backward_kernel(
                         (mQ, rQ1[None, None, k]), (mK, rK0[None, None, k]), (mK, rK1[None, None, k]),
                     )
             else:
+                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]

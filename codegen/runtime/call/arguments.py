@@ -72,7 +72,17 @@ def bind_names(spec: Spec, names: list[str], args: tuple[Any, ...], kwargs: dict
     return given
 
 
-def as_array(spec: Spec, array: Array, value: Any, types: Mapping[str, str]) -> Any:
+def bind_arrays(spec: Spec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays that are given, by name. A scalar has the dtype that its type variable has in the others."""
+    found: dict[str, Any] = {}
+    for array in sorted(spec.inputs, key=lambda a: not a.dims):
+        if given.get(array.name) is not None:
+            bound = {a.dtype: jnp.dtype(found[a.name].dtype).name for a in spec.inputs if a.name in found}
+            found[array.name] = _as_array(spec, array, given[array.name], bound)
+    return {a.name: found[a.name] for a in spec.inputs if a.name in found}
+
+
+def _as_array(spec: Spec, array: Array, value: Any, types: Mapping[str, str]) -> Any:
     """The value as an array. Python and NumPy scalars are accepted where the spec has a scalar of known dtype. Raises TypeError."""
     if not array.dims and isinstance(value, bool | int | float | np.generic):
         names = spec.dtypes(array)

@@ -208,12 +208,7 @@ class Op(Generic[P, R]):
         implementation = given.get("implementation")
         if implementation not in (None, "cute", "xla", "interpret"):
             raise ValueError(f"{spec.op}: implementation is 'cute', 'xla', 'interpret' or None, not {implementation!r}")
-        arrays: dict[str, Any] = {}
-        for array in sorted(spec.inputs, key=lambda a: not a.dims):
-            if given.get(array.name) is not None:
-                bound = {a.dtype: jnp.dtype(arrays[a.name].dtype).name for a in spec.inputs if a.name in arrays}
-                arrays[array.name] = arguments.as_array(spec, array, given[array.name], bound)
-        arrays = {a.name: arrays[a.name] for a in spec.inputs if a.name in arrays}
+        arrays = arguments.bind_arrays(spec, given)
         types = arguments.bind_types(spec, arrays, {t: given[t] for t, _ in spec.types if t in given})
         axes = arguments.bind_axes(spec, arrays)
         views.check_tables(spec, self.plan, arrays, axes)
@@ -281,10 +276,8 @@ class Op(Generic[P, R]):
             if key.implementation == "interpret":
                 return self._run_interpret(key, *operands)
             if key.implementation == "cute":
-                refuse = (
-                    f"{self.spec.op}: implementation='cute' needs an NVIDIA GPU; 'interpret' runs the kernel without"
-                )
-                return choose(cute, xla, *operands, refuse=refuse)
+                hint = "needs an NVIDIA GPU; 'interpret' runs the kernel without"
+                return choose(cute, xla, *operands, refuse=f"{self.spec.op}: implementation='cute' {hint}")
             axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
             if self._refused(key.types, axes) is not None or self.left_to_xla(key.types, axes):
                 return xla(*operands)

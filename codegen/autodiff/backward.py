@@ -13,6 +13,7 @@ from codegen.autodiff.reverse import Backward, Reverse
 from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Leaf, topological
 from codegen.language.reference import Reference
+from codegen.plan.gemms.contractions import contracts
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.spec.spec import Array, Spec
 from codegen.stages.choose import derived, gemm_plan, one_kernel
@@ -171,7 +172,7 @@ def row_backward(op: Op) -> Derived:
             continue
         tried: set[tuple[str, ...]] = set()
         found: list[Derived] = []
-        for statistics in ("held",) if isinstance(op.plan, Staged) else ("rows", None, "columns"):
+        for statistics in _ways(op):
             try:
                 how = reverse.backward(statistics)
                 if how.saved not in tried:  # else it saves the same values as an earlier one
@@ -182,8 +183,15 @@ def row_backward(op: Op) -> Derived:
             if found and not isinstance(found[-1].op.plan, Staged):
                 return found[-1]
         if found:
-            return min(found, key=lambda d: len(_stages(d.op)))
+            return min(found, key=lambda d: len(_stages(d.op)))  # of equally many, the one that saves less
     raise next(iter(reasons.values()))
+
+
+def _ways(op: Op) -> tuple[str | None, ...]:
+    """What the forward may save besides what the spec says, from the least on."""
+    if contracts(op.statements):
+        return "products", "products and held"
+    return ("held",) if isinstance(op.plan, Staged) else ("rows", None, "columns")
 
 
 def _stages(op: Op) -> tuple[Op, ...]:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from codegen.autodiff.factors import pulled_product, saved_type
 from codegen.autodiff.scans import pulled_scan
 from codegen.autodiff.simplify import Algebra
 from codegen.errors import UserError
@@ -42,6 +43,7 @@ from codegen.language.statements import MAX_STATEMENTS, read_lines
 from codegen.language.transfer import Values, derived_spec, extended_spec
 from codegen.parsing import parse_expression
 from codegen.spec.spec import Array, Axis, Spec, types_of
+from codegen.stages.products import of_products, shared
 
 MOST_OPERATIONS = 600  # twenty times as many as an op usually has: more take long to differentiate and to compile
 
@@ -135,6 +137,8 @@ class Reverse:
             for a in spec.outputs
             if spec.kind(a) == "float"
         }
+        nodes = topological(s.value for s in self.statements)
+        self.of_products = {id(n): n for n in of_products(nodes, lambda n: False)}
         self.algebra = Algebra(self.graph, [s.value for s in self.statements])
         self.formulas = dict(spec.grad) if not isinstance(spec.grad, str) else {}
         self.active = self.find_active()
@@ -229,6 +233,8 @@ class Reverse:
     def counted(self, node: Node, argument: Node, value: Node) -> Node:
         """The contribution of a node to an argument's adjoint. The argument is broadcast along the axes that it lacks; if the `value`
         lacks them too, it is multiplied by their size. (If it does not, `collected` sums it.)"""
+        if node.op == "contract":  # it has summed over them
+            return value
         own = node.attr.into if isinstance(node.attr, Selected) else ""  # an argument of a selection is not broadcast
         repeated = tuple(a for a in node.dims if a not in value.dims and a not in argument.dims and a != own)
         return self.evaluated(_TIMES_SIZE, {"g": value, "axis": repeated}) if repeated else value
@@ -273,6 +279,10 @@ class Reverse:
             return [(node.args[0], self.placed(node, node.attr, g))]
         if node.op == "pick":
             raise UserError("no kernel for the gradient of a table that is read at a computed index")
+        if node.op == "contract":
+            arrays = self.scope.inputs | {a.name: a for a in self.cotangents.values()}
+            pulled = pulled_product(node, g, self.graph, arrays, dict(self.spec.types))
+            return [(a, self.algebra.simplified(value)) for a, value in pulled if id(a) in self.active]
         if node.op in SCANS:
             found = pulled_scan(node, g, self.graph, self.evaluated)
             return [(a, value) for a, value in found if id(a) in self.active]
@@ -330,7 +340,13 @@ class Reverse:
         if not assigned:
             raise UserError("no output varies with an input that has a derivative")
         saved = self.saved(assigned)
-        ways = {"rows": self.statistics, "columns": self.column_statistics, "held": self.held_statistics}
+        ways = {
+            "rows": self.statistics,
+            "columns": self.column_statistics,
+            "held": self.held_statistics,
+            "products": self.products,
+            "products and held": self.products_and_held,
+        }
         more_saved = ways[statistics](assigned, saved) if statistics and not self.save else {}
         saved |= more_saved
         saved |= self.positions(assigned, saved)
@@ -387,7 +403,7 @@ class Reverse:
         read, variables = self.spec.float_types(self.spec.inputs), dict(self.spec.types)
         first = deciding_types(self.statements, self.spec.asked_types, read, variables)
         made = types_of(self.spec.outputs)
-        held = {id(node): made.get(name, self.saved_type) for name, node in saved.items()}
+        held = {id(node): made.get(name, self.dtype_saved(node)) for name, node in saved.items()}
         read |= types_of(self.cotangents.values())
         return marks(values, first, deciding_types(assigned, types_of(gradients), read, variables, held))
 
@@ -533,6 +549,23 @@ class Reverse:
         exact = {id(s.value): s.name for s in outputs if self.spec.array(s.name).dtype == self.spec.integer}
         return {exact.get(id(n)) or self.named.get(id(n)) or fresh(self.taken, "places"): n for n in needed}
 
+    def products(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
+        """The values of products that the backward needs, so that it multiplies none of them again."""
+        leaves = {id(v) for v in saved.values()}
+        values = [s.value for s in assigned]
+        found = shared(values, self.of_products.values(), lambda n: id(n) in leaves)
+        held = {id(v): name for name, v in self.held.items()}
+        return {held.get(id(n)) or self.name_saved(n): n for n in found}
+
+    def products_and_held(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
+        """These, and what else the forward's stages write anyway."""
+        found = self.products(assigned, saved)
+        return found | self.held_statistics(assigned, {**saved, **found})
+
+    def name_saved(self, node: Node) -> str:
+        name = self.named.get(id(node))
+        return name if name and name not in self.held else fresh(self.taken, f"{name or 'product'}_kept")
+
     def row_reductions(
         self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]
     ) -> tuple[int, int]:
@@ -575,12 +608,22 @@ class Reverse:
 
     def extra_outputs(self, saved: Mapping[str, Node]) -> list[Array]:
         """The arrays for saved values that are not outputs of the op."""
-        names = [name for name in saved if name not in self.made]
-        dtypes = {"float": self.saved_type, "int": self.spec.integer, "bool": "bool"}
-        return [Array(name, dtypes[saved[name].kind], self.dims_of(saved[name])) for name in names]
+        return [
+            Array(name, self.dtype_saved(node), self.dims_of(node))
+            for name, node in saved.items()
+            if name not in self.made
+        ]
 
     def dims_of(self, value: Node) -> tuple[Axis, ...]:
         return tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in value.dims)
+
+    def dtype_saved(self, node: Node) -> str:
+        """The type in which a value is saved that is not an output."""
+        if node.kind != "float":
+            return self.spec.integer if node.kind == "int" else "bool"
+        if id(node) in self.of_products:
+            return saved_type(node, self.scope.inputs, dict(self.spec.types), self.spec.compute)
+        return self.saved_type if node.op != "cast" else str(node.attr)
 
     def cost(self, assigned: list[Statement], saved: Mapping[str, Node]) -> tuple[int, int]:
         """The number of arrays with the most axes that are read, and the number of reductions."""

@@ -43,7 +43,7 @@ class Algebra:
             return made
         if all(a is b for a, b in zip(args, node.args, strict=True)):
             return node
-        lost = lost_axes(node) if node.op in REDUCTIONS else ()
+        lost = lost_axes(node) if node.op in REDUCTIONS or node.op == "contract" else ()
         dims = [d for a in args for d in a.dims if d not in lost]
         return self.graph.node(node.op, args, node.attr, kind=node.kind, dims=dims)
 

@@ -124,7 +124,7 @@ class _Around(Cutting):
 
     def stage_groups(self, ready: Sequence[Item]) -> list[list[Item]]:
         """The ready items in as few kernels as possible. Those of the same products share a kernel where there is one; an item
-        without products joins a kernel that computes it in its tiles too."""
+        of fewer of them, or of none, joins a kernel that computes it in its tiles too."""
         groups: list[list[Item]] = []
         for item in sorted(ready, key=lambda i: not self.unknown_products(i)):
             own = self.unknown_products(item)
@@ -136,14 +136,13 @@ class _Around(Cutting):
         return groups
 
     def joins(self, item: Item, own: frozenset[int], group: list[Item]) -> bool:
-        theirs = self.unknown_products(group[0])
-        if own != theirs and (own or not theirs):
+        theirs = frozenset[int]().union(*map(self.unknown_products, group))
+        if not (own <= theirs or theirs <= own) or not self.attempt([*group, item]):
             return False
+        op = self.made_of([*group, item])
         if not own and not theirs:
-            return self.attempt([*group, item]) and not isinstance(self.made_of([*group, item]).plan, Staged)
-        if not self.attempt([*group, item]):
-            return False
-        return bool(own) or in_tiles(self.made_of([*group, item]))
+            return not isinstance(op.plan, Staged)
+        return own == theirs or in_tiles(op)
 
     def write(self, group: list[Item], left: Sequence[Item]) -> None:
         """A stage for a group, and for what is made of its products and those `left` need too."""

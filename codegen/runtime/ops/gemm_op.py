@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from codegen.errors import UserError
-from codegen.graph.nodes import DTYPES, Statement
+from codegen.graph.nodes import DTYPES, Leaf, Statement
 from codegen.language import sizes
 from codegen.plan.gemms.tiles import Tile
 from codegen.plan.launches import AnyLaunch, GemmLaunch, Tuned
@@ -25,6 +25,7 @@ from codegen.plan.op import Gemm, contracted_axes
 from codegen.plan.op import Op as PlannedOp
 from codegen.runtime.call import arguments, unsigned, views
 from codegen.runtime.call.arguments import Axes, Types
+from codegen.runtime.call.cast import store
 from codegen.runtime.call.described import Key
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
@@ -106,8 +107,34 @@ class GemmOp(Op[P, R]):
         kernel = functools.partial(self.epilogue._run_cute, own, ())
         return (*self.epilogue.on_shard(own, kernel, values, split), *self.kept(own, values, split))
 
+    @functools.cached_property
+    def stored_sums(self) -> tuple[str, ...]:
+        """The product that each output is, if they are nothing but products, each another, stored: XLA's matmul then writes them."""
+        values = {s.name: s.value.attr for s in self.plan.epilogue.statements if s.part is None}
+        found = [values.get(a.name) for a in self.spec.outputs]
+        names = tuple(leaf.name for leaf in found if isinstance(leaf, Leaf) and leaf.part is None)
+        alone = len(names) == len(self.spec.outputs) and len(set(names)) == len(names)
+        return names if alone and set(names) <= set(self.plan.accs) else ()
+
+    def stored(self, narrow: bool, key: Key, *operands: Any) -> tuple[Any, ...]:
+        """The outputs that are products. With `narrow`, the matmul rounds its float32 sums to the output's type as it stores them, as
+        it does on a GPU; a CPU may add in that type."""
+        arrays = self.arrays(key, operands)
+        axes = arguments.bind_axes(self.spec, arrays)
+        made = []
+        for name, output in zip(self.stored_sums, self.spec.outputs, strict=True):
+            p, dtype = next(p for p in self.plan.products if p.acc.name == name), key.types.dtype(output)
+            direct = narrow and DTYPES[dtype].kind == "float" and DTYPES[dtype].size > 1 and p.acc.dtype == "float32"
+            exact = self.spec.math == "precise"
+            found = product(p, arrays[p.a.name], arrays[p.b.name], axes, dtype if direct else p.acc.dtype, exact)
+            made.append(store(found, dtype))
+        return tuple(made)
+
     def composed(self, key: Key, *operands: Any) -> tuple[Any, ...]:
         """XLA's matmul, then the epilogue's kernel."""
+        if self.stored_sums and key.implementation is None:
+            ways = [functools.partial(self.stored, narrow, key) for narrow in (True, False)]
+            return tuple(choose(lambda donated: ways[0], ways[1], *operands))
         own, values = self.epilogue_call(key, operands)
         return (*self.epilogue._functions(own)(*values), *self.kept(own, values))
 

@@ -25,24 +25,29 @@ from codegen.stages.products import cut_around
 
 def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | Gemm | Staged:
     """The plan of a chain: one kernel if one can compute it, else stages. Raises `SpecError` if no kernels can."""
-    statements = spec.read.statements
-    if contracts := gemms.contracts(statements):
+    if gemms.contracts(spec.read.statements):
         gemms.check(spec)
     try:
         return kernel_of(spec)
     except SpecError as error:
-        whole = _Whole(spec, statements)
-        if whole.refused():
-            raise
-        try:
-            stages = cut_around(spec, one_kernel, derived) if contracts else cut(spec, one_kernel)
-        except SpecError:
-            if contracts and gemms.takes_inputs(statements):
-                raise error from None  # it says what no kernel takes, with its place in the chain
-            raise
-        if stages is None:
-            raise
-        return whole.plan(stages)
+        return _in_stages(spec, error)
+
+
+def _in_stages(spec: Spec, error: SpecError) -> Staged:
+    """The plan of a chain as several kernels. Raises `error`, why it is not one kernel, if there are none."""
+    statements = spec.read.statements
+    contracts, whole = gemms.contracts(statements), _Whole(spec, statements)
+    if whole.refused():
+        raise error
+    try:
+        stages = cut_around(spec, one_kernel, derived) if contracts else cut(spec, one_kernel)
+    except SpecError:
+        if contracts and gemms.takes_inputs(statements):
+            raise error from None  # it says what no kernel takes, with its place in the chain
+        raise
+    if stages is None:
+        raise error
+    return whole.plan(stages)
 
 
 def kernel_of(spec: Spec) -> Elementwise | Reduction | Selection | Gemm:
@@ -64,7 +69,11 @@ def kernel_of(spec: Spec) -> Elementwise | Reduction | Selection | Gemm:
 
 
 def derived(spec: Spec) -> Op:
-    """The op of a spec that was made from another spec. Raises `SpecError` if it has no kernel."""
+    """The op of a spec that was made from another spec. One that contracts is always stages, of which it may have one. Raises
+    `SpecError` if it has no kernel."""
+    if gemms.contracts(spec.read.statements):
+        place = spec.source.diagnostic(spec.chain.span, "too many products, reductions or operations for one op", "")
+        return _made(spec, _in_stages(spec, SpecError([place])))
     return _made(spec, plan_of(spec))
 
 

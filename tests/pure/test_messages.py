@@ -124,6 +124,7 @@ EXCEPTIONS = {
     "a reduction along": "the same",
     "no main loop for": "the same",
     # Reasons why an op is several kernels, which are cut there: tests/pure/stages
+    "too many products": "of a backward, which is then left to jnp",
     "in the same kernel": "a stage before it computes the factor",
     "but {first.name!r} is {first}": "each output is a stage",
     "a reduction would wait for another one": "a stage of its own",

@@ -1,23 +1,17 @@
-"""Reverse-mode differentiation: an op's backward as a spec of its own, made graph to graph.
+"""An op's backward as a spec of its own, made graph to graph.
 
-The row of an operation or a reduction in `ops.py` has its derivative. The derivative of a composite function is below its
-definition in `prelude.txt`. The formulas under a spec's `grad` override both. `language/transfer.py` makes the backward's spec, and
+`adjoints.py` differentiates. Here the values are chosen that the forward saves. `language/transfer.py` makes the backward's spec, and
 `backward.py` plans it like any other op.
-
-Longer than 500 lines: differentiation and the choice of saved values work on the same tables of nodes.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from codegen.autodiff.factors import pulled_product, saved_type
-from codegen.autodiff.scans import pulled_scan
-from codegen.autodiff.simplify import Algebra
+from codegen.autodiff.adjoints import Adjoints, Taken
+from codegen.autodiff.factors import saved_type
 from codegen.errors import UserError
 from codegen.graph.contraction import is_definite, marks, meetings
 from codegen.graph.names import fresh
@@ -25,40 +19,22 @@ from codegen.graph.nodes import (
     DTYPES,
     Leaf,
     Node,
-    Put,
-    Selected,
     Statement,
     lost_axes,
     put_inputs,
     topological,
 )
-from codegen.graph.ops import OPS, PLACED, REDUCTIONS, SCANS
+from codegen.graph.ops import REDUCTIONS
 from codegen.graph.precision import deciding_types
-from codegen.graph.shifting import shift
 from codegen.language.chain import output_parts
 from codegen.language.formula.reader import Reader
-from codegen.language.prelude import prelude
-from codegen.language.scope import make_scope
 from codegen.language.statements import MAX_STATEMENTS, read_lines
 from codegen.language.transfer import Values, derived_spec, extended_spec
-from codegen.parsing import parse_expression
 from codegen.spec.spec import Array, Axis, Spec, types_of
-from codegen.stages.products import of_products, shared
-
-MOST_OPERATIONS = 600  # twenty times as many as an op usually has: more take long to differentiate and to compile
+from codegen.stages.products import shared
 
 # The relative error of these operations' results is about that of an argument
 PROPORTIONAL = {"mul", "div", "neg", "abs", "reciprocal", "square", "sqrt", "rsqrt", "sum", "mean", "float"}
-
-# Operations with a derivative that may be infinite, and others with terms that may be infinite unless sums of them are simplified
-STEEP = {"prod", "sqrt", "cbrt", "log", "log2", "log1p", "pow", "reciprocal", "asin", "acos"}
-STEEP_TERMS = {"rsqrt", "div", "exp", "exp2", "expm1", "sinh", "cosh", "tan", "atan2", "rem"}
-
-_UNLESS_ZERO = parse_expression("where(g == 0, 0, value)")
-_TIMES_SIZE = parse_expression("g * size(axis)")
-_SPREAD = parse_expression("where(i >= 0, g, 0)")
-_WHERE_PUT = parse_expression("where((i >= 0) & (i < size(axis)), g, 0)")
-_SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
 
 @dataclass(frozen=True)
@@ -71,17 +47,6 @@ class Scattered:
     part: int | None
     index: str
     axis: str
-
-
-@dataclass(frozen=True)
-class Taken:
-    """The adjoint of a `take`'s result."""
-
-    part: int | None
-    index: str
-    axis: str
-    dims: tuple[str, ...]
-    adjoint: Node
 
 
 @dataclass(frozen=True)
@@ -103,7 +68,7 @@ class Backward:
     same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or the output that is also the gradient of x)
 
 
-class Reverse:
+class Reverse(Adjoints):
     """The derivative of a checked spec, and the backwards that compute it. They differ in the values that the forward saves.
 
     `kept` is the type of saved values. If it is not float32, the backward's inputs are rounded to it, but the forward had them in
@@ -115,222 +80,11 @@ class Reverse:
     def __init__(
         self, spec: Spec, kept: str = "float32", by_index: bool = False, held: Iterable[tuple[str, Node]] = ()
     ):
-        self.spec, self.scope, self.kept, self.by_index = spec, make_scope(spec, spec.read), kept, by_index
-        self.held = dict(held)
-        self.save = spec.save
+        super().__init__(spec, by_index, held)
+        self.kept, self.save = kept, spec.save
         self.saved_type = spec.compute if kept == "float32" else kept
-        self.statements = spec.read.statements
-        if len(self.statements) > MAX_STATEMENTS // 2:
-            raise UserError(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
-        operations = sum(1 for _ in topological(s.value for s in self.statements))
-        if operations > MOST_OPERATIONS:
-            raise UserError(
-                f"the backward of {operations} operations; one of more than {MOST_OPERATIONS} is left to jnp"
-            )
-        self.graph = self.scope.graph
-        self.calls = self.graph.calls
-        self.made = {a.name for a in spec.outputs}
-        self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
-        self.taken |= self.held.keys()
-        self.cotangents = {
-            a.name: replace(a, name=fresh(self.taken, f"d{a.name}"), default=None)
-            for a in spec.outputs
-            if spec.kind(a) == "float"
-        }
-        nodes = topological(s.value for s in self.statements)
-        self.of_products = {id(n): n for n in of_products(nodes, lambda n: False)}
-        self.algebra = Algebra(self.graph, [s.value for s in self.statements])
-        self.formulas = dict(spec.grad) if not isinstance(spec.grad, str) else {}
-        self.active = self.find_active()
-        self.steep = self.find_steep()
-        self.taken_from: dict[str, list[Taken]] = {}  # by table
-        # The names of the chain's values, except outputs, which are rounded
-        values = [s for s in reversed(self.statements) if s.part is None and s.name not in self.made]
-        self.named = {id(s.value): s.name for s in values}
         self.results, self.assigned = self.outputs(self.gradients() | self.written_formulas())
         self.known = frozenset(self.taken)
-
-    # Dependence on inputs with gradients
-
-    def wanted(self, node: Node) -> bool:
-        """Whether a leaf needs a gradient that no formula of the spec gives."""
-        if node.op == "param":
-            param = next(p for p in self.spec.params if p.name == node.attr)
-            return param.kind == "float" and not param.static and param.name not in self.formulas
-        if node.op == "input":
-            assert isinstance(node.attr, Leaf)
-            name, part = node.attr.name, node.attr.part
-            given = name in self.formulas or f"{name}[{part}]" in self.formulas
-            return node.kind == "float" and not given
-        return False
-
-    def find_active(self) -> set[int]:
-        """The identities of the values that depend on a leaf that needs a gradient."""
-        active: set[int] = set()
-        for node in topological(s.value for s in self.statements):
-            if self.wanted(node) or (node.kind == "float" and any(id(a) in active for a in node.args)):
-                active.add(id(node))
-        return active
-
-    def arguments(self, node: Node) -> tuple[Node, ...]:
-        """The arguments by which a node is differentiated: those of its composite function if that has a derivative for each of
-        them that varies, else those of the operation."""
-        call = self.calls.get(id(node))
-        if call is not None:
-            rules = prelude()[call.name].grad
-            varying = [n for n, a in call.arguments.items() if isinstance(a, Node) and id(a) in self.active]
-            if varying and all(name in rules for name in varying):
-                return call.values
-        return node.args
-
-    def find_steep(self) -> set[int]:
-        """The identities of values with a derivative that may be infinite, and on which some outputs with cotangents depend, but not
-        all. If a loss does not depend on these outputs, their cotangents are 0, and so must be the adjoints behind them, not
-        0 * inf."""
-        of: dict[int, set[str]] = {}
-        nodes: dict[int, Node] = {}
-        seeds = {s.name for s in self.statements if s.name in self.cotangents and id(s.value) in self.active}
-        for statement in self.statements:
-            if statement.name in seeds:
-                for node in topological([statement.value]):
-                    nodes[id(node)] = node
-                    of.setdefault(id(node), set()).add(statement.name)
-        sole = [nodes[i] for i, names in of.items() if names != seeds]
-        reduced = any(n.op in REDUCTIONS for n in sole)
-        return {id(n) for n in sole if n.op in (STEEP if reduced else STEEP | STEEP_TERMS)}
-
-    # Adjoints
-
-    def gradients(self) -> dict[tuple[str, int | None], Node]:
-        """The gradient of each input (or part) and dynamic parameter that an output depends on."""
-        contributions: dict[int, list[Node]] = {}
-        roots = []
-        for statement in self.statements:
-            cotangent = self.cotangents.get(statement.name)
-            if cotangent is not None and id(statement.value) in self.active:
-                leaf = Leaf(cotangent.name, statement.part)
-                seed = self.graph.node("input", attr=leaf, kind="float", dims=cotangent.axes)
-                seed = seed if statement.at is None else self.taken_back(seed, statement.at)
-                contributions.setdefault(id(statement.value), []).append(seed)
-                roots.append(statement.value)
-        found: dict[tuple[str, int | None], Node] = {}
-        for node in reversed(list(topological(roots, arguments=self.arguments))):
-            if id(node) not in self.active or id(node) not in contributions:
-                continue
-            total = self.collected(node, contributions.pop(id(node)))
-            if node.op == "input":
-                assert isinstance(node.attr, Leaf)
-                found[node.attr.name, node.attr.part] = total
-            elif node.op == "param":
-                found[str(node.attr), None] = total
-            else:
-                for argument, value in self.pulled(node, total):
-                    if id(node) in self.steep:
-                        value = self.evaluated(_UNLESS_ZERO, {"g": total, "value": value})
-                    contributions.setdefault(id(argument), []).append(self.counted(node, argument, value))
-        return found
-
-    def counted(self, node: Node, argument: Node, value: Node) -> Node:
-        """The contribution of a node to an argument's adjoint. The argument is broadcast along the axes that it lacks; if the `value`
-        lacks them too, it is multiplied by their size. (If it does not, `collected` sums it.)"""
-        if node.op == "contract":  # it has summed over them
-            return value
-        own = node.attr.into if isinstance(node.attr, Selected) else ""  # an argument of a selection is not broadcast
-        repeated = tuple(a for a in node.dims if a not in value.dims and a not in argument.dims and a != own)
-        return self.evaluated(_TIMES_SIZE, {"g": value, "axis": repeated}) if repeated else value
-
-    def collected(self, node: Node, values: list[Node]) -> Node:
-        """The sum of all contributions to a node's adjoint. Contributions with the same further axes are summed over them once."""
-        by_axes: dict[tuple[str, ...], list[Node]] = {}
-        for value, count in Counter(values).items():
-            value = self.algebra.mul(self.graph.const(float(count)), value)
-            by_axes.setdefault(tuple(a for a in value.dims if a not in node.dims), []).append(value)
-        sums = [
-            self.algebra.sum_over(functools.reduce(self.algebra.add, found), axes) for axes, found in by_axes.items()
-        ]
-        return functools.reduce(self.algebra.add, sums)
-
-    def pulled(self, node: Node, g: Node) -> Iterable[tuple[Node, Node]]:
-        """The arguments of a node that vary, each with its contribution from the node's adjoint `g`, unless that is zero."""
-        arguments = self.arguments(node)
-        if arguments is not node.args:
-            call = self.calls[id(node)]
-            names: dict[str, Node | tuple[str, ...]] = {**call.arguments, "y": node, "g": g}
-            formulas = prelude()[call.name].grad
-            return [(a, self.evaluated(formulas[n], names)) for n, a in call.arguments.items()
-                    if isinstance(a, Node) and id(a) in self.active]  # fmt: skip
-        if node.op == "cast":  # as in JAX, the cotangent has the type of the rounded value
-            return [(node.args[0], self.graph.node("cast", (g,), node.attr, kind="float", dims=g.dims))]
-        if node.op == "take":
-            table, index = node.args
-            if self.by_index or not set(index.dims) <= set(table.dims) - {node.attr}:
-                self.scatter(node, g)
-                return []
-            # Each index selects from its own row, so no two indices select one element
-            rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
-            picked: dict[str, Node | tuple[str, ...]] = {"i": index, "g": g}
-            return [(table, self.evaluated(_parsed(rule), picked))]
-        if node.op == "shift":  # each element goes to one place, and `g` is 0 where that is outside
-            assert isinstance(node.attr, tuple)
-            for axis, by in node.attr:
-                g = shift(self.graph, g, axis, -by, self.graph.const(0.0))
-            return [(node.args[0], g)]
-        if isinstance(node.attr, Selected):
-            return [(node.args[0], self.placed(node, node.attr, g))]
-        if node.op == "pick":
-            raise UserError("no kernel for the gradient of a table that is read at a computed index")
-        if node.op == "contract":
-            arrays = self.scope.inputs | {a.name: a for a in self.cotangents.values()}
-            pulled = pulled_product(node, g, self.graph, arrays, dict(self.spec.types))
-            return [(a, self.algebra.simplified(value)) for a, value in pulled if id(a) in self.active]
-        if node.op in SCANS:
-            found = pulled_scan(node, g, self.graph, self.evaluated)
-            return [(a, value) for a, value in found if id(a) in self.active]
-        rules = OPS[node.op].grad if node.op in OPS else ("",) * len(node.args)
-        if node.op in REDUCTIONS:
-            rules = (REDUCTIONS[node.op][3],)
-        if not all(rules):
-            raise UserError(f"no kernel for the gradient of {node.op!r} yet")
-        known: dict[str, Node | tuple[str, ...]] = {**dict(zip("abc", node.args, strict=False)), "y": node, "g": g}
-        if isinstance(node.attr, tuple):
-            known["axis"] = node.attr
-        return [(a, self.evaluated(_parsed(rule), known))
-                for a, rule in zip(node.args, rules, strict=True) if id(a) in self.active and rule != "0"]  # fmt: skip
-
-    def placed(self, node: Node, how: Selected, g: Node) -> Node:
-        """The gradient of what the largest elements are selected from: each one's is at its position."""
-        places = self.graph.node("top_k_index", node.args, how, kind="int", dims=node.dims)
-        if g.dims != node.dims:
-            g = self.evaluated(_SPREAD, {"i": places, "g": g})
-        index = self.graph.node("index", attr=how.axis, kind="int", dims=(how.axis,))
-        return self.graph.node(PLACED, (g, places, index), how, kind="float", dims=node.args[0].dims)
-
-    def taken_back(self, cotangent: Node, at: Put) -> Node:
-        """The adjoint of what an output has at the places of an index; an index out of range writes nothing."""
-        leaf, own = Leaf(at.index), self.spec.array(at.index)
-        index = self.graph.node("input", attr=leaf, kind="int", dims=own.axes)
-        dims = {*cotangent.dims, *own.axes} - {at.axis}
-        g = self.graph.node("take", (cotangent, index), at.axis, kind="float", dims=dims)
-        return self.evaluated(_WHERE_PUT, {"i": index, "g": g, "axis": (at.axis,)})
-
-    def put_into(self, table: str) -> Put | None:
-        """How a table's gradient is its output's cotangent with zeros at an index's places; None for other arrays."""
-        found = next((s for s in self.statements if s.at and s.at.table == table and s.name in self.cotangents), None)
-        if found is None or found.at is None or table in self.formulas:
-            return None
-        return replace(found.at, table=self.cotangents[found.name].name)
-
-    def scatter(self, node: Node, g: Node) -> None:
-        """Two indices may select one row of a table, so its gradient is added up by index after the kernel."""
-        table, index = (a.attr for a in node.args)
-        assert isinstance(table, Leaf) and isinstance(index, Leaf)
-        taken = Taken(table.part, index.name, str(node.attr), node.dims, g)
-        self.taken_from.setdefault(table.name, []).append(taken)
-
-    def evaluated(self, formula: ast.expr, names: Mapping[str, Node | tuple[str, ...]]) -> Node:
-        return self.algebra.simplified(Reader(self.scope, dict(names), _SITE, derived=True).read(formula))
-
-    # The spec
 
     def backward(self, statistics: str | None = None, save: tuple[str, ...] | None = None) -> Backward:
         """The backward that takes the values of the chain in `save`, or in the spec's own `save` if None. The forward may also save
@@ -634,12 +388,6 @@ class Reverse:
         arrays |= {(name, len(v.dims)) for name, v in saved.items() if any(n is v for n in nodes)}
         large = sum(size == most for _, size in arrays)
         return large, sum(n.op in REDUCTIONS for n in nodes if id(n) not in leaves)
-
-
-@functools.cache
-def _parsed(rule: str) -> ast.expr:
-    """The syntax tree of a derivative in the table of operations."""
-    return parse_expression(rule)
 
 
 def _compared(nodes: Iterable[Node]) -> Iterable[Node]:

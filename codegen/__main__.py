@@ -18,6 +18,7 @@ except ModuleNotFoundError:  # said here, before other modules of the command li
 
 from codegen import __version__
 from codegen.cli.commands import kernels as kernel_commands
+from codegen.cli.commands import models as model_commands
 from codegen.cli.commands import specs as spec_commands
 from codegen.cli.commands import tuning as tuning_commands
 from codegen.cli.options import UsageError, print_error
@@ -55,6 +56,7 @@ for name, command in (
     ("check", spec_commands.check),
     ("list", spec_commands.list_ops),
     ("schema", spec_commands.schema),
+    ("suggest", model_commands.suggest),
     ("explain", kernel_commands.explain),
     ("compile", kernel_commands.compile_ops),
     ("verify", kernel_commands.verify_ops),

@@ -22,13 +22,13 @@ ROUNDED = 8  # the same in eps of a narrow type, where the function rounds on th
 LEADING: tuple[tuple[int, ...], ...] = ((), (2, 1, 3))  # sizes of `...`: a reference is called with any number
 
 
-def with_reference(made: Made) -> str:
-    """What is wrong where the op's jnp form and its reference differ, on small arrays with none and with several leading axes; ""
-    where they agree."""
+def with_reference(made: Made, several: Sequence[tuple[int, ...]] = LEADING) -> str:
+    """What is wrong where the op's jnp form and its reference differ, on small arrays with these leading axes, by default none and
+    several; "" where they agree."""
     spec, op = made.planned.spec, op_of(made.planned)
     types = {t: dtypes[0] for t, dtypes in spec.types}
     has_rows = any(ROWS in a.axes for a in spec.inputs)
-    for leading in LEADING if has_rows else ((),):
+    for leading in several if has_rows else ((),):
         sizes = {axis: 3 + zlib.crc32(axis.encode()) % 5 for axis in spec.axes} | dict(spec.extents)
         given = [_drawn(spec, a, types, sizes, leading) for a in spec.inputs]
         try:
@@ -51,7 +51,7 @@ def with_function(
     op, spec = op_of(made.planned), made.planned.spec
     values = flat.inputs[: len(leaves)]
     limits = _limits(made)
-    given = [_random(v.shape, _wide(v.dtype, spec), place, limits.get(v, 8)) for place, v in enumerate(values)]
+    given = [drawn(v.shape, _wide(v.dtype, spec), place, limits.get(v, 8)) for place, v in enumerate(values)]
     steps = traced(lambda *given: call(jax.tree.unflatten(tree, given), numbers), *given).steps
     narrow = [v.dtype for s in steps for v in s.outputs if v.dtype in NARROW]
     allowed = max([ROUNDED * float(jnp.finfo(d).eps) for d in narrow], default=CLOSE)
@@ -131,10 +131,11 @@ def _drawn(
             shape.append(size * (dim.parts or 1))
     domain = dict(spec.domain).get(array.name)
     limit = _limit(domain, sizes) if domain is not None else 3
-    return _random(tuple(shape), types.get(array.dtype, array.dtype), zlib.crc32(array.name.encode()), limit)
+    return drawn(tuple(shape), types.get(array.dtype, array.dtype), zlib.crc32(array.name.encode()), limit)
 
 
-def _random(shape: tuple[int, ...], dtype: str, seed: int, limit: int) -> Any:
+def drawn(shape: tuple[int, ...], dtype: str, seed: int, limit: int) -> Any:
+    """A random array; integers are below the limit."""
     draw, kind = np.random.default_rng(seed), jnp.dtype(dtype)
     if dtype == "bool":
         return jnp.asarray(draw.random(shape) < 0.5)

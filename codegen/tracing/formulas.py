@@ -84,6 +84,10 @@ class Formulas:
             for one, other in (args, args[::-1]):
                 if one.is_number and one.attr == nothing:
                     return other
+        if op in ("and", "or"):
+            for one, other in (args, args[::-1]):
+                if one.is_number and one.kind == "bool":
+                    return other if one.attr == (op == "and") else one
         if op == "convert" and args[0].kind == kind == "float":
             return args[0]
         if op in ("div", "mul") and args[0].op == "sum" and args[1].is_number:

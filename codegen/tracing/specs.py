@@ -52,6 +52,7 @@ class Request:
     params: Sequence[Param] = ()
     source: Callable[[Sequence[str], Sequence[str]], list[str]] = no_source
     generic: bool = True  # whether the common float type is a type variable
+    own: bool = True  # whether functions with their own derivative may be read by their values
     notes: Sequence[str] = ()
     dtypes: Mapping[Value, str] = field(default_factory=dict)  # of inputs and outputs, where they are not their values'
 
@@ -86,6 +87,8 @@ def spec_of(request: Request) -> Made:
     new, recognised_roots = iter(after), []
     for parts in roots:
         recognised_roots.append([next(new) for _ in parts])
+    if not request.own and any(f.op == "own" for f in walk(f for parts in recognised_roots for f in parts)):
+        raise UserError("a function has a derivative of its own", "")
     used = used_names(f for parts in recognised_roots for f in parts)
     inputs = [array_of(n, v, axes, request.dtypes.get(v, "")) for v, n in request.inputs.items() if n in used]
     outputs = [array_of(n, v, axes, request.dtypes.get(v, "")) for n, v in request.outputs]

@@ -47,11 +47,12 @@ MAY_IMPORT = {
     " runtime.call runtime.xla runtime.compiled runtime.sharding",
     "runtime": "runtime.call runtime.xla runtime.compiled runtime.ops",
     "tracing": "errors graph spec plan pipeline render",
+    "fusing": "errors targets library graph spec language plan pipeline tracing",
     "checking": "errors extras shared graph spec plan autodiff runtime.call runtime.xla runtime.compiled runtime.ops",
     "measuring": "errors extras targets shared cache graph spec language plan tuning explain checking"
     " runtime.call runtime.compiled runtime.ops",
     "cli": "errors extras targets cache library graph spec language plan tuning pipeline render explain"
-    " tracing runtime.compiled runtime.ops checking measuring",
+    " tracing fusing runtime.compiled runtime.ops checking measuring",
     "__main__": "errors extras cli",
 }
 WITHOUT_GPU_LIBRARIES = [*list(MAY_IMPORT)[: list(MAY_IMPORT).index("device")], "interpret"]

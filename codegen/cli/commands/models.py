@@ -1,0 +1,139 @@
+"""The command `suggest`. Its heavy imports are inside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from codegen.cli.loading import arguments_like, load_function
+from codegen.cli.options import AsJson, Like, Specs, UsageError
+from codegen.cli.printing import gather, show
+from codegen.cli.project import find_project
+from codegen.errors import named, shown
+
+
+def suggest(
+    function: Annotated[str, typer.Argument(help="A JAX function, MODULE:FUNCTION.", metavar="FUNCTION")],
+    arguments: Annotated[
+        str, typer.Option("--arguments", help="A function, MODULE:FUNCTION, that gives its arguments as a tuple.")
+    ] = "",
+    like: Like = None,
+    gpu: Annotated[str, typer.Option("--gpu", help="The GPU whose bandwidth decides, as in A100 or B200.")] = "H100",
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the specs, and show the lines that call the ops.")
+    ] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="On this GPU: time each against XLA, and drop what does not win.")
+    ] = False,
+    specs: Specs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find what of a JAX function is worth an op: a loss, a layer, or a whole step of training with its gradients.
+
+    Chains of its steps that XLA computes in several kernels, and that one kernel computes in less memory traffic, are ranked by
+    what they save. Each is compared with the function's own steps before it is shown. How XLA fuses is a model, not
+    measured: --measure times both on a GPU.
+
+    \b
+    Example: codegen suggest my_module:step --arguments my_module:arguments
+    Example: codegen suggest my_module:norm --like "x=bfloat16[8192,4096]" --write
+    """
+    found = load_function(function)
+    given = load_function(arguments)() if arguments else arguments_like(found, like or [])
+    project = find_project().at(specs)
+    from codegen.fusing import suggest as suggesting
+    from codegen.targets import GPUS
+
+    chosen = next((g for g in GPUS if gpu.lower() in g.name.lower()), None)
+    if chosen is None:
+        raise UsageError(f"there is no GPU {shown(gpu)} here: {', '.join(g.name for g in GPUS)}")
+    from codegen.measuring.times import device_time
+
+    if measure and not device_time.is_available():
+        raise UsageError("--measure: JAX has no NVIDIA GPU here whose kernels the profiler sees")
+    every = suggesting.suggestions(found, given if isinstance(given, tuple) else (given,))
+    wrong: list[tuple[Any, str]] = []
+
+    def verified() -> Iterator[Any]:
+        for one in every:
+            if disagrees := suggesting.disagreement(one):
+                wrong.append((one, disagrees))
+            yield one
+
+    checked, whole = gather(verified(), len(every), "comparing")
+    for bad, disagrees in wrong:
+        print(f"{bad.name} is left out: {disagrees}", file=sys.stderr)
+    kept = [one for one in checked if one not in [bad for bad, _ in wrong]]
+    times: dict[str, tuple[float, float]] = {}
+    if measure:
+        for one in kept:
+            measured = device_time.measure(suggesting.candidates(one), 4, 8)
+            times[one.name] = min(measured["xla"]), min(measured["op"])
+        kept = [one for one in kept if times[one.name][1] < times[one.name][0]]
+    if as_json:
+        print(json.dumps([one.data(chosen) | _measured(times.get(one.name)) for one in kept], indent=2))
+    else:
+        _show(kept, chosen, times, len(every) - len(kept) if whole else 0)
+    if write:
+        from codegen.cli.files.outputs import put
+        from codegen.cli.schema import SCHEMA_FILE, keep_schema
+
+        project.specs.mkdir(parents=True, exist_ok=True)
+        for one in kept:
+            path = project.specs / f"{one.name}.yaml"
+            if one.call is None and path.exists():
+                print(f"{named(path)} exists already; it is left as it is")
+            elif one.call is None:
+                put(path, f"# yaml-language-server: $schema={SCHEMA_FILE}\n{one.made.text}".encode())
+                print(f"wrote {named(path)}")
+            print("\n".join([*suggesting.replacement(one), ""]))
+        keep_schema(project.specs)
+
+
+def _measured(times: tuple[float, float] | None) -> dict[str, float]:
+    return {} if times is None else {"measured_xla": times[0], "measured_op": times[1]}
+
+
+def _show(found: list[Any], gpu: Any, times: dict[str, tuple[float, float]], dropped: int) -> None:
+    from rich.table import Table
+
+    if not found:
+        print("nothing: XLA computes this in as little memory traffic as the ops would")
+        return
+    table = Table(title=f"What is worth an op, by the bandwidth of one {gpu.name}", title_justify="left")
+    for title in ("saves us", "where", "what", "times", "MB now", "fused", "us now", "fused", "library"):
+        table.add_column(title, justify="left" if title in ("where", "what", "library") else "right", overflow="fold")
+    if times:
+        table.add_column("measured us", justify="right")
+    from codegen.fusing.suggest import call_text
+
+    for one in found:
+        now, fused = (1e6 * t for t in one.seconds(gpu))
+        places = [f"{_short(p.path)}:{p.line}" for p in one.places[:3]] + (["..."] if len(one.places) > 3 else [])
+        cost = one.chain.cost
+        row = [
+            _number(now - fused), "\n".join(places), f"{one.name}\n{one.text}", str(one.times), _number(cost.now / 1e6),
+            _number(cost.fused / 1e6), _number(now), _number(fused), call_text(one) if one.call else "-",
+        ]  # fmt: skip
+        own = times.get(one.name)
+        table.add_row(*row, *([f"{own[0]:.3g} -> {own[1]:.3g}"] if own else []))
+    show(table)
+    total = sum(one.seconds(gpu)[0] - one.seconds(gpu)[1] for one in found)
+    more = f"; {dropped} more were left out" if dropped else ""
+    print(f"together {_number(1e6 * total)} us of a call{more}")
+
+
+def _number(value: float) -> str:
+    """Three digits, or all of a larger number."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _short(path: str) -> str:
+    from pathlib import Path
+
+    found = Path(path)
+    return str(found.relative_to(Path.cwd())) if found.is_relative_to(Path.cwd()) else str(found)

@@ -1,0 +1,239 @@
+"""Chains: sets of steps that one op computes. They are grown from single steps, as long as the language expresses and a kernel
+computes them and they save more than their parts. Products come last: a chain takes them in where it is their epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.errors import SpecError, UserError
+from codegen.fusing.cost import Cost, cost
+from codegen.fusing.graph import COSTLY, REDUCING, StepGraph, elements, is_recomputed
+from codegen.plan.op import Gemm, Staged
+from codegen.tracing.naming import unique
+from codegen.tracing.specs import Made, Request, spec_of
+from codegen.tracing.steps import Atom, Number, Step, Value
+from codegen.tracing.translate import NotExpressed
+
+MOST_STEPS = 150  # of a chain
+LEAST = 0.03  # of the bytes that XLA's kernels move: a chain that saves less is left to XLA
+SLACK = 0.02  # of a chain's bytes, that a step towards a better chain may cost
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Steps that one op computes: their places, with the free ones; what they take and give; the spec; what they cost."""
+
+    places: tuple[int, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    made: Made
+    cost: Cost
+    key: Key
+
+
+class Expressing:
+    """Specs of chains. Equal steps have one spec: what was tried is kept, by the steps' form."""
+
+    def __init__(self) -> None:
+        self._tried: dict[Key, Made | None] = {}
+
+    def made(self, graph: StepGraph, places: Sequence[int]) -> tuple[Made | None, Key, list[Value], list[Value]]:
+        """The spec of steps, None where there is no kernel; its key, inputs and outputs."""
+        free, inputs = graph.sources(places)
+        outputs = graph.results_of(places)
+        steps = [graph.steps[p] for p in sorted({*places, *free})]
+        key = key_of(steps, inputs, outputs)
+        if key not in self._tried:
+            self._tried[key] = _made(steps, inputs, outputs)
+        return self._tried[key], key, inputs, outputs
+
+
+def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]) -> Made | None:
+    if any(v.dtype.startswith("uint32") for v in inputs):
+        return None
+    names = [f"x{place}" for place in range(len(inputs))]
+    request = Request(
+        "chain", "A chain of a model.", steps, dict(zip(inputs, names, strict=True)),
+        list(zip(unique(["y"] * len(outputs), names), outputs, strict=True)), generic=False, own=False,
+    )  # fmt: skip
+    try:
+        made = spec_of(request)
+    except (NotExpressed, SpecError, UserError):
+        return None
+    plan = made.planned.plan
+    if isinstance(plan, Gemm):
+        return made if not isinstance(plan.tile, UserError) else None
+    return None if isinstance(plan, Staged) or plan.kernels > 1 else made
+
+
+def place_of_input(name: str) -> int:
+    """The place of an input of a chain, from the name that it has in the chain's spec."""
+    return int(name.removeprefix("x"))
+
+
+def key_of(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]) -> Key:
+    """The form of steps: equal for steps that compute the same of arrays of the same shapes."""
+    number: dict[Value, int] = {v: i for i, v in enumerate(inputs)}
+
+    def atom(a: Atom) -> Any:
+        if isinstance(a, Number):
+            return (a.value, a.dtype)
+        return number.setdefault(a, len(number))
+
+    def form(step: Step) -> Key:
+        params = () if step.inner else tuple(sorted((k, str(v)) for k, v in step.params.items()))
+        inner = tuple(form(s) for s in step.inner)
+        own = (step.name, tuple(map(atom, step.inputs)), params, inner, tuple(map(atom, step.outputs)))
+        return (*own, tuple((v.shape, v.dtype) for v in step.outputs))
+
+    formed = tuple(map(form, steps))
+    return tuple((v.shape, v.dtype) for v in inputs), formed, tuple(number[v] for v in outputs)
+
+
+def chains(graph: StepGraph, expressing: Expressing) -> list[Chain]:
+    """The chains of a function that save memory traffic, in the order of their first steps."""
+    grown = _Growing(graph, expressing)
+    grown.join()
+    grown.take_products()
+    found = []
+    for group in grown.groups():
+        own = cost(graph, group)
+        worth = own.saved > LEAST * own.now
+        made, key, inputs, outputs = expressing.made(graph, sorted(group)) if worth else (None, (), [], [])
+        if made is not None:
+            free, _ = graph.sources(group)
+            found.append(Chain(tuple(sorted({*group, *free})), tuple(inputs), tuple(outputs), made, own, key))
+    return found
+
+
+class _Growing:
+    """Groups of steps, by the place of each step."""
+
+    def __init__(self, graph: StepGraph, expressing: Expressing):
+        self.graph, self.expressing = graph, expressing
+        real = [p for p in range(len(graph.steps)) if graph.is_expressed(p) and not graph.is_free(p)]
+        self.group: dict[int, frozenset[int]] = {p: frozenset([p]) for p in real}
+        self.before = {p: graph.real_makers(p) for p in range(len(graph.steps)) if not graph.is_free(p)}
+        self.after: dict[int, list[int]] = {}
+        for place, makers in self.before.items():
+            for maker in makers:
+                self.after.setdefault(maker, []).append(place)
+        self._costs: dict[frozenset[int], Cost] = {}
+
+    def groups(self) -> list[frozenset[int]]:
+        return sorted({id(g): g for g in self.group.values()}.values(), key=min)
+
+    def join(self) -> None:
+        """Join each step with those before it, where that is one kernel. Products are left out."""
+        for place in sorted(self.group):
+            if self.graph.steps[place].name == "dot_general" or self.waits(place):
+                continue
+            left, others = list(self.before[place]), []
+            while left:  # first what is recomputed for it, and for that
+                maker = left.pop()
+                if maker not in self.group or self.graph.steps[maker].name == "dot_general":
+                    continue
+                if self.waits(maker):
+                    self.try_joined(self.group[maker], self.group[place])
+                    if self.group[maker] is self.group[place]:
+                        left += self.before[maker]
+                else:
+                    others.append(maker)
+            for maker in sorted(set(others), reverse=True):
+                self.try_joined(self.group[maker], self.group[place])
+
+    def waits(self, place: int) -> bool:
+        """Whether a step is recomputed, and joins the step that uses it before those that it uses."""
+        step = self.graph.steps[place]
+        users = [u for u in self.after.get(place, ()) if u in self.group and self.graph.steps[u].name != "dot_general"]
+        return is_recomputed(step) and step.outputs[0] not in self.graph.results and bool(users)
+
+    def take_products(self) -> None:
+        """Join each product with the chain that uses it."""
+        for place in sorted(self.group, reverse=True):
+            if self.graph.steps[place].name == "dot_general":
+                users = [u for u in self.after.get(place, ()) if u in self.group]
+                if len({id(self.group[u]) for u in users}) == 1 and len(users) == len(self.after[place]):
+                    self.take(place, self.group[users[0]])
+
+    def take(self, place: int, users: frozenset[int]) -> None:
+        """Join a product, together with the other products that the chain uses, and else by itself."""
+        others = {
+            m for u in users for m in self.before[u]
+            if m not in users and m in self.group and self.graph.steps[m].name == "dot_general" and len(self.group[m]) == 1
+        }  # fmt: skip
+        whole = frozenset({place, *others}) | users
+        if others != {place} and self.is_convex(whole) and self.is_better(whole, [users]):
+            self.set(whole)
+        else:
+            self.try_joined(frozenset([place]), users)
+
+    def set(self, whole: frozenset[int]) -> None:
+        for place in whole:
+            self.group[place] = whole
+
+    def try_joined(self, first: frozenset[int], second: frozenset[int]) -> None:
+        if first is second or len(first) + len(second) > MOST_STEPS or not self.is_sensible(first, second):
+            return
+        whole = first | second
+        if self.is_convex(whole) and self.is_better(whole, [first, second]):
+            self.set(whole)
+
+    def is_sensible(self, first: frozenset[int], second: frozenset[int]) -> bool:
+        """Whether the first chain is not computed again for many elements of the second."""
+        if self.size(first) * 2 >= self.size(second):
+            return True
+        names = {self.graph.steps[p].name for p in first}
+        return not names & (COSTLY | REDUCING)
+
+    def size(self, places: Iterable[int]) -> int:
+        """The most elements of an array of a chain."""
+        steps = [self.graph.steps[p] for p in places]
+        return max(elements(v.shape) for s in steps for v in (*s.inputs, *s.outputs))
+
+    def is_convex(self, whole: frozenset[int]) -> bool:
+        """Whether nothing outside both depends on the chain and is needed by it."""
+        last = max(whole)
+        left = [u for p in whole for u in self.after.get(p, ()) if u not in whole]
+        seen: set[int] = set()
+        while left:
+            place = left.pop()
+            if place in seen:
+                continue
+            chain = self.group.get(place, frozenset([place])) - whole
+            seen |= chain
+            if min(chain) > last:  # what comes after all of them
+                continue
+            after = {u for p in chain for u in self.after.get(p, ())} - chain
+            if after & whole:
+                return False
+            left += after
+        return True
+
+    def is_better(self, whole: frozenset[int], parts: Sequence[frozenset[int]]) -> bool:
+        own = self.cost(whole)
+        if own.saved + SLACK * own.fused < sum(self.cost(p).saved for p in parts):
+            return False
+        if self.is_plain(whole):
+            return True
+        return self.expressing.made(self.graph, sorted(whole))[0] is not None
+
+    def is_plain(self, whole: frozenset[int]) -> bool:
+        """Whether all steps are element by element on one shape: a kernel computes any of these."""
+        shapes = {v.shape for p in whole for v in self.graph.steps[p].outputs}
+        names = {self.graph.steps[p].name for p in whole}
+        return len(shapes) == 1 and not names & (REDUCING | PARTS) and not any(self.graph.steps[p].inner for p in whole)
+
+    def cost(self, places: frozenset[int]) -> Cost:
+        if places not in self._costs:
+            self._costs[places] = cost(self.graph, places)
+        return self._costs[places]
+
+
+PARTS = frozenset(
+    {"dot_general", "gather", "split", "slice", "concatenate", "stack", "select_n", "transpose", "reshape"}
+)

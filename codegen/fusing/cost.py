@@ -1,0 +1,98 @@
+"""What steps cost in memory traffic, as XLA compiles them and as one op.
+
+The model of XLA: an element-wise step is computed within the kernels that use it. The results of reductions and products are
+written to memory before others use them. Kernels that read a common array, none of them another's result, are one. A product is a
+kernel of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from codegen.fusing.graph import REDUCING, StepGraph
+from codegen.tracing.steps import Atom, Value
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The bytes that XLA's kernels read and write, how many kernels they are, and the bytes of one op."""
+
+    now: int
+    kernels: int
+    fused: int
+
+    @property
+    def saved(self) -> int:
+        return self.now - self.fused if self.kernels > 1 else 0
+
+
+def cost(graph: StepGraph, places: Iterable[int]) -> Cost:
+    """The cost of a chain of steps."""
+    inside = set(places)
+    results = graph.results_of(inside)
+    _, outside = graph.sources(inside)
+    tables, gathered = _tables(graph, inside)
+    fused = sum(v.bytes for v in (*outside, *results, *gathered) if v not in tables)
+    ends: set[Value] = set()  # the values that are in memory before others are computed of them
+    for place in inside:
+        step = graph.steps[place]
+        if step.name in REDUCING or step.name == "dot_general":
+            ends.update(step.outputs)
+        if step.name == "dot_general":  # what is computed of a factor is written before the product
+            ends.update(v for v in step.inputs if isinstance(v, Value) and graph.maker.get(v) in inside)
+    reads = {v: _read(graph, v, inside, ends) for v in ends.union(results)}
+    now, kernels = 0, _kernels(graph, reads)
+    for kernel in kernels:
+        now += sum(v.bytes for v in {r for v in kernel for r in reads[v]}) + sum(v.bytes for v in kernel)
+    return Cost(now, len(kernels), fused)
+
+
+def _kernels(graph: StepGraph, reads: dict[Value, set[Value]]) -> list[list[Value]]:
+    """The values that XLA's kernels write, each kernel's together: those that read a common array, none another's result."""
+    depth: dict[Value, int] = {}
+    for value in sorted(reads, key=lambda v: graph.maker[v]):
+        depth[value] = 1 + max((depth[r] for r in reads[value] if r in depth), default=0)
+    kernels: list[tuple[int, set[Value], list[Value]]] = []
+    for value, own in reads.items():
+        product = graph.steps[graph.maker[value]].name == "dot_general"
+        level = -depth[value] if product else depth[value]
+        same = [k for k in kernels if k[0] == level and k[1] & own and not product]
+        merged = (level, own.union(*(k[1] for k in same)), [value, *(v for k in same for v in k[2])])
+        kernels = [k for k in kernels if k not in same] + [merged]
+    return [values for _, _, values in kernels]
+
+
+def _read(graph: StepGraph, value: Value, inside: set[int], ends: set[Value]) -> set[Value]:
+    """What a kernel that computes a value reads."""
+    found: set[Value] = set()
+    left = _operands(graph, value)
+    while left:
+        one = left.pop()
+        if not isinstance(one, Value) or one in found:
+            continue
+        maker = graph.maker.get(one)
+        if one in ends or maker is None or not (maker in inside or graph.is_free(maker)):
+            found.add(one)
+        else:
+            left += _operands(graph, one)
+            if graph.steps[maker].name == "gather":
+                found.add(one)
+    return found
+
+
+def _operands(graph: StepGraph, value: Value) -> list[Atom]:
+    """What a step reads in full. A gather reads as many elements of its table as it gives."""
+    step = graph.steps[graph.maker[value]]
+    return list(step.inputs[1:] if step.name == "gather" else step.inputs)
+
+
+def _tables(graph: StepGraph, inside: set[int]) -> tuple[set[Value], list[Value]]:
+    """The inputs that are only gathered from, and what is gathered."""
+    gathers = [graph.steps[p] for p in inside if graph.steps[p].name == "gather"]
+    found = {
+        s.inputs[0]: s.outputs[0]
+        for s in gathers
+        if isinstance(s.inputs[0], Value) and graph.maker.get(s.inputs[0]) not in inside
+    }
+    return set(found), list(found.values())

@@ -1,0 +1,125 @@
+"""`codegen.fuse`: a function whose chains are ops when it is traced."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+
+from codegen.fusing.chains import Chain, Expressing, place_of_input
+from codegen.fusing.program import Program, evaluate, program_of
+from codegen.pipeline import read_op
+from codegen.tracing.agreement import squeezed
+from codegen.tracing.ops import op_of
+from codegen.tracing.steps import Place
+
+P = ParamSpec("P")
+R = TypeVar("R")
+EXPRESSING = Expressing()  # what was tried is known to all functions of the process
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A chain that was replaced: where its first step is in the source, the chain, how often a call runs it, and the bytes of
+    memory traffic as XLA compiles it (by the model in `cost.py`) and as an op."""
+
+    place: Place
+    chain: str
+    times: int
+    now: int
+    fused: int
+
+    def __str__(self) -> str:
+        saved = (self.now - self.fused) * self.times
+        return f"{self.place} ({self.place.function}): {self.times} x {self.chain!r} saves {saved / 1e6:.3g} MB"
+
+
+class Fused(Generic[P, R]):
+    """A function that calls an op for each chain. `report` is what the last trace of it replaced."""
+
+    def __init__(self, function: Callable[P, R], wanted: Callable[[Chain], bool]):
+        functools.update_wrapper(self, function)
+        self._function, self._wanted = function, wanted
+        self.report: tuple[Replaced, ...] = ()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        others = tuple(None if i in places else leaf for i, leaf in enumerate(leaves))
+
+        def of_arrays(*given: Any) -> Any:
+            found = list(others)
+            for place, value in zip(places, given, strict=True):
+                found[place] = value
+            own, keywords = jax.tree.unflatten(tree, found)
+            return self._function(*own, **keywords)
+
+        arrays = [leaves[i] for i in places]
+        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        program = program_of(closed, EXPRESSING)
+        self.report = report_of(program, self._wanted)
+        if not self.report:
+            return self._function(*args, **kwargs)
+        results = evaluate(program, arrays, lambda chain: call_of(chain) if self._wanted(chain) else None)
+        return jax.tree.unflatten(jax.tree.structure(shape), results)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"<fused {getattr(self._function, '__name__', 'function')}>"
+
+
+def fuse(function: Callable[P, R]) -> Fused[P, R]:
+    """A function that computes what `function` does, with an op for each chain of its steps that one kernel computes in less
+    memory traffic.
+
+    It may be jitted, differentiated, mapped, checkpointed and sharded, as the function may; gradients run the ops' backward.
+    Results are within the ops' tolerances of the function's: roundings between the steps of a chain are left out. Fuse the
+    function whose gradient is taken rather than the gradient: the op then chooses what it saves. What was replaced is in
+    `.report`. A function without such chains is called as it is.
+    """
+    return Fused(function, lambda chain: True)
+
+
+def is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def report_of(program: Program, wanted: Callable[[Chain], bool]) -> tuple[Replaced, ...]:
+    """The chains that are replaced, equal ones in one place once."""
+    found: dict[Any, Replaced] = {}
+    for owner, chain, times in program.everywhere():
+        if wanted(chain):
+            place = place_of(owner, chain)
+            before = found.get((chain.key, place))
+            count = times + (before.times if before else 0)
+            text = "; ".join(chain.made.planned.spec.chain.value.strip().split("\n"))
+            found[chain.key, place] = Replaced(place, text, count, chain.cost.now, chain.cost.fused)
+    return tuple(sorted(found.values(), key=lambda r: (r.fused - r.now) * r.times))
+
+
+def place_of(program: Program, chain: Chain) -> Place:
+    """The source line of the chain's last step that has one."""
+    places = [program.graph.steps[p].place for p in chain.places]
+    return next((p for p in reversed(places) if p.line), Place())
+
+
+def call_of(chain: Chain) -> Callable[..., tuple[Any, ...]]:
+    """The op of a chain, as a function of the chain's arrays."""
+    op, names = _op_of(chain.made.text), [array.name for array in chain.made.inputs]
+    places, shapes = [place_of_input(name) for name in names], [v.shape for v in chain.outputs]
+
+    def call(*arrays: Any) -> tuple[Any, ...]:
+        results = op(*(squeezed(arrays[place]) for place in places))
+        results = tuple(results) if isinstance(results, tuple) else (results,)
+        return tuple(r.reshape(shape) for r, shape in zip(results, shapes, strict=True))
+
+    return call
+
+
+@functools.lru_cache(maxsize=512)
+def _op_of(text: str) -> Any:
+    """The op of a spec's text: chains of equal specs share it, and its kernels."""
+    return op_of(read_op("specs/chain.yaml", text))

@@ -1,0 +1,183 @@
+"""The steps of a function as a graph: who computes a value, who uses it, and what costs nothing.
+
+A step is free where its consumer does it while it loads: a broadcast, a dimension of size 1, positions along an axis, a
+conversion to a wider type. Free steps belong to every chain that uses them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from codegen.graph.nodes import DTYPES
+from codegen.tracing.steps import Flat, Step, Value
+from codegen.tracing.translate import KNOWN, SAME
+
+LAYOUT = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "copy", "copy_p", "iota", "stop_gradient", "pvary"})
+REDUCING = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin",
+                      "cumsum", "cumprod", "cummax", "cumlogsumexp"})  # fmt: skip
+COSTLY = frozenset({"exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan", "tanh", "logistic", "erf", "erfc", "pow",
+                    "custom_jvp_call", "atan2", "sinh", "cosh"})  # fmt: skip
+RECOMPUTED = frozenset(
+    {"convert_element_type", "integer_pow", "pow", "not", "round", "clamp"}
+)  # besides those of one name
+APART = frozenset({"sharding_constraint", "device_put", "optimization_barrier", "own", "reduce_precision"})
+
+
+def elements(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def is_recomputed(step: Step) -> bool:
+    """Whether each kernel that uses a step's result may compute it from the step's one array, which has no more bytes."""
+    arrays = [v for v in step.inputs if isinstance(v, Value) and elements(v.shape) > 1]
+    if len(arrays) != 1 or len(step.outputs) != 1 or step.inner or not (step.name in SAME or step.name in RECOMPUTED):
+        return False
+    (given,), (result,) = arrays, step.outputs
+    return (
+        given.shape == result.shape and given.dtype in DTYPES and result.dtype in DTYPES and result.bytes >= given.bytes
+    )
+
+
+def spread(flat: Flat) -> Flat:
+    """The same function, in which each use of a recomputed step has a step of its own."""
+    maker = {v: s for s in flat.steps for v in s.outputs}
+    uses = Counter(v for s in flat.steps for v in {v for v in s.inputs if isinstance(v, Value)})
+    kept = {v for v in flat.outputs if isinstance(v, Value)}  # the values whose own steps are needed
+    copies: dict[Value, list[Value]] = {}
+    made: list[Step] = []
+    for step in reversed(flat.steps):
+        again = is_recomputed(step)
+        whole = [step] if not again or step.outputs[0] in kept else []
+        whole += [replace(step, outputs=(copy,)) for copy in (copies.get(step.outputs[0], ()) if again else ())]
+        for one in whole:
+            inputs = list(one.inputs)
+            for place, given in enumerate(inputs):
+                if not isinstance(given, Value) or given not in maker:
+                    continue
+                several = uses[given] > 1 or len(whole) > 1
+                if several and not one.inner and is_recomputed(maker[given]) and len(made) < 4 * len(flat.steps):
+                    inputs[place] = copy = Value(given.shape, given.dtype)
+                    copies.setdefault(given, []).append(copy)
+                else:
+                    kept.add(given)
+            made.append(replace(one, inputs=tuple(inputs)))
+    return Flat(flat.inputs, tuple(reversed(made)), flat.outputs)
+
+
+@dataclass(eq=False)
+class StepGraph:
+    """The steps of one function, by place. `maker` is the place of the step that computes a value; `users` are the places of those
+    that use it."""
+
+    flat: Flat
+    maker: dict[Value, int] = field(default_factory=dict)
+    users: dict[Value, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for place, step in enumerate(self.flat.steps):
+            for value in step.outputs:
+                self.maker[value] = place
+            for value in {v: None for v in step.inputs if isinstance(v, Value)}:
+                self.users.setdefault(value, []).append(place)
+        self.results = {v for v in self.flat.outputs if isinstance(v, Value)}
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.flat.steps
+
+    def is_free(self, place: int) -> bool:
+        """Whether a step costs nothing where its result is used."""
+        step = self.steps[place]
+        if step.name in LAYOUT:
+            return True
+        if step.name == "reshape" and isinstance(step.inputs[0], Value):
+            return [n for n in step.inputs[0].shape if n != 1] == [n for n in step.outputs[0].shape if n != 1]
+        if step.name == "transpose":  # of a factor: the product reads it either way
+            return {self.steps[u].name for u in self.users.get(step.outputs[0], ())} == {"dot_general"}
+        if step.name == "convert_element_type" and isinstance(step.inputs[0], Value):
+            old, new = step.inputs[0].dtype, step.outputs[0].dtype
+            if old in DTYPES and new in DTYPES:
+                return DTYPES[old].kind == DTYPES[new].kind and DTYPES[new].size >= DTYPES[old].size
+        return False
+
+    def is_expressed(self, place: int) -> bool:
+        """Whether a step may be part of a chain of the language."""
+        step = self.steps[place]
+        if step.name in APART or not step.outputs:
+            return False
+        if not (step.inner or step.name in KNOWN) or (step.name == "reshape" and not self._joins(place)):
+            return False
+        values = [*(v for v in step.inputs if isinstance(v, Value)), *step.outputs]
+        return all(v.dtype in DTYPES for v in values) and max(elements(v.shape) for v in values) > 1
+
+    def _joins(self, place: int) -> bool:
+        """Whether a reshape is of dimensions of size 1, or joins interleaved parts that were stacked."""
+        maker = self.maker.get(self.steps[place].inputs[0])  # type: ignore[arg-type]
+        return self.is_free(place) or (maker is not None and self.steps[maker].name in ("stack", "concatenate"))
+
+    def sources(self, places: Iterable[int]) -> tuple[set[int], list[Value]]:
+        """The free steps that steps need, and the values that come from outside of both."""
+        inside = set(places)
+        free: set[int] = set()
+        outside: dict[Value, None] = {}
+        left = [v for p in sorted(inside) for v in self.steps[p].inputs]
+        seen: set[Value] = set()
+        while left:
+            value = left.pop(0)
+            if not isinstance(value, Value) or value in seen:
+                continue
+            seen.add(value)
+            maker = self.maker.get(value)
+            if maker is None or value.constant is not None:
+                outside[value] = None
+            elif maker in inside:
+                continue
+            elif self.is_free(maker) and self.is_expressed(maker):
+                free.add(maker)
+                left += self.steps[maker].inputs
+            else:
+                outside[value] = None
+        return free, list(outside)
+
+    def results_of(self, places: Iterable[int]) -> list[Value]:
+        """The values of steps that others use, or the function returns. A free step on one of them is another's, unless all that use
+        it are among the steps."""
+        inside = set(places)
+        found = []
+        for place in sorted(inside):
+            for value in self.steps[place].outputs:
+                if value in self.results or any(
+                    not self.reads_inside(user, inside) for user in self.users.get(value, ())
+                ):
+                    found.append(value)
+        return found
+
+    def reads_inside(self, place: int, inside: set[int]) -> bool:
+        """Whether a step is inside, or is free and used inside alone."""
+        if place in inside:
+            return True
+        if not self.is_free(place):
+            return False
+        value = self.steps[place].outputs[0]
+        users = self.users.get(value, ())
+        return value not in self.results and bool(users) and all(self.reads_inside(u, inside) for u in users)
+
+    def real_makers(self, place: int) -> list[int]:
+        """The steps that are not free, on whose results a step depends, through free ones."""
+        found: dict[int, None] = {}
+        left = list(self.steps[place].inputs)
+        while left:
+            value = left.pop(0)
+            maker = self.maker.get(value) if isinstance(value, Value) else None
+            if maker is None:
+                continue
+            if self.is_free(maker):
+                left += self.steps[maker].inputs
+            else:
+                found[maker] = None
+        return list(found)

@@ -1,0 +1,223 @@
+"""What of a function is worth an op: its chains, equal ones together, ranked by the memory traffic that they save."""
+
+from __future__ import annotations
+
+import linecache
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from codegen.errors import SpecError, UserError
+from codegen.fusing.chains import Chain, place_of_input
+from codegen.fusing.fuse import EXPRESSING, call_of, is_array, place_of
+from codegen.fusing.known import Call, known
+from codegen.fusing.program import Program, program_of, steps_evaluated
+from codegen.targets import Gpu
+from codegen.tracing.agreement import NARROW, difference, drawn, squeezed, with_reference
+from codegen.tracing.naming import argument_names, assigned_names, proper, unique
+from codegen.tracing.ops import op_of
+from codegen.tracing.specs import Made, Request, spec_of
+from codegen.tracing.steps import Place, Step, Value
+from codegen.tracing.translate import NotExpressed
+
+LARGE = 2**22  # bytes of a chain's arrays above which it is compared with its reference on small arrays alone
+SMALL = ((2, 3),)  # the sizes of `...` on which an op is compared with its reference
+AGREES = 8  # eps of the narrowest type, in which the function's steps round
+
+
+@dataclass(frozen=True, eq=False)
+class Suggestion:
+    """Chains that are one op. `places` are the source lines of their last steps, `times` how often a call of the function runs
+    them; bytes are those of one of them."""
+
+    name: str
+    made: Made
+    chain: Chain
+    program: Program
+    places: tuple[Place, ...]
+    times: int
+    call: Call | None
+
+    @property
+    def saved(self) -> int:
+        return self.chain.cost.saved * self.times
+
+    @property
+    def text(self) -> str:
+        """The statements of the chain."""
+        return self.made.planned.spec.chain.value.strip()
+
+    def seconds(self, gpu: Gpu) -> tuple[float, float]:
+        """The time of all of them for their memory traffic alone: as XLA compiles them, and as the op."""
+        cost = self.chain.cost
+        return cost.now * self.times / gpu.bandwidth, cost.fused * self.times / gpu.bandwidth
+
+    def data(self, gpu: Gpu) -> dict[str, Any]:
+        """The suggestion as data."""
+        now, fused = self.seconds(gpu)
+        return {
+            "op": self.name, "where": [str(p) for p in self.places], "function": self.places[0].function,
+            "chain": self.text.split("\n"), "times": self.times, "bytes_now": self.chain.cost.now,
+            "bytes_fused": self.chain.cost.fused, "kernels_now": self.chain.cost.kernels,
+            "microseconds_now": 1e6 * now, "microseconds_fused": 1e6 * fused,
+            "library": call_text(self) if self.call else None,
+        }  # fmt: skip
+
+
+def suggestions(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Suggestion]:
+    """What of a function is worth an op, the largest saving first. `arguments` are arrays, `jax.ShapeDtypeStruct`s, trees of these,
+    or other values, which stay as they are."""
+    leaves, tree = jax.tree.flatten(tuple(arguments))
+    places = [i for i, leaf in enumerate(leaves) if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)]
+
+    def of_arrays(*given: Any) -> Any:
+        found = list(leaves)
+        for place, value in zip(places, given, strict=True):
+            found[place] = value
+        return function(*jax.tree.unflatten(tree, found))
+
+    program = program_of(jax.make_jaxpr(of_arrays)(*(leaves[i] for i in places)), EXPRESSING)
+    names = argument_names(function, arguments)
+    return _grouped(program, {v: names[i] for v, i in zip(program.graph.flat.inputs, places, strict=True)})
+
+
+def _grouped(program: Program, arguments: Mapping[Value, str]) -> list[Suggestion]:
+    groups: dict[tuple[str, Any], list[tuple[Program, Chain, int]]] = {}
+    for owner, chain, times in program.everywhere():
+        groups.setdefault((chain.made.text, chain.key[0]), []).append((owner, chain, times))
+    found = []
+    taken: set[str] = set()
+    for group in sorted(groups.values(), key=lambda g: -sum(c.cost.saved * t for _, c, t in g)):
+        owner, chain, _ = group[0]
+        (name,) = unique([proper(_function(owner, chain), "chain")], taken)
+        taken.add(name)
+        made = _written(owner, chain, name, arguments)
+        spots = tuple(dict.fromkeys(place_of(o, c) for o, c, _ in group))
+        times = sum(t for _, _, t in group)
+        found.append(Suggestion(name, made, chain, owner, spots, times, known(chain.made.planned)))
+    return found
+
+
+def _steps(program: Program, chain: Chain) -> list[Step]:
+    return [program.graph.steps[p] for p in chain.places]
+
+
+def _function(program: Program, chain: Chain) -> str:
+    """The function in whose lines most steps of a chain are."""
+    names = Counter(s.place.function for s in _steps(program, chain) if s.place.line)
+    usual = names.most_common(1)[0][0] if names else "chain"
+    parts = [p for p in usual.split(".") if not p.startswith("<")]
+    return parts[-1] if parts else "chain"
+
+
+def _written(program: Program, chain: Chain, name: str, arguments: Mapping[Value, str]) -> Made:
+    """The spec of a chain as a person would name things: after the source, and with a type variable."""
+    steps = _steps(program, chain)
+    named = {**arguments, **assigned_names(program.graph.steps)}
+    wished = [named.get(v, "") for v in chain.inputs]
+    inputs = unique(w or "x" for w in wished)
+    results = [named.get(v, "y") for v in chain.outputs]
+    outputs = unique((f"{r}_out" if r in inputs else r for r in results), inputs)
+    place = place_of(program, chain)
+    request = Request(
+        name, f"Found in {place.function or 'a function'}.", steps, dict(zip(chain.inputs, inputs, strict=True)),
+        list(zip(outputs, chain.outputs, strict=True)), own=False,
+    )  # fmt: skip
+    for generic in (True, False):
+        try:
+            return spec_of(replace(request, generic=generic))
+        except (SpecError, UserError, NotExpressed):
+            continue
+    return chain.made
+
+
+def disagreement(suggestion: Suggestion) -> str:
+    """What is wrong where the op's results differ from those of the function's own steps, on random arrays; "" where they agree."""
+    chain, made = suggestion.chain, suggestion.made
+    if wrong := with_reference(made, SMALL):
+        return wrong
+    if sum(v.bytes for v in (*chain.inputs, *chain.outputs)) > LARGE:
+        return ""
+    sizes = [n for v in chain.inputs for n in v.shape if n > 1]
+    values: dict[Value, Any] = {
+        v: drawn(v.shape, v.dtype, i, min(sizes, default=2)) for i, v in enumerate(chain.inputs)
+    }
+    steps = _steps(suggestion.program, chain)
+    wanted = steps_evaluated(steps, values)
+    op = op_of(made.planned)
+    results = op(*(squeezed(values[a.value]) for a in made.inputs), implementation="xla")
+    results = tuple(results) if isinstance(results, tuple) else (results,)
+    narrow = {v.dtype for s in steps for v in s.outputs} & set(NARROW)
+    allowed = AGREES * max([float(jax.numpy.finfo(d).eps) for d in narrow], default=2.0**-16)
+    for array, got in zip(made.outputs, results, strict=True):
+        if far := difference(got.reshape(array.value.shape), wanted[array.value], allowed):
+            return f"{array.name} and the function's own steps differ {far}"
+    return ""
+
+
+def candidates(suggestion: Suggestion) -> dict[str, Callable[[int], Any]]:
+    """Calls to time against each other on a GPU: the function's own steps under `jax.jit`, and the op."""
+    chain, steps = suggestion.chain, _steps(suggestion.program, suggestion.chain)
+    sizes = [n for v in chain.inputs for n in v.shape if n > 1]
+    given = [drawn(v.shape, v.dtype, i, min(sizes, default=2)) for i, v in enumerate(chain.inputs)]
+
+    def own(*arrays: Any) -> list[Any]:
+        values = steps_evaluated(steps, dict(zip(chain.inputs, arrays, strict=True)))
+        return [values[v] for v in chain.outputs]
+
+    xla, fused = jax.jit(own), jax.jit(call_of(chain))
+    return {"xla": lambda _: xla(*given), "op": lambda _: fused(*given)}
+
+
+def replacement(suggestion: Suggestion) -> list[str]:
+    """A call of the op in the place of the source lines that it replaces, as a diff. Lines that do more than the chain stay, with
+    the call before them."""
+    program, chain = suggestion.program, suggestion.chain
+    steps = _steps(program, chain)
+    spots = Counter((s.place.path, s.place.function) for s in steps if s.place.line)
+    if not spots:
+        return []
+    (path, function), _ = spots.most_common(1)[0]
+    lines = sorted({s.place.line for s in steps if (s.place.path, s.place.function) == (path, function)})
+    first, last = lines[0], lines[-1]
+    source = [line.rstrip("\n") for line in linecache.getlines(path)[first - 1 : last]]
+    if not source:
+        return []
+    shared = {
+        s for p, s in enumerate(program.graph.steps)
+        if s.place.path == path and first <= s.place.line <= last and s.place.function == function
+    }  # fmt: skip
+    inside = {program.graph.steps[p] for _, c, _ in program.everywhere() if c.key == chain.key for p in c.places}
+    whole = len(spots) == 1 and shared <= inside
+    indent = source[-1][: len(source[-1]) - len(source[-1].lstrip())]
+    names = {old.name: new.name for old, new in zip(chain.made.outputs, suggestion.made.outputs, strict=True)}
+    results = ", ".join(names[n] for n in (suggestion.call.outputs if suggestion.call else names))
+    target = "return " if whole and source[-1].lstrip().startswith("return") else f"{results} = "
+    new = f"+{indent}{target}{call_text(suggestion)}"
+    others = sorted(
+        {
+            f"{path}:{s.place.line}"
+            for s in steps
+            if s.place.line and (s.place.path, s.place.function) != (path, function)
+        }
+    )
+    if not whole:
+        also = f", and of {', '.join(others)}" if others else ""
+        new += f"  # instead of the same part of these lines{also}"
+    old = [f"-{line}" for line in source] if whole else []
+    kept = [] if whole else [f" {line}" for line in source]
+    head = f"@@ -{first},{len(source)} +{first},{1 if whole else len(source) + 1} @@ {function}"
+    return [f"--- {path}", f"+++ {path}", head, *old, new, *kept]
+
+
+def call_text(suggestion: Suggestion) -> str:
+    """A call of the op, or of the library's op that is the same."""
+    call, made = suggestion.call, suggestion.made
+    if call is None:
+        return f"{suggestion.name}({', '.join(a.name for a in made.inputs)})"
+    names = {a.value: a.name for a in made.inputs}
+    arrays = [names.get(suggestion.chain.inputs[place_of_input(own)], own) for _, own in call.inputs]
+    return f"{call.op}({', '.join([*arrays, *(f'{name}={value:g}' for name, value in call.params)])})"

@@ -1,0 +1,132 @@
+"""Fused functions give what the functions give, under JAX's transformations, and say what they replaced."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import codegen
+from codegen.fusing import chains as growing
+from codegen.fusing.chains import Expressing
+from codegen.fusing.cost import cost
+from codegen.fusing.graph import StepGraph, spread
+from codegen.tracing.steps import traced
+
+KEYS = iter(jax.random.split(jax.random.key(0), 20))
+X, RESIDUAL, W, UP = (jax.random.normal(next(KEYS), shape) for shape in ((2, 6, 16), (2, 6, 16), (16,), (16, 24)))
+
+
+def norm(x, w):
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6) * w
+
+
+def layer(x, residual, w, up):
+    residual = residual + x
+    return jnp.square(jax.nn.relu(norm(residual, w) @ up)), residual
+
+
+def total(function):
+    return lambda *args: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(function(*args)))
+
+
+def close(a, b):
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+def looped(function):
+    return lambda x, r, w, up: jax.lax.scan(
+        lambda c, r: (c + jnp.mean(function(c, r, w, up)[0]), None), x, jnp.stack([r, r])
+    )[0]
+
+
+FORMS = {
+    "jit": jax.jit,
+    "grad": lambda f: jax.grad(total(f), argnums=(0, 1, 2, 3)),
+    "vmap": lambda f: jax.vmap(f, in_axes=(0, 0, None, None)),
+    "remat": lambda f: jax.grad(total(jax.checkpoint(f))),
+    "scan": looped,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_fused_function_is_the_function(form):
+    fused = codegen.fuse(layer)
+    transformed = FORMS[form]
+    close(jax.jit(transformed(fused))(X, RESIDUAL, W, UP), jax.jit(transformed(layer))(X, RESIDUAL, W, UP))
+    assert [r.chain for r in fused.report if "squared_relu" in r.chain]
+    assert [r.chain for r in fused.report if "rsqrt(mean(square(y), axis=N)" in r.chain]
+
+
+@pytest.mark.parametrize("form", ["scan", "remat"])
+def test_bodies_are_fused(form):
+    """What is within a loop or a checkpointed function is replaced there."""
+    inner = {"scan": looped(layer), "remat": jax.checkpoint(layer)}[form]
+    fused = codegen.fuse(inner)
+    close(jax.jit(fused)(X, RESIDUAL, W, UP), jax.jit(inner)(X, RESIDUAL, W, UP))
+    assert {r.times for r in fused.report} == ({2} if form == "scan" else {1})
+    assert "custom_vjp" in str(jax.make_jaxpr(fused)(X, RESIDUAL, W, UP))
+
+
+def test_what_is_differentiated_already_is_fused():
+    gradients = jax.grad(total(layer), argnums=(0, 1, 2, 3))
+    fused = codegen.fuse(gradients)
+    close(jax.jit(fused)(X, RESIDUAL, W, UP), jax.jit(gradients)(X, RESIDUAL, W, UP))
+    assert fused.report
+
+
+def test_a_function_without_chains_is_called_as_it_is():
+    fused = codegen.fuse(lambda x, factor: x * factor + 1)
+    assert "custom_vjp" not in str(jax.make_jaxpr(functools.partial(fused, factor=2.0))(X))
+    assert fused.report == ()
+
+
+def test_a_derivative_of_the_users_own_stays():
+    @jax.custom_vjp
+    def straight(x):
+        return jnp.round(x)
+
+    straight.defvjp(lambda x: (jnp.round(x), None), lambda _, g: (g,))
+
+    def function(x, w):
+        return norm(straight(norm(x, w)), w)
+
+    fused = codegen.fuse(function)
+    close(jax.grad(total(fused))(X, W), jax.grad(total(function))(X, W))
+    assert sum(r.times for r in fused.report) == 2
+
+
+def test_only_arrays_are_traced():
+    def function(x, w, how, *, scale):
+        return {"y": norm(x, w) * scale if how == "scaled" else x}
+
+    fused = codegen.fuse(function)
+    close(fused(X, W, "scaled", scale=2.0), function(X, W, "scaled", scale=2.0))
+
+
+def test_the_model_of_xla_counts_kernels_and_bytes():
+    """A norm is two kernels: one reads x and writes a number a row, the other reads both and writes y."""
+    flat = spread(traced(norm, X, W))
+    graph = StepGraph(flat)
+    (whole,) = growing.chains(graph, Expressing())
+    array, row = X.size * 4, X.size // 16 * 4
+    assert (whole.cost.kernels, whole.cost.now, whole.cost.fused) == (
+        2,
+        array + row + row + 2 * array + 64,
+        2 * array + 64,
+    )
+    assert cost(graph, [whole.places[0]]).saved == 0
+
+
+def test_a_chain_is_no_part_of_a_cycle():
+    """A sort stands between two parts of what would be one kernel."""
+
+    def function(x, other):
+        a = x * other
+        return jax.nn.softmax(a + jnp.sort(a, -1), -1)
+
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(X, RESIDUAL), jax.jit(function)(X, RESIDUAL))
+    assert [r.chain for r in fused.report] == ["y = softmax(x0 + x1, axis=N)"]

@@ -65,7 +65,7 @@ class Fused(Generic[P, R]):
         if not self.report:
             return self._function(*args, **kwargs)
         results = evaluate(program, arrays, lambda chain: call_of(chain) if self._wanted(chain) else None)
-        return jax.tree.unflatten(jax.tree.structure(shape), results)  # type: ignore[no-any-return]
+        return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self._function, '__name__', 'function')}>"

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from codegen.graph.contraction import Rounding
+from codegen.graph.contraction import Rounding, is_computed
 from codegen.graph.names import temporaries
 from codegen.graph.nodes import ROWS, Node, Selected, Statement, along_of, lost_axes, topological
-from codegen.graph.ops import IN_STAGES, OPS, PLACED, REDUCTIONS, SCANS
+from codegen.graph.ops import IN_STAGES, OPS, PINNED, PLACED, REDUCTIONS, SCANS
 
 WIDTH = 96  # the most characters of an expression
 
@@ -122,6 +122,8 @@ class _Emitter:
         self.aliases: set[str] = set()
         both = [(found[0], found[1]) for found in pairs.values() if len(found) == 2]
         self.together = {id(node): pair for pair in both if self.alike(pair) for node in pair}
+        nodes = topological(roots, self.is_leaf, self.arguments) if dialect.name == "jnp" else ()
+        self.once = {id(value) for node in nodes for value in compared(node)}
 
     def alike(self, pair: Sequence[Node]) -> bool:
         """Whether a pair is made by one function of a kernel."""
@@ -193,6 +195,8 @@ class _Emitter:
                 self.text[id(made)], self.binding[id(made)] = text, ATOM
             return
         text, binding = self.expression(node)
+        if id(node) in self.once and not self.is_leaf(node):
+            text, binding = f"jax.lax.optimization_barrier({text})", ATOM
         leaf = node.is_const or self.is_leaf(node)
         later = self.own.get(id(node))  # the name of a later statement
         if not leaf and name is None and (later or self.uses[id(node)] > 1 or len(text) > WIDTH):
@@ -360,6 +364,25 @@ class _Emitter:
         function = "cast" if not self.rounded(node) else "round_to" if len(texts) == 1 else "round_quotient"
         stored = f"device.{function}({', '.join(texts)}, {dtype})"
         return stored if node.kind == "bool" else f"{stored}.to({target})"
+
+
+def compared(node: Node) -> Iterator[Node]:
+    """The computed elements that an operation compares with their own maximum or minimum, or takes that of for such a comparison
+    elsewhere. XLA would compute them again in each of its kernels, with other bits: none would equal it."""
+    marked = [a for a in node.args if a.op == PINNED and is_rounded(a)]
+    if node.op in ("max", "min"):
+        yield from marked
+    if node.op == "eq" and node.args[0].kind == "float":
+        extremes = [a.args[0] for a in node.args if a.op in ("max", "min")]
+        yield from (a for a in extremes if a in node.args and is_rounded(a))
+        yield from marked
+
+
+def is_rounded(value: Node) -> bool:
+    """Whether a value is the result of arithmetic that rounds."""
+    while value.op in ("float", "abs", "neg", PINNED):
+        (value,) = value.args
+    return is_computed(value)
 
 
 def place_in_pair(node: Node) -> tuple[Node, str, int] | None:

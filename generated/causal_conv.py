@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import flat
-from codegen.shared import Launch
+from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.shared import Launch, Walk
 
 SPEC = {
     "op": "causal_conv",
@@ -99,11 +99,422 @@ def causal_conv_reference(x, w, bias):
     return y
 
 
+def causal_conv_frozen_chain(
+    dy, dy_after3_s, dy_after2_s, dy_after1_s, x, x_after2_s, x_after1_s, x_after3_s, x_before1_s, x_before2_s,
+    x_before3_s, w0, w1, w2, w3, bias, index_s, size_s, approx,
+):
+    """The chain, on one vector of each operand."""
+    t0 = index_s - -3
+    t1 = t0 >= 3
+    t2 = x_after2_s
+    t3 = x_after1_s
+    t13 = w3 * x_after3_s + w2 * device.where(t0 >= 1, t2, 0.0) + (
+        w1 * device.where(t0 >= 2, t3, 0.0) + w0 * device.where(t1, x, 0.0)
+    )
+    t4 = t13 + bias
+    t5 = index_s - -2
+    t6 = t5 >= 2
+    t7 = x_before1_s
+    t14 = w3 * t2 + w2 * device.where(t5 >= 1, t3, 0.0) + (
+        w1 * device.where(t6, x, 0.0) + w0 * device.where(t5 >= 3, t7, 0.0)
+    )
+    t8 = t14 + bias
+    t9 = index_s - -1
+    t10 = t9 >= 1
+    t11 = x_before2_s
+    t15 = w3 * t3 + w2 * device.where(t10, x, 0.0) + (
+        w1 * device.where(t9 >= 2, t7, 0.0) + w0 * device.where(t9 >= 3, t11, 0.0)
+    )
+    t12 = t15 + bias
+    t17 = w3 * x + w2 * device.where(index_s >= 1, t7, 0.0) + (
+        w1 * device.where(index_s >= 2, t11, 0.0) + w0 * device.where(index_s >= 3, x_before3_s, 0.0)
+    )
+    t16 = t17 + bias
+    t18, t19 = device.both_sigmoids(t4, approx)
+    t20 = device.where(index_s < size_s - 3, device.where(t1, w0 * dy_after3_s * t18 * (1.0 + t4 * t19), 0.0), 0.0)
+    t21, t22 = device.both_sigmoids(t8, approx)
+    t23 = device.where(index_s < size_s - 2, device.where(t6, w1 * dy_after2_s * t21 * (1.0 + t8 * t22), 0.0), 0.0)
+    t24, t25 = device.both_sigmoids(t12, approx)
+    t26 = device.where(index_s < size_s - 1, device.where(t10, w2 * dy_after1_s * t24 * (1.0 + t12 * t25), 0.0), 0.0)
+    t27, t28 = device.both_sigmoids(t16, approx)
+    dx = t20 + t23 + t26 + w3 * dy * t27 * (1.0 + t16 * t28)
+    return dx
+
+
+@cute.kernel
+def causal_conv_frozen_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
+    mX: cute.Tensor,  # (B, S, D) T
+    mW: cute.Tensor,  # (4, D) float32
+    mBias: cute.Tensor,  # (D) float32
+    mDx: cute.Tensor,  # (B, S, D) T
+    how: cutlass.Constexpr[Launch],
+):
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    iB, iS, iD = at.axes
+    approx = device.narrow(mDx)
+    if at.valid > 0:
+        (
+            rDy, rDyAfter3S, rDyAfter2S, rDyAfter1S, rX, rXAfter2S, rXAfter1S, rXAfter3S, rXBefore1S, rXBefore2S,
+            rXBefore3S, rW0, rW1, rW2, rW3, rBias, rIndexS,
+        ) = at.load(
+            mDy, flat.read(mDy, (iB, flat.back(iS, -3), iD)), flat.read(mDy, (iB, flat.back(iS, -2), iD)),
+            flat.read(mDy, (iB, flat.back(iS, -1), iD)), mX, flat.read(mX, (iB, flat.back(iS, -2), iD)),
+            flat.read(mX, (iB, flat.back(iS, -1), iD)), flat.read(mX, (iB, flat.back(iS, -3), iD)),
+            flat.read(mX, (iB, flat.back(iS, 1), iD)), flat.read(mX, (iB, flat.back(iS, 2), iD)),
+            flat.read(mX, (iB, flat.back(iS, 3), iD)), flat.read(mW, (0, iD)), flat.read(mW, (1, iD)),
+            flat.read(mW, (2, iD)), flat.read(mW, (3, iD)), flat.read(mBias, (iD,)), iS,
+        )
+        dx = causal_conv_frozen_chain(
+            device.floats(rDy), device.floats(rDyAfter3S), device.floats(rDyAfter2S), device.floats(rDyAfter1S),
+            device.floats(rX), device.floats(rXAfter2S), device.floats(rXAfter1S), device.floats(rXAfter3S),
+            device.floats(rXBefore1S), device.floats(rXBefore2S), device.floats(rXBefore3S), device.floats(rW0),
+            device.floats(rW1), device.floats(rW2), device.floats(rW3), device.floats(rBias),
+            rIndexS.load().to(cutlass.Int32), device.full(how.vec, mDx.shape[1], cutlass.Int32), approx,
+        )
+        at.store(dx.to(mDx.element_type), mDx)
+
+
+@cute.jit
+def causal_conv_frozen_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mW: cute.Tensor, mBias: cute.Tensor, mDx: cute.Tensor,
+    how: cutlass.Constexpr[Launch],
+):
+    causal_conv_frozen_kernel(mDy, mX, mW, mBias, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+
+
+def causal_conv_frozen_xla(
+    dy, dy_after3_s, dy_after2_s, dy_after1_s, x, x_after2_s, x_after1_s, x_after3_s, x_before1_s, x_before2_s,
+    x_before3_s, w0, w1, w2, w3, bias, index_s, size_s,
+):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = index_s - -3
+    t1 = t0 >= 3
+    t2 = x_after2_s
+    t3 = x_after1_s
+    t13 = w3 * x_after3_s + w2 * jnp.where(t0 >= 1, t2, 0.0) + (
+        w1 * jnp.where(t0 >= 2, t3, 0.0) + w0 * jnp.where(t1, x, 0.0)
+    )
+    t4 = t13 + bias
+    t5 = index_s - -2
+    t6 = t5 >= 2
+    t7 = x_before1_s
+    t14 = w3 * t2 + w2 * jnp.where(t5 >= 1, t3, 0.0) + (w1 * jnp.where(t6, x, 0.0) + w0 * jnp.where(t5 >= 3, t7, 0.0))
+    t8 = t14 + bias
+    t9 = index_s - -1
+    t10 = t9 >= 1
+    t11 = x_before2_s
+    t15 = w3 * t3 + w2 * jnp.where(t10, x, 0.0) + (w1 * jnp.where(t9 >= 2, t7, 0.0) + w0 * jnp.where(t9 >= 3, t11, 0.0))
+    t12 = t15 + bias
+    t17 = w3 * x + w2 * jnp.where(index_s >= 1, t7, 0.0) + (
+        w1 * jnp.where(index_s >= 2, t11, 0.0) + w0 * jnp.where(index_s >= 3, x_before3_s, 0.0)
+    )
+    t16 = t17 + bias
+    t18 = jnp.where(
+        index_s < size_s - 3,
+        jnp.where(t1, w0 * dy_after3_s * jax.lax.logistic(t4) * (1.0 + t4 * jax.lax.logistic(-t4)), 0.0), 0.0,
+    )
+    t19 = jnp.where(
+        index_s < size_s - 2,
+        jnp.where(t6, w1 * dy_after2_s * jax.lax.logistic(t8) * (1.0 + t8 * jax.lax.logistic(-t8)), 0.0), 0.0,
+    )
+    t20 = jnp.where(t10, w2 * dy_after1_s * jax.lax.logistic(t12) * (1.0 + t12 * jax.lax.logistic(-t12)), 0.0)
+    dx = t18 + t19 + jnp.where(index_s < size_s - 1, t20, 0.0) + w3 * dy * jax.lax.logistic(t16) * (
+        1.0 + t16 * jax.lax.logistic(-t16)
+    )
+    return dx
+
+
+def causal_conv_backward_chain(
+    dy, dy_after3_s, dy_after2_s, dy_after1_s, x, x_after2_s, x_after1_s, x_after3_s, x_before1_s, x_before2_s,
+    x_before3_s, w0, w1, w2, w3, bias, index_s, size_s, approx,
+):
+    """The chain: dx; what is folded into column_sum, column_sum2, column_sum3, column_sum4, column_sum5, on one vector of each operand."""
+    t0 = index_s - -3
+    t1 = t0 >= 3
+    t2 = x_after2_s
+    t3 = x_after1_s
+    t20 = w3 * x_after3_s + w2 * device.where(t0 >= 1, t2, 0.0) + (
+        w1 * device.where(t0 >= 2, t3, 0.0) + w0 * device.where(t1, x, 0.0)
+    )
+    t4 = t20 + bias
+    t5 = index_s - -2
+    t6 = t5 >= 2
+    t7 = x_before1_s
+    t21 = w3 * t2 + w2 * device.where(t5 >= 1, t3, 0.0) + (
+        w1 * device.where(t6, x, 0.0) + w0 * device.where(t5 >= 3, t7, 0.0)
+    )
+    t8 = t21 + bias
+    t9 = index_s - -1
+    t10 = t9 >= 1
+    t11 = x_before2_s
+    t22 = w3 * t3 + w2 * device.where(t10, x, 0.0) + (
+        w1 * device.where(t9 >= 2, t7, 0.0) + w0 * device.where(t9 >= 3, t11, 0.0)
+    )
+    t12 = t22 + bias
+    t13 = device.where(index_s >= 1, t7, 0.0)
+    t14 = device.where(index_s >= 2, t11, 0.0)
+    t15 = device.where(index_s >= 3, x_before3_s, 0.0)
+    t16 = w3 * x + w2 * t13 + (w1 * t14 + w0 * t15) + bias
+    t23, t24 = device.both_sigmoids(t16, False)
+    t17 = t23
+    t18 = 1.0 + t16 * t24
+    t25, t26 = device.both_sigmoids(t4, approx)
+    t27 = device.where(index_s < size_s - 3, device.where(t1, w0 * dy_after3_s * t25 * (1.0 + t4 * t26), 0.0), 0.0)
+    t28, t29 = device.both_sigmoids(t8, approx)
+    t30 = device.where(index_s < size_s - 2, device.where(t6, w1 * dy_after2_s * t28 * (1.0 + t8 * t29), 0.0), 0.0)
+    t31, t32 = device.both_sigmoids(t12, approx)
+    t33 = device.where(index_s < size_s - 1, device.where(t10, w2 * dy_after1_s * t31 * (1.0 + t12 * t32), 0.0), 0.0)
+    dx = t27 + t30 + t33 + w3 * dy * t17 * t18
+    t19 = dy * t17 * t18
+    return dx, t19 * t15, t19 * t14, t19 * t13, t19 * x, t19
+
+
+def causal_conv_backward_columns(column_sum, column_sum2, column_sum3, column_sum4, column_sum5):
+    """The columns' results, from their statistics."""
+    dw0 = column_sum
+    dw1 = column_sum2
+    dw2 = column_sum3
+    dw3 = column_sum4
+    dbias = column_sum5
+    return dw0, dw1, dw2, dw3, dbias
+
+
+@cute.kernel
+def causal_conv_backward_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
+    mX: cute.Tensor,  # (B, S, D) T
+    mW: cute.Tensor,  # (4, D) float32
+    mBias: cute.Tensor,  # (D) float32
+    mDx: cute.Tensor,  # (B, S, D) T
+    mDw: cute.Tensor,  # (4, D) float32
+    mDbias: cute.Tensor,  # (D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, D) column_sum2 of each part
+    mColumnSum3Parts: cute.Tensor,  # (parts, D) column_sum3 of each part
+    mColumnSum4Parts: cute.Tensor,  # (parts, D) column_sum4 of each part
+    mColumnSum5Parts: cute.Tensor,  # (parts, D) column_sum5 of each part
+    how: cutlass.Constexpr[Walk],
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    B, S, D = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+
+    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
+    pieces = rowwise.pieces(how, D)
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // pieces, bidx % pieces
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
+    approx = device.narrow(mDx)
+
+    rDy = access.registers(mDy, (vec, vectors, at_once))
+    rDyAfter3S = access.registers(mDy, (vec, vectors, at_once))
+    rDyAfter2S = access.registers(mDy, (vec, vectors, at_once))
+    rDyAfter1S = access.registers(mDy, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, at_once))
+    rXAfter2S = access.registers(mX, (vec, vectors, at_once))
+    rXAfter1S = access.registers(mX, (vec, vectors, at_once))
+    rXAfter3S = access.registers(mX, (vec, vectors, at_once))
+    rXBefore1S = access.registers(mX, (vec, vectors, at_once))
+    rXBefore2S = access.registers(mX, (vec, vectors, at_once))
+    rXBefore3S = access.registers(mX, (vec, vectors, at_once))
+    rW0 = access.registers(mW, (vec, vectors))
+    rW1 = access.registers(mW, (vec, vectors))
+    rW2 = access.registers(mW, (vec, vectors))
+    rW3 = access.registers(mW, (vec, vectors))
+    rBias = access.registers(mBias, (vec, vectors))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum4 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum5 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(
+        threads, per_row, vec * vectors,
+        (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32),
+    )
+    all_rows = rowwise.every_row(how, D, first)
+    all_rows.load_shared(mW, (0, 0), rW0)
+    all_rows.load_shared(mW, (1, 0), rW1)
+    all_rows.load_shared(mW, (2, 0), rW2)
+    all_rows.load_shared(mW, (3, 0), rW3)
+    all_rows.load_shared(mBias, (0,), rBias)
+
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        iS = row % S
+        iB = (row // S)
+        early = rowwise.walked(how, row < B * S, D, first)
+        early.load(mDy, (iB, iS, 0), rDy[None, None, u])
+        early.load(mDy, (iB, device.clip_index(iS + 3, mDy.shape[1]), 0), rDyAfter3S[None, None, u])
+        early.load(mDy, (iB, device.clip_index(iS + 2, mDy.shape[1]), 0), rDyAfter2S[None, None, u])
+        early.load(mDy, (iB, device.clip_index(iS + 1, mDy.shape[1]), 0), rDyAfter1S[None, None, u])
+        early.load(mX, (iB, iS, 0), rX[None, None, u])
+        early.load(mX, (iB, device.clip_index(iS + 2, mX.shape[1]), 0), rXAfter2S[None, None, u])
+        early.load(mX, (iB, device.clip_index(iS + 1, mX.shape[1]), 0), rXAfter1S[None, None, u])
+        early.load(mX, (iB, device.clip_index(iS + 3, mX.shape[1]), 0), rXAfter3S[None, None, u])
+        early.load(mX, (iB, device.clip_index(iS - 1, mX.shape[1]), 0), rXBefore1S[None, None, u])
+        early.load(mX, (iB, device.clip_index(iS - 2, mX.shape[1]), 0), rXBefore2S[None, None, u])
+        early.load(mX, (iB, device.clip_index(iS - 3, mX.shape[1]), 0), rXBefore3S[None, None, u])
+    for base in cutlass.range(part * rows_a_block, B * S, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            iS = row % S
+            iB = (row // S)
+            own = rowwise.walked(how, row < B * S, D, first)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    (
+                        dx, column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of,
+                    ) = causal_conv_backward_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rDyAfter3S[None, v, u]),
+                        device.floats(rDyAfter2S[None, v, u]), device.floats(rDyAfter1S[None, v, u]),
+                        device.floats(rX[None, v, u]), device.floats(rXAfter2S[None, v, u]),
+                        device.floats(rXAfter1S[None, v, u]), device.floats(rXAfter3S[None, v, u]),
+                        device.floats(rXBefore1S[None, v, u]), device.floats(rXBefore2S[None, v, u]),
+                        device.floats(rXBefore3S[None, v, u]), device.floats(rW0[None, v]), device.floats(rW1[None, v]),
+                        device.floats(rW2[None, v]), device.floats(rW3[None, v]), device.floats(rBias[None, v]),
+                        device.full(vec, iS, cutlass.Int32), device.full(vec, S, cutlass.Int32), approx,
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5],
+                        ("sum", "sum", "sum", "sum", "sum"),
+                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of,), inside,
+                    )
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
+            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
+            iS = row % S
+            iB = (row // S)
+            later = rowwise.walked(how, row < B * S, D, first)
+            later.load(mDy, (iB, iS, 0), rDy[None, None, u])
+            later.load(mDy, (iB, device.clip_index(iS + 3, mDy.shape[1]), 0), rDyAfter3S[None, None, u])
+            later.load(mDy, (iB, device.clip_index(iS + 2, mDy.shape[1]), 0), rDyAfter2S[None, None, u])
+            later.load(mDy, (iB, device.clip_index(iS + 1, mDy.shape[1]), 0), rDyAfter1S[None, None, u])
+            later.load(mX, (iB, iS, 0), rX[None, None, u])
+            later.load(mX, (iB, device.clip_index(iS + 2, mX.shape[1]), 0), rXAfter2S[None, None, u])
+            later.load(mX, (iB, device.clip_index(iS + 1, mX.shape[1]), 0), rXAfter1S[None, None, u])
+            later.load(mX, (iB, device.clip_index(iS + 3, mX.shape[1]), 0), rXAfter3S[None, None, u])
+            later.load(mX, (iB, device.clip_index(iS - 1, mX.shape[1]), 0), rXBefore1S[None, None, u])
+            later.load(mX, (iB, device.clip_index(iS - 2, mX.shape[1]), 0), rXBefore2S[None, None, u])
+            later.load(mX, (iB, device.clip_index(iS - 3, mX.shape[1]), 0), rXBefore3S[None, None, u])
+    partials.begin_next()
+    partials.store_parts(
+        [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5], ("sum", "sum", "sum", "sum", "sum"),
+        [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts, mColumnSum5Parts], sColumns, part,
+        first, step, D, per_row, how.ragged,
+    )
+
+
+@cute.kernel
+def causal_conv_backward_finish(
+    mDw: cute.Tensor,  # (4, D) float32
+    mDbias: cute.Tensor,  # (D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, D) column_sum2 of each part
+    mColumnSum3Parts: cute.Tensor,  # (parts, D) column_sum3 of each part
+    mColumnSum4Parts: cute.Tensor,  # (parts, D) column_sum4 of each part
+    mColumnSum5Parts: cute.Tensor,  # (parts, D) column_sum5 of each part
+):
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
+    column_sum, column_sum2, column_sum3, column_sum4, column_sum5 = partials.over_parts(
+        [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts, mColumnSum5Parts],
+        ("sum", "sum", "sum", "sum", "sum"), c,
+    )
+    if there:
+        dw0, dw1, dw2, dw3, dbias = causal_conv_backward_columns(
+            device.full(1, column_sum), device.full(1, column_sum2), device.full(1, column_sum3),
+            device.full(1, column_sum4), device.full(1, column_sum5),
+        )
+        mDw[0, c] = dw0.to(mDw.element_type)[0]
+        mDw[1, c] = dw1.to(mDw.element_type)[0]
+        mDw[2, c] = dw2.to(mDw.element_type)[0]
+        mDw[3, c] = dw3.to(mDw.element_type)[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
+
+
+@cute.jit
+def causal_conv_backward_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mW: cute.Tensor, mBias: cute.Tensor, mDx: cute.Tensor,
+    mDw: cute.Tensor, mDbias: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
+    mColumnSum3Parts: cute.Tensor, mColumnSum4Parts: cute.Tensor, mColumnSum5Parts: cute.Tensor,
+    how: cutlass.Constexpr[Walk],
+):
+    D = mDy.shape[2]
+    pieces = rowwise.pieces(how, D)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        causal_conv_backward_kernel(
+            mDy, mX, mW, mBias, mDx, mDw, mDbias, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts,
+            mColumnSum5Parts, how,
+        ).launch(**rowwise.walking_grid(how, blocks, stream))
+    blocks = partials.blocks_to_finish(mColumnSumParts, D)
+    if blocks > 0:
+        causal_conv_backward_finish(
+            mDw, mDbias, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts, mColumnSum5Parts,
+        ).launch(**partials.finishing_grid(blocks, stream))
+
+
+def causal_conv_backward_xla(
+    dy, dy_after3_s, dy_after2_s, dy_after1_s, x, x_after2_s, x_after1_s, x_after3_s, x_before1_s, x_before2_s,
+    x_before3_s, w0, w1, w2, w3, bias, index_s, size_s,
+):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = index_s - -3
+    t1 = t0 >= 3
+    t2 = x_after2_s
+    t3 = x_after1_s
+    t20 = w3 * x_after3_s + w2 * jnp.where(t0 >= 1, t2, 0.0) + (
+        w1 * jnp.where(t0 >= 2, t3, 0.0) + w0 * jnp.where(t1, x, 0.0)
+    )
+    t4 = t20 + bias
+    t5 = index_s - -2
+    t6 = t5 >= 2
+    t7 = x_before1_s
+    t21 = w3 * t2 + w2 * jnp.where(t5 >= 1, t3, 0.0) + (w1 * jnp.where(t6, x, 0.0) + w0 * jnp.where(t5 >= 3, t7, 0.0))
+    t8 = t21 + bias
+    t9 = index_s - -1
+    t10 = t9 >= 1
+    t11 = x_before2_s
+    t22 = w3 * t3 + w2 * jnp.where(t10, x, 0.0) + (w1 * jnp.where(t9 >= 2, t7, 0.0) + w0 * jnp.where(t9 >= 3, t11, 0.0))
+    t12 = t22 + bias
+    t13 = jnp.where(index_s >= 1, t7, 0.0)
+    t14 = jnp.where(index_s >= 2, t11, 0.0)
+    t15 = jnp.where(index_s >= 3, x_before3_s, 0.0)
+    t16 = w3 * x + w2 * t13 + (w1 * t14 + w0 * t15) + bias
+    t17 = jax.lax.logistic(t16)
+    t18 = 1.0 + t16 * jax.lax.logistic(-t16)
+    t23 = jnp.where(
+        index_s < size_s - 3,
+        jnp.where(t1, w0 * dy_after3_s * jax.lax.logistic(t4) * (1.0 + t4 * jax.lax.logistic(-t4)), 0.0), 0.0,
+    )
+    t24 = jnp.where(
+        index_s < size_s - 2,
+        jnp.where(t6, w1 * dy_after2_s * jax.lax.logistic(t8) * (1.0 + t8 * jax.lax.logistic(-t8)), 0.0), 0.0,
+    )
+    t25 = jnp.where(t10, w2 * dy_after1_s * jax.lax.logistic(t12) * (1.0 + t12 * jax.lax.logistic(-t12)), 0.0)
+    dx = t23 + t24 + jnp.where(index_s < size_s - 1, t25, 0.0) + w3 * dy * t17 * t18
+    t19 = dy * t17 * t18
+    dw0 = jnp.sum(t19 * t15, axis=(-3, -2), keepdims=True)
+    dw1 = jnp.sum(t19 * t14, axis=(-3, -2), keepdims=True)
+    dw2 = jnp.sum(t19 * t13, axis=(-3, -2), keepdims=True)
+    dw3 = jnp.sum(t19 * x, axis=(-3, -2), keepdims=True)
+    dbias = jnp.sum(t19, axis=(-3, -2), keepdims=True)
+    return dx, dw0, dw1, dw2, dw3, dbias
+
+
 @runtime.op(
     SPEC,
     launch=causal_conv_launch,
     xla=causal_conv_xla,
     reference=causal_conv_reference,
+    frozen_launch=causal_conv_frozen_launch,
+    frozen_xla=causal_conv_frozen_xla,
+    backward_launch=causal_conv_backward_launch,
+    backward_xla=causal_conv_backward_xla,
 )
 def causal_conv(
     x: jax.Array,

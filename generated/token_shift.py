@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import flat
-from codegen.shared import Launch
+from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.shared import Launch, Walk
 
 SPEC = {
     "op": "token_shift",
@@ -80,11 +80,178 @@ def token_shift_reference(x, mix):
     return y
 
 
+def token_shift_frozen_chain(dy, dy_after1_s, mix, index_s, size_s):
+    """The chain, on one vector of each operand."""
+    dx = dy - mix * dy + device.where(
+        index_s < size_s - 1, device.where(index_s - -1 >= 1, mix * dy_after1_s, 0.0), 0.0,
+    )
+    return dx
+
+
+@cute.kernel
+def token_shift_frozen_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
+    mMix: cute.Tensor,  # (D) T
+    mDx: cute.Tensor,  # (B, S, D) T
+    how: cutlass.Constexpr[Launch],
+):
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    iB, iS, iD = at.axes
+    if at.valid > 0:
+        rDy, rDyAfter1S, rMix, rIndexS = at.load(
+            mDy, flat.read(mDy, (iB, flat.back(iS, -1), iD)), flat.read(mMix, (iD,)), iS,
+        )
+        dx = token_shift_frozen_chain(
+            device.floats(rDy), device.floats(rDyAfter1S), device.floats(rMix), rIndexS.load().to(cutlass.Int32),
+            device.full(how.vec, mDx.shape[1], cutlass.Int32),
+        )
+        at.store(dx.to(mDx.element_type), mDx)
+
+
+@cute.jit
+def token_shift_frozen_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mMix: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
+):
+    token_shift_frozen_kernel(mDy, mMix, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+
+
+def token_shift_frozen_xla(dy, dy_after1_s, mix, index_s, size_s):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy - mix * dy + jnp.where(index_s < size_s - 1, jnp.where(index_s - -1 >= 1, mix * dy_after1_s, 0.0), 0.0)
+    return dx
+
+
+def token_shift_backward_chain(dy, dy_after1_s, x, x_before1_s, mix, index_s, size_s):
+    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    dx = dy - mix * dy + device.where(
+        index_s < size_s - 1, device.where(index_s - -1 >= 1, mix * dy_after1_s, 0.0), 0.0,
+    )
+    return dx, dy * (device.where(index_s >= 1, x_before1_s, 0.0) - x)
+
+
+def token_shift_backward_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dmix = column_sum
+    return dmix
+
+
+@cute.kernel
+def token_shift_backward_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
+    mX: cute.Tensor,  # (B, S, D) T
+    mMix: cute.Tensor,  # (D) T
+    mDx: cute.Tensor,  # (B, S, D) T
+    mDmix: cute.Tensor,  # (D) T
+    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
+    how: cutlass.Constexpr[Walk],
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    B, S, D = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+
+    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
+    pieces = rowwise.pieces(how, D)
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // pieces, bidx % pieces
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
+
+    rDy = access.registers(mDy, (vec, vectors, at_once))
+    rDyAfter1S = access.registers(mDy, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, at_once))
+    rXBefore1S = access.registers(mX, (vec, vectors, at_once))
+    rMix = access.registers(mMix, (vec, vectors))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    all_rows = rowwise.every_row(how, D, first)
+    all_rows.load_shared(mMix, (0,), rMix)
+
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        iS = row % S
+        iB = (row // S)
+        early = rowwise.walked(how, row < B * S, D, first)
+        early.load(mDy, (iB, iS, 0), rDy[None, None, u])
+        early.load(mDy, (iB, device.clip_index(iS + 1, mDy.shape[1]), 0), rDyAfter1S[None, None, u])
+        early.load(mX, (iB, iS, 0), rX[None, None, u])
+        early.load(mX, (iB, device.clip_index(iS - 1, mX.shape[1]), 0), rXBefore1S[None, None, u])
+    for base in cutlass.range(part * rows_a_block, B * S, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            iS = row % S
+            iB = (row // S)
+            own = rowwise.walked(how, row < B * S, D, first)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx, column_sum_of = token_shift_backward_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rDyAfter1S[None, v, u]),
+                        device.floats(rX[None, v, u]), device.floats(rXBefore1S[None, v, u]),
+                        device.floats(rMix[None, v]), device.full(vec, iS, cutlass.Int32),
+                        device.full(vec, S, cutlass.Int32),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
+            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
+            iS = row % S
+            iB = (row // S)
+            later = rowwise.walked(how, row < B * S, D, first)
+            later.load(mDy, (iB, iS, 0), rDy[None, None, u])
+            later.load(mDy, (iB, device.clip_index(iS + 1, mDy.shape[1]), 0), rDyAfter1S[None, None, u])
+            later.load(mX, (iB, iS, 0), rX[None, None, u])
+            later.load(mX, (iB, device.clip_index(iS - 1, mX.shape[1]), 0), rXBefore1S[None, None, u])
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D, per_row, how.ragged)
+
+
+@cute.kernel
+def token_shift_backward_finish(
+    mDmix: cute.Tensor,  # (D) T
+    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
+):
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
+    if there:
+        dmix = token_shift_backward_columns(device.full(1, column_sum))
+        mDmix[c] = dmix.to(mDmix.element_type)[0]
+
+
+@cute.jit
+def token_shift_backward_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mMix: cute.Tensor, mDx: cute.Tensor, mDmix: cute.Tensor,
+    mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
+):
+    D = mDy.shape[2]
+    pieces = rowwise.pieces(how, D)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        token_shift_backward_kernel(
+            mDy, mX, mMix, mDx, mDmix, mColumnSumParts, how,
+        ).launch(**rowwise.walking_grid(how, blocks, stream))
+    blocks = partials.blocks_to_finish(mColumnSumParts, D)
+    if blocks > 0:
+        token_shift_backward_finish(mDmix, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
+
+
+def token_shift_backward_xla(dy, dy_after1_s, x, x_before1_s, mix, index_s, size_s):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = dy - mix * dy + jnp.where(index_s < size_s - 1, jnp.where(index_s - -1 >= 1, mix * dy_after1_s, 0.0), 0.0)
+    dmix = jnp.sum(dy * (jnp.where(index_s >= 1, x_before1_s, 0.0) - x), axis=(-3, -2), keepdims=True)
+    return dx, dmix
+
+
 @runtime.op(
     SPEC,
     launch=token_shift_launch,
     xla=token_shift_xla,
     reference=token_shift_reference,
+    frozen_launch=token_shift_frozen_launch,
+    frozen_xla=token_shift_frozen_xla,
+    backward_launch=token_shift_backward_launch,
+    backward_xla=token_shift_backward_xla,
 )
 def token_shift(
     x: jax.Array,

@@ -133,9 +133,7 @@ class Planner:
         if node.op == "shift":
             assert isinstance(node.attr, tuple)
             moved = {i for i, g in enumerate(groups) for axis, _ in node.attr if axis in g.axes}
-            inner = len(groups) - 1
-            wide = own[-1] == inner and inner not in moved
-            mode = "scalar" if inner not in own else "tile" if wide else "gather"
+            mode = self.shift_mode(own, moved, len(groups) - 1, mode_of)
             return Access(names.shifted(name, node.attr), array, leaf.part, mode, own, back=node.attr)
         if node.op == "pick":
             return Access(names.free(f"{name}_table", "table", name), array, leaf.part, "table", own)
@@ -164,6 +162,12 @@ class Planner:
         """The tokens of a table that is read at an index. Its axis may have the name of other arrays' axis, but is not
         the same."""
         return tuple(axis if isinstance(t, int) and axis in groups[t].axes else t for t in table)
+
+    def shift_mode(self, own: Tokens, moved: set[int], inner: int, mode_of: ModeOf) -> str:
+        """How an array is reached at another place along the `moved` groups; `inner` is the innermost group."""
+        del mode_of
+        wide = own[-1] == inner and inner not in moved
+        return "scalar" if inner not in own else "tile" if wide else "gather"
 
     def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
         """How a table is reached at the positions of an index, along one of its axes."""

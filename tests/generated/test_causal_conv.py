@@ -13,5 +13,6 @@ def test_causal_conv_agrees_with_its_reference(implementation):
     check_op(causal_conv, implementation)
 
 
-def test_gradient_of_causal_conv_agrees_with_its_reference():
-    check_gradient(causal_conv)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_causal_conv_agrees_with_its_reference(implementation):
+    check_gradient(causal_conv, implementation)

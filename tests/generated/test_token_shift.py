@@ -13,5 +13,6 @@ def test_token_shift_agrees_with_its_reference(implementation):
     check_op(token_shift, implementation)
 
 
-def test_gradient_of_token_shift_agrees_with_its_reference():
-    check_gradient(token_shift)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_token_shift_agrees_with_its_reference(implementation):
+    check_gradient(token_shift, implementation)

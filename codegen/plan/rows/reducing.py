@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph.names import REDUCING_NAMES
-from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, most_alive, topological
+from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, most_alive, topological
 from codegen.graph.ops import COSTLY, REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of, vector_width
 from codegen.plan.planner import MAX_AXES, Names, Planner, overrides
@@ -199,8 +199,8 @@ class _Reductions(Planner):
             message = f"no kernel that reduces puts {name!r} at an index's places"
             return self.error(message, "make two ops: one that reduces, one that puts", self.spec.array(name))
         for node in self.nodes:
-            if node.op == "shift":
-                message = "no kernel that reduces reads neighbours"
+            if node.op == "shift" and not self.among_rows(node):
+                message = "no kernel that reduces reads neighbours along a row"
                 return self.error_in_chain(node, message, "make two ops: one that shifts, one that reduces")
             if node.op == "pick":
                 message = "no kernel that reduces takes at a computed index"
@@ -440,6 +440,16 @@ class _Reductions(Planner):
     def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:
         del axis, groups
         return table
+
+    def among_rows(self, shift: Node) -> bool:
+        """Whether a shifted array is read whole at another row."""
+        assert isinstance(shift.attr, tuple) and isinstance(shift.args[0].attr, Leaf)
+        array, rows = self.spec.array(shift.args[0].attr.name), self.axes[: self.place]
+        return array.parts is None and all(axis in rows for axis, _ in shift.attr)
+
+    def shift_mode(self, own: Tokens, moved: set[int], inner: int, mode_of: ModeOf) -> str:
+        """As at the row's own place: a shift goes to another row (`among_rows`)."""
+        return mode_of(own)
 
     def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
         """The index of a row selects that row's position in the table; an index of columns selects one for each column."""

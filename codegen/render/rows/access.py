@@ -85,7 +85,7 @@ class RowAccess(Context):
                 words.append("0" if access.interleaved else str(access.part or 0))
             elif mode != taken:
                 assert isinstance(token, int)
-                words.append(self.coordinate(token) if token < self.plan.kept else "0")
+                words.append(self.coordinate_at(access, mode, token) if token < self.plan.kept else "0")
             elif self.plan.picks(access):
                 words.append("0")  # another position for each column
             else:
@@ -93,6 +93,15 @@ class RowAccess(Context):
                 table = self.tensors[access.array.name]
                 words.append(f"device.clip_index(r{camel(access.name)}At[0], {table}.shape[{mode}])")
         return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
+
+    def coordinate_at(self, access: Access, mode: int, group: int) -> str:
+        """A row's coordinate along a group, where an array is read: that of a neighbour is brought inside the array."""
+        by = sum(n for axis, n in access.back if axis in self.groups[group].axes)
+        if not by:
+            return self.coordinate(group)
+        assert access.array is not None
+        at = f"{self.coordinate(group)} {'-' if by > 0 else '+'} {abs(by)}"
+        return f"device.clip_index({at}, {self.tensors[access.array.name]}.shape[{mode}])"
 
     def columns_of(self, access: Access) -> str:
         """A row's position in an array with some of the column axes, the axes of each mode, and their sizes."""

@@ -93,6 +93,8 @@ def outputs(arrays, chain: Chain) -> str:
             kept[id(node)] = interned(node, "sum", (chosen,), (node.attr.into,), "float")
         elif node.op.startswith("_"):
             kept[id(node)] = args[0]
+        elif node.op == "where" and args[1].op == "shift":  # a text shows what is outside where a graph decides it once
+            kept[id(node)] = args[1]
         elif one:
             kept[id(node)] = args[1]
         else:

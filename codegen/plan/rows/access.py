@@ -143,7 +143,12 @@ class Reads:
         """Whether the array's vectors are aligned in memory whatever the number of columns, if they are for one such
         array: it has every axis, in order, and is read at the row's own position."""
         tokens = access.tokens[:-1] if access.tokens[-1:] == ("parts",) else access.tokens
-        return access.mode == "flat" and access.index_of is None and not access.back and tokens == tuple(range(len(self.groups)))
+        return (
+            access.mode == "flat"
+            and access.index_of is None
+            and not access.back
+            and tokens == tuple(range(len(self.groups)))
+        )
 
     def of_row(self, access: Access) -> bool:
         """Whether each row has its own values in an array that is read in vectors; otherwise all rows that are reduced

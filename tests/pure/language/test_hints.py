@@ -176,7 +176,7 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
          "p = a @ b; y = p * where(kept, 2.0, 0.0); total = where(kept, sum(p, axis=(B, G)), 0.0)"),
     ],
     "shift_in_a_reduction": [
-        ("x: float32[..., S, N]", "d: float32[..., S, N]", "d = x - shift(x, axis=S)"),
+        ("x: float32[..., S, N]", "d: float32[..., S, N]", "d = x - shift(x, axis=N)"),
         ("d: float32[..., S, N]", "y: float32[..., S]", "y = sum(abs(d), axis=N)"),
     ],
     "takes_and_reduces": [

@@ -93,9 +93,7 @@ def outputs(arrays, chain: Chain) -> str:
             kept[id(node)] = interned(node, "sum", (chosen,), (node.attr.into,), "float")
         elif node.op.startswith("_"):
             kept[id(node)] = args[0]
-        elif node.op == "where" and args[1].op == "shift":  # a text shows what is outside where a graph decides it once
-            kept[id(node)] = args[1]
-        elif one:
+        elif one or (node.op == "where" and args[1].op == "shift"):  # a text says again what is outside
             kept[id(node)] = args[1]
         else:
             kept[id(node)] = interned(node, node.op, args, node.attr, node.kind)

@@ -56,10 +56,10 @@ class RowLaunch:
     per_row: int  # threads of a block that share a row
     vectors: int  # of a thread
     cluster: int  # blocks that share a row
-    kept: bool  # whether the row stays in registers; else each pass reads it again
+    holds_row: bool  # whether registers hold the row; else each pass reads it again
     exact: bool  # whether every vector of every thread lies inside the row
-    carried: bool  # whether expensive values stay in registers; else each pass computes them again
-    lean: bool = False  # whether nothing stays there but the row, not even what the compiler would keep
+    holds_expensive: bool  # whether registers hold expensive values; else each pass recomputes them
+    only_row: bool = False  # whether they hold nothing else, not even what the compiler would hold
     resident: int = 0  # blocks that an SM has registers for, at least, unless 0
     at_once: int = 1  # neighbouring rows of a thread, which are read and written together
     crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
@@ -92,7 +92,7 @@ class Walk:
     at_once: int  # rows that a thread holds: one that is reduced, others in flight
     exact: bool  # whether every vector of every thread lies inside a row
     whole: bool  # whether a block, or a cluster of them, has all columns; else one vector of each of its threads
-    lean: bool = False  # whether nothing of a row stays in registers but what was read
+    only_row: bool = False  # whether registers hold nothing of a row but what was read
     resident: int = 0  # blocks that an SM has registers for, at least, unless 0
     staged: bool = False  # whether rows come to shared memory, and one of them to registers; else all to registers
     shared_sums: bool = False  # whether the partial results of a thread's columns lie there; else in registers

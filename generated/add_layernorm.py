@@ -658,7 +658,7 @@ def add_layernorm_backward_kernel(
                     )
                     reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
                 row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mWeight, rWeight), (mDy, rDy[None, None, k]), (mDresidualOut, rDresidualOut[None, None, k]),
                         (mResidualOut, rResidualOut[None, None, k]),

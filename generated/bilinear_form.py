@@ -406,7 +406,7 @@ def bilinear_form_backward_kernel(
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mRight, rRight), (mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

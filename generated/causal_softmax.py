@@ -75,7 +75,7 @@ def causal_softmax_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -98,7 +98,7 @@ def causal_softmax_kernel(
             part = row.part(p)
             part.load(mX, (iRows, iQ, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -107,7 +107,7 @@ def causal_softmax_kernel(
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]),
                     )
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     value = causal_softmax_keep_value(
@@ -115,12 +115,12 @@ def causal_softmax_kernel(
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), device.full(vec, row_max),
                         approx,
                     )
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = causal_softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
-        if cutlass.const_expr(how.carried):
+        if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
@@ -129,7 +129,7 @@ def causal_softmax_kernel(
             part.load(mX, (iRows, iQ, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     value = rValueKept[None, v].load()
                 else:
                     value = causal_softmax_keep_value(
@@ -220,7 +220,7 @@ def causal_softmax_forward_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -243,7 +243,7 @@ def causal_softmax_forward_kernel(
             part = row.part(p)
             part.load(mX, (iRows, iQ, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -252,7 +252,9 @@ def causal_softmax_forward_kernel(
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]),
                     )
                     reduce.accumulate([rRowMax_], ("max",), values, at.inside())
-                row_max_ = reduce.risen(rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.kept and begin == 0)
+                row_max_ = reduce.risen(
+                    rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0,
+                )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     value = causal_softmax_forward_keep_value(
@@ -260,12 +262,12 @@ def causal_softmax_forward_kernel(
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), device.full(vec, row_max_),
                         approx,
                     )
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = causal_softmax_forward_row_sum_(value)
                     reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
         row_max_, row_sum_ = row.reduce([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
-        if cutlass.const_expr(how.carried):
+        if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
 
         row = row.forget((mX, rX))
@@ -274,7 +276,7 @@ def causal_softmax_forward_kernel(
             part.load(mX, (iRows, iQ, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     value = rValueKept[None, v].load()
                 else:
                     value = causal_softmax_forward_keep_value(
@@ -360,7 +362,7 @@ def causal_softmax_frozen_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
 
@@ -393,7 +395,7 @@ def causal_softmax_frozen_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, iQ, cutlass.Int32),
                     device.full(vec, mScale[0]), approx,
                 )
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT0Kept[None, v].store(t0)
                 values = causal_softmax_frozen_row_sum_(
                     device.floats(rDy[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
@@ -409,7 +411,7 @@ def causal_softmax_frozen_kernel(
             part.load(mX, (iRows, iQ, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t0 = rT0Kept[None, v].load()
                 else:
                     t0 = causal_softmax_frozen_keep_t0(
@@ -652,7 +654,7 @@ def causal_softmax_backward_kernel(
                     )
                     reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
                 row_sum_, = own.reduce([rRowSum_], ("sum",), sRowSum_, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

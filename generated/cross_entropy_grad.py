@@ -131,13 +131,13 @@ def cross_entropy_grad_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_grad_top(device.floats(rX[None, v, u]))
                     reduce.accumulate([rTop], ("max",), values, at.inside())
-                top = reduce.risen(rTop, rTopSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                top = reduce.risen(rTop, rTopSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_grad_row_sum(device.floats(rX[None, v, u]), device.full(vec, top), approx)

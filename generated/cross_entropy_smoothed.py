@@ -92,7 +92,7 @@ def cross_entropy_smoothed_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -102,7 +102,7 @@ def cross_entropy_smoothed_kernel(
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
                     reduce.accumulate([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_smoothed_row_sum(
@@ -205,7 +205,7 @@ def cross_entropy_smoothed_forward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -215,7 +215,7 @@ def cross_entropy_smoothed_forward_kernel(
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
                     reduce.accumulate([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = cross_entropy_smoothed_forward_row_sum(

@@ -226,7 +226,7 @@ def dense_rms_scaled_frozen_kernel(
     rRstd = access.registers(mRstd, (1, at_once))
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
     rDrstd = access.registers(mDrstd, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT5Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
@@ -254,7 +254,7 @@ def dense_rms_scaled_frozen_kernel(
                     device.floats(rAcc[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                     device.floats(rWeight[None, 0]),
                 )
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT5Kept[None, v].store(t5)
                 values = dense_rms_scaled_frozen_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rWeight[None, 0]),
@@ -271,7 +271,7 @@ def dense_rms_scaled_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t5 = rT5Kept[None, v].load()
                 else:
                     t5 = dense_rms_scaled_frozen_keep_t5(
@@ -520,7 +520,7 @@ def dense_rms_scaled_backward_kernel(
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mAcc, rAcc[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

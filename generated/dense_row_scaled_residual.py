@@ -214,7 +214,7 @@ def dense_row_scaled_residual_backward_kernel(
     rScale = access.registers(mScale, (1, at_once))
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
     rDscale = access.registers(mDscale, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT4Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
@@ -240,7 +240,7 @@ def dense_row_scaled_residual_backward_kernel(
                 t4 = dense_row_scaled_residual_backward_keep_t4(
                     device.floats(rAcc[None, v, u]), device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                 )
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT4Kept[None, v].store(t4)
                 values = dense_row_scaled_residual_backward_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), t4,
@@ -255,7 +255,7 @@ def dense_row_scaled_residual_backward_kernel(
             part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t4 = rT4Kept[None, v].load()
                 else:
                     t4 = dense_row_scaled_residual_backward_keep_t4(

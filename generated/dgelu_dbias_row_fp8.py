@@ -211,7 +211,7 @@ def dgelu_dbias_row_fp8_kernel(
                     values = dgelu_dbias_row_fp8_row_max(device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]))
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
                 row_max, = own.reduce([rRowMax], ("max",), sRowMax, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

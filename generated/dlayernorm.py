@@ -292,7 +292,7 @@ def dlayernorm_kernel(
                     )
                     reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, at.inside())
                 row_mean, row_mean3 = own.reduce([rRowMean, rRowMean3], ("mean", "mean"), sStage0, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -304,7 +304,7 @@ def dlayernorm_kernel(
                     )
                     reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, at.inside())
                 row_mean2, row_mean4 = own.reduce([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

@@ -227,7 +227,7 @@ def drmsnorm_kernel(
                     )
                     reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, at.inside())
                 row_mean, row_mean2 = own.reduce([rRowMean, rRowMean2], ("mean", "mean"), sStage0, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

@@ -90,7 +90,7 @@ def dscaled_swiglu_kernel(
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
@@ -113,7 +113,7 @@ def dscaled_swiglu_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 value = dscaled_swiglu_keep_value(device.floats(rX0[None, v, u]))
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rValueKept[None, v].store(value)
                 values = dscaled_swiglu_row_sum(device.floats(rDy[None, v, u]), device.floats(rX1[None, v, u]), value)
                 reduce.accumulate([rRowSum], ("sum",), values, at.inside())
@@ -127,7 +127,7 @@ def dscaled_swiglu_kernel(
             part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     value = rValueKept[None, v].load()
                 else:
                     value = dscaled_swiglu_keep_value(device.floats(rX0[None, v, u]))

@@ -427,7 +427,7 @@ def embedding_rmsnorm_backward_kernel(
                     )
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mWeight, rWeight), (mDy, rDy[None, None, k]), (mTable, rTableAtToken[None, None, k]),
                     )

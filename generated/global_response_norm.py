@@ -233,7 +233,7 @@ def global_response_norm_stage2_kernel(
     rGamma = access.registers(mGamma, (vec, 1))
     rBeta = access.registers(mBeta, (vec, 1))
     rSumOfBC = access.registers(mSumOfBC, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rLengthKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
@@ -254,7 +254,7 @@ def global_response_norm_stage2_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 length = global_response_norm_stage2_keep_length(device.floats(rSumOfBC[None, v, u]), approx)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rLengthKept[None, v].store(length)
                 values = global_response_norm_stage2_row_mean(length)
                 reduce.accumulate([rRowMean], ("mean",), values, at.inside())
@@ -269,7 +269,7 @@ def global_response_norm_stage2_kernel(
                 at = part.vector(v)
                 at.load_shared(mGamma, (0,), rGamma)
                 at.load_shared(mBeta, (0,), rBeta)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     length = rLengthKept[None, v].load()
                 else:
                     length = global_response_norm_stage2_keep_length(device.floats(rSumOfBC[None, v, u]), approx)

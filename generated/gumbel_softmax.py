@@ -77,7 +77,7 @@ def gumbel_softmax_kernel(
     rKey0 = access.registers(mKey, (1,))
     rKey1 = access.registers(mKey, (1,))
     rY = access.registers(mY, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -100,7 +100,7 @@ def gumbel_softmax_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -111,7 +111,7 @@ def gumbel_softmax_kernel(
                         reduce.count_up(at.c, vec).to(cutlass.Int64), device.full(vec, temperature), approx,
                     )
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     value = gumbel_softmax_keep_value(
@@ -121,12 +121,12 @@ def gumbel_softmax_kernel(
                         reduce.count_up(at.c, vec).to(cutlass.Int64), device.full(vec, temperature),
                         device.full(vec, row_max), approx,
                     )
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = gumbel_softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
-        if cutlass.const_expr(how.carried):
+        if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
@@ -135,7 +135,7 @@ def gumbel_softmax_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     value = rValueKept[None, v].load()
                 else:
                     value = gumbel_softmax_keep_value(

@@ -550,7 +550,7 @@ def head_rmsnorm_rotary_backward_kernel(
                 row_mean, row_mean2, row_sum = own.reduce(
                     [rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, turn=turn,
                 )
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mWeight, rWeight0), (mWeight, rWeight1), (mCos, rCos), (mSin, rSin),
                         (mDy, rDy0[None, None, k]), (mDy, rDy1[None, None, k]), (mX, rX0[None, None, k]),

@@ -597,7 +597,7 @@ def instance_norm_backward_kernel(
                     )
                     reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
                 row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

@@ -76,7 +76,7 @@ def label_log_prob_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
     rY = access.registers(mY, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
@@ -99,22 +99,22 @@ def label_log_prob_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     z = label_log_prob_keep_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx)
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rZKept[None, v].store(z)
                     values = label_log_prob_stage0(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), z,
                     )
                     reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         z = rZKept[None, v].load()
                     else:
                         z = label_log_prob_keep_z(
@@ -200,7 +200,7 @@ def label_log_prob_forward_kernel(
     rLabel = access.registers(mLabel, (1, at_once))
     rY = access.registers(mY, (1, at_once))
     rRowLogsumexp = access.registers(mRowLogsumexp, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
@@ -223,24 +223,24 @@ def label_log_prob_forward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     z = label_log_prob_forward_keep_z(
                         device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
                     )
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rZKept[None, v].store(z)
                     values = label_log_prob_forward_stage0(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), z,
                     )
                     reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         z = rZKept[None, v].load()
                     else:
                         z = label_log_prob_forward_keep_z(

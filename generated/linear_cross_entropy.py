@@ -143,7 +143,7 @@ def linear_cross_entropy_epilogue_kernel(
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -153,7 +153,7 @@ def linear_cross_entropy_epilogue_kernel(
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
                     reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = linear_cross_entropy_epilogue_row_sum(
@@ -298,13 +298,13 @@ def linear_cross_entropy_backward_kernel(
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = linear_cross_entropy_backward_row_max(device.floats(rLogits[None, v, u]))
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = linear_cross_entropy_backward_row_sum(

@@ -78,13 +78,13 @@ def log_softmax_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = log_softmax_row_max(device.floats(rX[None, v, u]))
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = log_softmax_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
@@ -182,13 +182,15 @@ def log_softmax_forward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = log_softmax_forward_row_max_(device.floats(rX[None, v, u]))
                     reduce.accumulate([rRowMax_], ("max",), values, at.inside())
-                row_max_ = reduce.risen(rRowMax_, rRowMax_Seen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max_ = reduce.risen(
+                    rRowMax_, rRowMax_Seen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0,
+                )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = log_softmax_forward_row_sum(

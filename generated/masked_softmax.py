@@ -65,7 +65,7 @@ def masked_softmax_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rMask = access.registers(mMask, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -89,24 +89,24 @@ def masked_softmax_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mMask, (index, 0), rMask[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = masked_softmax_row_max(device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0)
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     value = masked_softmax_keep_value(
                         device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0, device.full(vec, row_max), approx,
                     )
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = masked_softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
-        if cutlass.const_expr(how.carried):
+        if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX), (mMask, rMask))
@@ -116,7 +116,7 @@ def masked_softmax_kernel(
             part.load(mMask, (index, 0), rMask[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     value = rValueKept[None, v].load()
                 else:
                     value = masked_softmax_keep_value(
@@ -198,7 +198,7 @@ def masked_softmax_forward_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -222,7 +222,7 @@ def masked_softmax_forward_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mMask, (index, 0), rMask[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -230,19 +230,21 @@ def masked_softmax_forward_kernel(
                         device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0,
                     )
                     reduce.accumulate([rRowMax_], ("max",), values, at.inside())
-                row_max_ = reduce.risen(rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.kept and begin == 0)
+                row_max_ = reduce.risen(
+                    rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0,
+                )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     value = masked_softmax_forward_keep_value(
                         device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0, device.full(vec, row_max_),
                         approx,
                     )
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = masked_softmax_forward_row_sum_(value)
                     reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
         row_max_, row_sum_ = row.reduce([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
-        if cutlass.const_expr(how.carried):
+        if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
 
         row = row.forget((mX, rX), (mMask, rMask))
@@ -252,7 +254,7 @@ def masked_softmax_forward_kernel(
             part.load(mMask, (index, 0), rMask[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     value = rValueKept[None, v].load()
                 else:
                     value = masked_softmax_forward_keep_value(
@@ -332,7 +334,7 @@ def masked_softmax_backward_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
 
@@ -364,7 +366,7 @@ def masked_softmax_backward_kernel(
                     device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)), device.floats(rX[None, v, u]),
                     rMask[None, v, u].load() != 0, approx,
                 )
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT0Kept[None, v].store(t0)
                 values = masked_softmax_backward_row_sum_(
                     device.floats(rDy[None, v, u]), rMask[None, v, u].load() != 0, t0,
@@ -380,7 +382,7 @@ def masked_softmax_backward_kernel(
             part.load(mMask, (index, 0), rMask[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t0 = rT0Kept[None, v].load()
                 else:
                     t0 = masked_softmax_backward_keep_t0(

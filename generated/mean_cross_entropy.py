@@ -97,7 +97,7 @@ def mean_cross_entropy_rows_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -107,7 +107,7 @@ def mean_cross_entropy_rows_kernel(
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
                     reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = mean_cross_entropy_rows_row_sum(
@@ -257,7 +257,7 @@ def mean_cross_entropy_kernel(
                     )
                     reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, at.inside())
                 picked, row_max = own.reduce([rPicked, rRowMax], ("sum", "max"), sStage0, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mX, rX[None, None, k]))
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -267,7 +267,7 @@ def mean_cross_entropy_kernel(
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

@@ -555,7 +555,7 @@ def qk_rmsnorm_backward_kernel(
                 row_mean, row_sum, row_mean2, row_sum2 = own.reduce(
                     [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, turn=turn,
                 )
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mQWeight, rQWeight), (mKWeight, rKWeight), (mDqOut, rDqOut[None, None, k]),
                         (mDkOut, rDkOut[None, None, k]), (mQ, rQ[None, None, k]), (mK, rK[None, None, k]),

@@ -163,7 +163,7 @@ def rmsnorm_gated_frozen_kernel(
     rWeight = access.registers(mWeight, (vec, 1), 1.0)
     rDx = access.registers(mDx, (vec, vectors, at_once))
     rDz = access.registers(mDz, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -191,7 +191,7 @@ def rmsnorm_gated_frozen_kernel(
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
                 t0 = rmsnorm_gated_frozen_keep_t0(device.floats(rZ[None, v, u]), approx)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT0Kept[None, v].store(t0)
                 values = rmsnorm_gated_frozen_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), t0,
@@ -208,7 +208,7 @@ def rmsnorm_gated_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t0 = rT0Kept[None, v].load()
                 else:
                     t0 = rmsnorm_gated_frozen_keep_t0(device.floats(rZ[None, v, u]), approx)
@@ -449,7 +449,7 @@ def rmsnorm_gated_backward_kernel(
                     )
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]), (mZ, rZ[None, None, k]),
                     )

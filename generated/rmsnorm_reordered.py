@@ -407,7 +407,7 @@ def rmsnorm_reordered_backward_kernel(
                     )
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mWeight, rWeightAtOrder), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]),
                         (mX, rXAtOrder[None, None, u]),

@@ -258,9 +258,9 @@ def rmsnorm_silu_frozen_kernel(
     rWeight = access.registers(mWeight, (vec, 1))
     rRstd = access.registers(mRstd, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT3Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
@@ -288,13 +288,13 @@ def rmsnorm_silu_frozen_kernel(
                     device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
                     device.floats(rWeight[None, 0]), approx,
                 )
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT2Kept[None, v].store(t2)
                 t3 = rmsnorm_silu_frozen_keep_t3(
                     device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
                     device.floats(rWeight[None, 0]), approx,
                 )
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT3Kept[None, v].store(t3)
                 values = rmsnorm_silu_frozen_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), t2,
@@ -311,14 +311,14 @@ def rmsnorm_silu_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t2 = rT2Kept[None, v].load()
                 else:
                     t2 = rmsnorm_silu_frozen_keep_t2(
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
                         device.floats(rWeight[None, 0]), approx,
                     )
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t3 = rT3Kept[None, v].load()
                 else:
                     t3 = rmsnorm_silu_frozen_keep_t3(
@@ -544,7 +544,7 @@ def rmsnorm_silu_backward_kernel(
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

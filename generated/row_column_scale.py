@@ -353,7 +353,7 @@ def row_column_scale_backward_kernel(
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mColumnScale, rColumnScale), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

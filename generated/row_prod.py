@@ -149,7 +149,7 @@ def row_prod_backward_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rDy = access.registers(mDy, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT8Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
@@ -173,7 +173,7 @@ def row_prod_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t8 = row_prod_backward_keep_t8(device.floats(rX[None, v, u]), approx)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT8Kept[None, v].store(t8)
                 values = row_prod_backward_stage0(device.floats(rX[None, v, u]), t8)
                 reduce.accumulate(
@@ -189,7 +189,7 @@ def row_prod_backward_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t8 = rT8Kept[None, v].load()
                 else:
                     t8 = row_prod_backward_keep_t8(device.floats(rX[None, v, u]), approx)

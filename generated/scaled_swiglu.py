@@ -124,7 +124,7 @@ def scaled_swiglu_backward_kernel(
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT1Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
@@ -147,7 +147,7 @@ def scaled_swiglu_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]), approx)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT1Kept[None, v].store(t1)
                 values = scaled_swiglu_backward_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX1[None, v, u]), t1,
@@ -163,7 +163,7 @@ def scaled_swiglu_backward_kernel(
             part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t1 = rT1Kept[None, v].load()
                 else:
                     t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]), approx)

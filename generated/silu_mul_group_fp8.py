@@ -83,7 +83,7 @@ def silu_mul_group_fp8_kernel(
     rUp = access.registers(mUp, (vec, vectors, at_once))
     rQ = access.registers(mQ, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rYKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
 
@@ -107,7 +107,7 @@ def silu_mul_group_fp8_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = silu_mul_group_fp8_keep_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rYKept[None, v].store(y)
                 values = silu_mul_group_fp8_row_max(y)
                 reduce.accumulate([rRowMax], ("max",), values, at.inside())
@@ -120,7 +120,7 @@ def silu_mul_group_fp8_kernel(
             part.load(mUp, (index, 0), rUp[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     y = rYKept[None, v].load()
                 else:
                     y = silu_mul_group_fp8_keep_y(

@@ -81,7 +81,7 @@ def silu_mul_row_fp8_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rYKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
 
@@ -102,7 +102,7 @@ def silu_mul_row_fp8_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = silu_mul_row_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rYKept[None, v].store(y)
                 values = silu_mul_row_fp8_row_max(y)
                 reduce.accumulate([rRowMax], ("max",), values, at.inside())
@@ -115,7 +115,7 @@ def silu_mul_row_fp8_kernel(
             part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     y = rYKept[None, v].load()
                 else:
                     y = silu_mul_row_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)

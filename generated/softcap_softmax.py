@@ -67,7 +67,7 @@ def softcap_softmax_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -88,24 +88,24 @@ def softcap_softmax_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = softcap_softmax_row_max(device.floats(rX[None, v, u]), device.full(vec, mCap[0]), approx)
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     value = softcap_softmax_keep_value(
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max), approx,
                     )
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = softcap_softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
-        if cutlass.const_expr(how.carried):
+        if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
@@ -114,7 +114,7 @@ def softcap_softmax_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     value = rValueKept[None, v].load()
                 else:
                     value = softcap_softmax_keep_value(
@@ -194,7 +194,7 @@ def softcap_softmax_forward_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -215,7 +215,7 @@ def softcap_softmax_forward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -223,18 +223,20 @@ def softcap_softmax_forward_kernel(
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), approx,
                     )
                     reduce.accumulate([rRowMax_], ("max",), values, at.inside())
-                row_max_ = reduce.risen(rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.kept and begin == 0)
+                row_max_ = reduce.risen(
+                    rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0,
+                )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     value = softcap_softmax_forward_keep_value(
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max_), approx,
                     )
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = softcap_softmax_forward_row_sum_(value)
                     reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
         row_max_, row_sum_ = row.reduce([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
-        if cutlass.const_expr(how.carried):
+        if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
 
         row = row.forget((mX, rX))
@@ -243,7 +245,7 @@ def softcap_softmax_forward_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     value = rValueKept[None, v].load()
                 else:
                     value = softcap_softmax_forward_keep_value(
@@ -318,7 +320,7 @@ def softcap_softmax_frozen_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
 
@@ -347,7 +349,7 @@ def softcap_softmax_frozen_kernel(
                     device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)), device.floats(rX[None, v, u]),
                     device.full(vec, mCap[0]), approx,
                 )
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT2Kept[None, v].store(t2)
                 values = softcap_softmax_frozen_row_sum_(device.floats(rDy[None, v, u]), t2)
                 reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
@@ -360,7 +362,7 @@ def softcap_softmax_frozen_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t2 = rT2Kept[None, v].load()
                 else:
                     t2 = softcap_softmax_frozen_keep_t2(
@@ -584,7 +586,7 @@ def softcap_softmax_backward_kernel(
                     )
                     reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
                 row_sum_, = own.reduce([rRowSum_], ("sum",), sRowSum_, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases

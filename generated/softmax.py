@@ -64,7 +64,7 @@ def softmax_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -85,22 +85,22 @@ def softmax_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = softmax_row_max(device.floats(rX[None, v, u]))
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     value = softmax_keep_value(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
-        if cutlass.const_expr(how.carried):
+        if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
@@ -109,7 +109,7 @@ def softmax_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     value = rValueKept[None, v].load()
                 else:
                     value = softmax_keep_value(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)

@@ -89,13 +89,13 @@ def softmax_entropy_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = softmax_entropy_row_max(device.floats(rX[None, v, u]))
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = softmax_entropy_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
@@ -207,13 +207,15 @@ def softmax_entropy_forward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = softmax_entropy_forward_row_max_(device.floats(rX[None, v, u]))
                     reduce.accumulate([rRowMax_], ("max",), values, at.inside())
-                row_max_ = reduce.risen(rRowMax_, rRowMax_Seen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max_ = reduce.risen(
+                    rRowMax_, rRowMax_Seen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0,
+                )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     values = softmax_entropy_forward_row_sum(
@@ -306,7 +308,7 @@ def softmax_entropy_backward_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowLog = access.registers(mRowLog, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
@@ -334,7 +336,7 @@ def softmax_entropy_backward_kernel(
                     device.floats(device.full(vec, rRowLog[0, u], rRowLog.element_type)), device.floats(rX[None, v, u]),
                     approx,
                 )
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT2Kept[None, v].store(t2)
                 values = softmax_entropy_backward_row_sum(t2)
                 reduce.accumulate([rRowSum], ("sum",), values, at.inside())
@@ -346,7 +348,7 @@ def softmax_entropy_backward_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t2 = rT2Kept[None, v].load()
                 else:
                     t2 = softmax_entropy_backward_keep_t2(

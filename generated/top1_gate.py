@@ -182,7 +182,7 @@ def top1_gate_backward_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rDgate = access.registers(mDgate, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT1Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sTop = rowwise.shared(how, cutlass.Float32)
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
@@ -216,7 +216,7 @@ def top1_gate_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t1 = top1_gate_backward_keep_t1(device.floats(rX[None, v, u]), device.full(vec, top), approx)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT1Kept[None, v].store(t1)
                 values = top1_gate_backward_stage1(device.floats(rX[None, v, u]), t1, device.full(vec, top))
                 reduce.accumulate([rT2, rRowSum], ("sum", "sum"), values, at.inside())
@@ -228,7 +228,7 @@ def top1_gate_backward_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t1 = rT1Kept[None, v].load()
                 else:
                     t1 = top1_gate_backward_keep_t1(device.floats(rX[None, v, u]), device.full(vec, top), approx)

@@ -86,7 +86,7 @@ def top_k_gate_stage1_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rLogits = access.registers(mLogits, (vec, vectors, at_once))
     rP_ = access.registers(mP, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
@@ -119,7 +119,7 @@ def top_k_gate_stage1_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t0 = top_k_gate_stage1_keep_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rT0Kept[None, v].store(t0)
                 values = top_k_gate_stage1_row_sum(t0)
                 reduce.accumulate([rRowSum], ("sum",), values, at.inside())
@@ -131,7 +131,7 @@ def top_k_gate_stage1_kernel(
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     t0 = rT0Kept[None, v].load()
                 else:
                     t0 = top_k_gate_stage1_keep_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))

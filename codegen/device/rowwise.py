@@ -131,7 +131,7 @@ class Row:
 
     def part(self, p: Int32) -> Row:
         """This thread's vectors in pass `p`."""
-        reads = isinstance(self.how, RowLaunch) and not self.how.kept
+        reads = isinstance(self.how, RowLaunch) and not self.how.holds_row
         return replace(self, column=self.first + p * (self.step * self.how.vectors), reads=reads)
 
     def vector(self, v: int) -> Row:
@@ -246,8 +246,8 @@ class Row:
             dst[place] = src[0]
 
     def forget(self, *arrays: tuple[cute.Tensor | None, cute.Tensor]) -> Row:
-        """The same row, if it is to be `lean`: the compiler keeps nothing that it computed from these arrays' registers."""
-        if not self.how.lean:
+        """The same row, if registers are to hold `only_row`: the compiler holds nothing that it computed from these arrays' registers."""
+        if not self.how.only_row:
             return self
         first = device.unseen(self.first)
         forget(*arrays)
@@ -263,7 +263,7 @@ class Row:
         """Which columns of this vector lie inside the row."""
         how = self.how
         certain = how.exact or (
-            isinstance(how, RowLaunch) and how.kept and reduce.within(self.v, how.vectors, how.ragged)
+            isinstance(how, RowLaunch) and how.holds_row and reduce.within(self.v, how.vectors, how.ragged)
         )
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, certain)
 
@@ -303,11 +303,22 @@ def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: boo
     if shifts and how.ragged:
         first -= Int32(Int64(index) * length % how.vec)
     each = how.per_row * how.cluster * how.vec * how.vectors  # columns of a pass
-    passes = 1 if how.kept else (length + how.vec + each - 2) // each
+    passes = 1 if how.holds_row else (length + how.vec + each - 2) // each
     leads = (bidx % how.cluster == 0) & (tidx % how.per_row == 0)
     alone = how.at_once == 1
     return Row(
-        how, there, length, columns, first, passes, first, how.kept, not alone, shifts, how.kept and alone, leads
+        how,
+        there,
+        length,
+        columns,
+        first,
+        passes,
+        first,
+        how.holds_row,
+        not alone,
+        shifts,
+        how.holds_row and alone,
+        leads,
     )
 
 

@@ -230,7 +230,7 @@ class ReductionWords:
             return name, "element by element, one value for columns that share it", "the same"
         if access.mode == "gather":
             return name, f"element by element{taken}: its neighbours are not neighbours in memory", "the same"
-        rows = any(isinstance(t, int) and t < plan.kept for t in access.tokens) or plan.kept == 0
+        rows = any(isinstance(t, int) and t < plan.leading for t in access.tokens) or plan.leading == 0
         of = "of its row" if rows else "the same for every row"
         end = "except at the ends of a row"
         if plan.shifts and plan.aligned(access):

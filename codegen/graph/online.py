@@ -62,9 +62,9 @@ def _finite_or_zero(node: Node) -> bool:
     return condition.args[0] is value and other.is_const and other.attr == 0
 
 
-def follows(stage: Sequence[Node], before: Sequence[Node], carried: Sequence[Node]) -> bool:
+def follows(stage: Sequence[Node], before: Sequence[Node], expensive: Sequence[Node]) -> bool:
     """Whether one pass computes two stages: all reductions of a stage follow maxima of the stage before, and sum all values that
-    this one `carried`."""
+    this one `expensive`."""
     ways = [rescaled(node) for node in stage]
     known = all(way is not None and any(way.maximum is node for node in before) for way in ways)
-    return known and all(any(value is node.args[0] for node in stage) for value in carried)
+    return known and all(any(value is node.args[0] for node in stage) for value in expensive)

@@ -89,6 +89,6 @@ def left_to_xla(
             return ""
         return f"{words} of {columns} columns would be little for each block to do"
     size = columns * plan.column_bytes(dtypes)
-    if how.kept or rows * how.cluster >= BUSY or size < how.cluster * PIECE:
+    if how.holds_row or rows * how.cluster >= BUSY or size < how.cluster * PIECE:
         return ""
     return f"{words} of {size / 1e6:.3g} MB would leave most of a GPU idle"

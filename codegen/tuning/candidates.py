@@ -57,16 +57,16 @@ def settings(
     yield from (("vector_bytes", n) for n in VECTOR_BYTES)
     if isinstance(how, Launch | SelectLaunch):
         return
-    whole = how.kept if isinstance(how, RowLaunch) else how.whole and not plan.collapsed
+    whole = how.holds_row if isinstance(how, RowLaunch) else how.whole and not plan.collapsed
     if whole:
         yield from (("threads_per_row", n) for n in threads_per_row(how.per_row))
     if whole or isinstance(how, RowLaunch):
         yield from (("cluster", n) for n in CLUSTERS)
     yield from (("resident", n // how.threads) for n in RESIDENT_THREADS)
-    yield "lean", not how.lean
+    yield "only_row", not how.only_row
     if isinstance(how, RowLaunch):
-        yield from [("carried", not how.carried)] if plan_carries(plan) else []
-        yield from () if how.kept else (("vectors", n) for n in (1, 2, 4, 8))
+        yield from [("holds_expensive", not how.holds_expensive)] if plan_carries(plan) else []
+        yield from () if how.holds_row else (("vectors", n) for n in (1, 2, 4, 8))
         return
     yield "paced", False
     yield from (("at_once", n) for n in (1, 2, 4, 8))

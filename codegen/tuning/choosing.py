@@ -21,7 +21,7 @@ Changes = Mapping[str, int | float | bool]
 # What the planner itself takes, from which it derives the rest; and fields of a record that are changed alone
 SCHEDULE = ("threads", "vector_bytes", "threads_per_row", "cluster")
 FIELDS: dict[type, tuple[str, ...]] = {
-    RowLaunch: ("resident", "lean", "carried", "vectors"), WalkLaunch: ("resident", "lean", "paced", "at_once", "parts"),
+    RowLaunch: ("resident", "only_row", "holds_expensive", "vectors"), WalkLaunch: ("resident", "only_row", "paced", "at_once", "parts"),
 }  # fmt: skip
 MOST_DIVISOR = 16  # what a number of elements that is not known may be given as
 MOST_REGISTERS = 255  # of a thread
@@ -95,10 +95,10 @@ def changed(
     if not alone.keys() <= set(FIELDS.get(type(how), ())):
         return None
     if isinstance(how, RowLaunch) and alone:
-        if ("vectors" in alone and how.kept) or (alone.get("carried") and not plan_carries(plan)):
+        if ("vectors" in alone and how.holds_row) or (alone.get("holds_expensive") and not plan_carries(plan)):
             return None
         how = replace(how, **alone)  # type: ignore[arg-type]
-        how = replace(how, carried=how.carried and not how.lean)
+        how = replace(how, holds_expensive=how.holds_expensive and not how.only_row)
     if isinstance(how, WalkLaunch) and alone:
         several = how.by_place or (not how.staged and (not how.whole or plan.collapsed))
         if ("at_once" in alone and not several) or ("parts" in alone and how.by_place):
@@ -125,7 +125,7 @@ def left_to_xla(
 
 
 def plan_carries(plan: Elementwise | Reduction | Selection) -> bool:
-    return isinstance(plan, Reduction) and bool(plan.carried)
+    return isinstance(plan, Reduction) and bool(plan.expensive)
 
 
 def unfit(

@@ -106,7 +106,7 @@ def capped_cross_entropy_kernel(
     rLabel = access.registers(mLabel, (1, at_once))
     rDlogits = access.registers(mDlogits, (vec, vectors, at_once))
     rLoss = access.registers(mLoss, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rTermKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sTotal_ = rowwise.shared(how, cutlass.Float32)
 
@@ -132,7 +132,7 @@ def capped_cross_entropy_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 term = capped_cross_entropy_keep_term(device.floats(rLogits[None, v, u]), device.full(vec, cap), approx)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     rTermKept[None, v].store(term)
                 values = capped_cross_entropy_total_(term)
                 reduce.accumulate([rTotal_], ("sum",), values, at.inside())
@@ -144,7 +144,7 @@ def capped_cross_entropy_kernel(
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     term = rTermKept[None, v].load()
                 else:
                     term = capped_cross_entropy_keep_term(

@@ -791,7 +791,7 @@ def post_add_pre_norm_backward_kernel(
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, at.inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mPost, rPost), (mPre, rPre), (mDresidualOut, rDresidualOut[None, None, k]),
                         (mDn, rDn[None, None, k]), (mY, rY[None, None, k]), (mResidual, rResidual[None, None, k]),
@@ -809,7 +809,7 @@ def post_add_pre_norm_backward_kernel(
                     )
                     reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
                 row_sum2, = own.reduce([rRowSum2], ("sum",), sRowSum2, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mPost, rPost), (mPre, rPre), (mDresidualOut, rDresidualOut[None, None, k]),
                         (mDn, rDn[None, None, k]), (mY, rY[None, None, k]), (mResidual, rResidual[None, None, k]),

@@ -705,7 +705,7 @@ def qk_rmsnorm_rotary_backward_kernel(
                     [rRowMean, rRowMean2, rRowSum, rRowMean3, rRowMean4, rRowSum2],
                     ("mean", "mean", "sum", "mean", "mean", "sum"), sStage0, turn=turn,
                 )
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mCos, rCos), (mSin, rSin), (mDqOut, rDqOut0[None, None, k]), (mDqOut, rDqOut1[None, None, k]),
                         (mDkOut, rDkOut0[None, None, k]), (mDkOut, rDkOut1[None, None, k]), (mQ, rQ0[None, None, k]),

@@ -197,7 +197,7 @@ def _call(
         divisors: tuple[int, ...] = (1, 1) if statistic.over == "column" else (1,)
         tensors[f"{statistic.name} parts"] = dtype, divisors, views.PARTS_ALIGNMENT
     for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
-        divisors = (1,) * max(1, op.plan.kept)
+        divisors = (1,) * max(1, op.plan.leading)
         tensors[f"{statistic.name} of rows"] = dtype, divisors, views.PARTS_ALIGNMENT
     for _, dtype in views.counter(op.plan, how):
         tensors["counter"] = dtype, (1,), views.PARTS_ALIGNMENT

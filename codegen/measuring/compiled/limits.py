@@ -65,7 +65,7 @@ def elements_of_thread(how: Launch | RowLaunch | WalkLaunch, columns: int) -> fl
         return how.vec * (how.vec if how.across else 1)
     lanes, most = how.per_row * how.cluster, how.vec * how.vectors
     if isinstance(how, RowLaunch):
-        passes = 1 if how.kept else -(-columns // (lanes * most))
+        passes = 1 if how.holds_row else -(-columns // (lanes * most))
         return columns / (lanes * passes) * how.at_once
     return (columns / lanes if how.whole and columns else most) * how.at_once
 

@@ -54,7 +54,7 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Carried:
+class Expensive:
     """An expensive value of each column that several sweeps over a row need: the first one holds it in registers."""
 
     name: str
@@ -64,18 +64,18 @@ class Carried:
 
 @dataclass(frozen=True)
 class Reads:
-    """What an op that reduces reads, writes and reduces. The first `kept` groups are a row's position, the others its columns."""
+    """What an op that reduces reads, writes and reduces. The first `leading` groups are a row's position, the others its columns."""
 
     kind: str  # row, column or row+column
     groups: tuple[Group, ...]
-    kept: int
+    leading: int
     views: tuple[View, ...]
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     rows: tuple[Statistic, ...]  # reduced along a row
     columns: tuple[Statistic, ...]  # reduced over rows
     inner: tuple[Statistic, ...]  # reduced within a row, in groups of columns
-    carried: tuple[Carried, ...]
+    expensive: tuple[Expensive, ...]
     late: tuple[str, ...]  # the outputs that need all rows
     apart: tuple[
         int, ...
@@ -96,8 +96,8 @@ class Reads:
         found: list[tuple[int, ...]] = []
         for i, stage in enumerate(self.stages):
             before = self.stages[i - 1] if self.kind == "row" and found and found[-1] == (i - 1,) else ()
-            carried = [c.node for c in self.carried if c.stage == i]
-            if before and online.follows([s.node for s in stage], [s.node for s in before], carried):
+            expensive = [c.node for c in self.expensive if c.stage == i]
+            if before and online.follows([s.node for s in stage], [s.node for s in before], expensive):
                 found[-1] = (i - 1, i)
             else:
                 found.append((i,))
@@ -110,7 +110,7 @@ class Reads:
 
     @property
     def row_groups(self) -> tuple[Group, ...]:
-        return self.groups[: self.kept]
+        return self.groups[: self.leading]
 
     @property
     def walked_groups(self) -> tuple[Group, ...]:
@@ -120,11 +120,11 @@ class Reads:
     @property
     def spread(self) -> tuple[int, ...]:
         """The groups of the partial results of columns."""
-        return (*self.apart, *range(self.kept, len(self.groups)))
+        return (*self.apart, *range(self.leading, len(self.groups)))
 
     @property
     def column_groups(self) -> tuple[Group, ...]:
-        return self.groups[self.kept :]
+        return self.groups[self.leading :]
 
     @property
     def kernels(self) -> int:
@@ -158,7 +158,7 @@ class Reads:
         if access.index_of is not None and taken is not None:  # an index gives the position along this axis
             own = [t for t in own if t != access.tokens[taken]]
             own += [t for t in self.view(access.index_of[0]).tokens if t not in self.apart]
-        return not self.kept or any(not isinstance(t, int) or t < self.kept for t in own)
+        return not self.leading or any(not isinstance(t, int) or t < self.leading for t in own)
 
     def taken_mode(self, access: Access) -> int | None:
         """The mode of a table that is read at an index; None for an array that is read at its own position."""
@@ -174,7 +174,7 @@ class Reads:
         """Whether an index gives each column's position in a table, and not only each row's."""
         if access.index_of is None:
             return False
-        return any(isinstance(t, int) and t >= self.kept for t in self.view(access.index_of[0]).tokens)
+        return any(isinstance(t, int) and t >= self.leading for t in self.view(access.index_of[0]).tokens)
 
     @property
     def shares(self) -> bool:
@@ -237,10 +237,10 @@ class Reads:
     def whole_rows(self) -> bool:
         """Whether neighbouring rows can be read and written together: all arrays that are written, or read along a row,
         have every axis of the rows, in order."""
-        values = all(a.tokens == tuple(range(self.kept)) for a in self.stores if a.mode == "row")
+        values = all(a.tokens == tuple(range(self.leading)) for a in self.stores if a.mode == "row")
         own = [a for a in (*self.loads, *self.stores) if a.mode in ("flat", "gather") and self.of_row(a)]
         plain = not self.inner and not any(map(self.picks, self.loads))
-        return self.kind == "row" and self.kept > 0 and plain and values and all(map(self.aligned, own))
+        return self.kind == "row" and self.leading > 0 and plain and values and all(map(self.aligned, own))
 
     def lanes(self, vec: int) -> int:
         """The number of neighbouring threads of one block that a group of columns needs."""
@@ -252,7 +252,7 @@ class Reads:
         loaded: dict[Array, int] = {}
         for access in self.loads:
             if access.array is not None and (access.mode == "flat" or self.picks(access)) and self.of_row(access):
-                if not own or access.index_of is not None or self.kept - 1 in access.tokens:
+                if not own or access.index_of is not None or self.leading - 1 in access.tokens:
                     loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or (self.column_bytes(dtypes) if own else 4)
 
@@ -275,8 +275,8 @@ class Reads:
     def rows_read(self, how: RowLaunch | WalkLaunch) -> int:
         """How often a launch reads a row; once more if an earlier kernel computes its statistics."""
         if isinstance(how, RowLaunch):
-            return 1 if how.kept else self.passes
-        return 1 if how.whole or how.first is None else 1 + (1 if how.first.kept else len(self.sweeps))
+            return 1 if how.holds_row else self.passes
+        return 1 if how.whole or how.first is None else 1 + (1 if how.first.holds_row else len(self.sweeps))
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
         """The numbers of rows and columns; one row if everything is reduced."""

@@ -13,7 +13,7 @@ from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, 
 from codegen.graph.ops import COSTLY, REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of, vector_width
 from codegen.plan.planner import MAX_AXES, Names, Planner, overrides
-from codegen.plan.rows.access import Carried, Statistic
+from codegen.plan.rows.access import Expensive, Statistic
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP
 from codegen.spec.spec import Array, Axis, Spec
@@ -329,36 +329,36 @@ class _Reductions(Planner):
     def plan(self) -> Reduction:
         if self.collapsed:
             groups: tuple[Group, ...] = (Group("rows", ()), Group("cols", ()))
-            kept = 1
+            leading = 1
             tokens: dict[str, Tokens] = {a.name: (0, 1) if a.axes else () for a in self.spec.arrays}
         else:
             groups = self.groups(self.placed, {self.axes[self.place]})
-            kept = sum(set(g.axes) <= set(self.axes[: self.place]) for g in groups)
+            leading = sum(set(g.axes) <= set(self.axes[: self.place]) for g in groups)
             tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
         names = Names(self.spec, self.statements)
 
         def mode(own: Tokens) -> str:
-            columns = [t for t in own if isinstance(t, int) and t >= kept]
+            columns = [t for t in own if isinstance(t, int) and t >= leading]
             if not columns:
                 return "row"
             tail = own[:-1] if own[-1] == "parts" else own
-            return "flat" if tail[-(len(groups) - kept) :] == tuple(range(kept, len(groups))) else "gather"
+            return "flat" if tail[-(len(groups) - leading) :] == tuple(range(leading, len(groups))) else "gather"
 
         rows, columns, inner = self.statistics(names, groups)
         late = self.reached_by(self.over)
         whole = Reduction(
             kind="row+column" if rows and columns else "row" if rows else "column",
             groups=groups,
-            kept=kept,
+            leading=leading,
             views=tuple(View(a, tokens[a.name]) for a in self.spec.arrays),
             loads=tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves()),
             stores=self.stores(tokens, names, mode),
             rows=rows,
             columns=columns,
             inner=inner,
-            carried=self.carried(rows, columns, groups[kept:], names),
+            expensive=self.expensive(rows, columns, groups[leading:], names),
             apart=tuple(
-                i for i, g in enumerate(groups[:kept]) if g.axes and set(g.axes) <= self.kept_apart(self.place)
+                i for i, g in enumerate(groups[:leading]) if g.axes and set(g.axes) <= self.kept_apart(self.place)
             ),
             late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
             order=self.axes,
@@ -376,7 +376,7 @@ class _Reductions(Planner):
     def first(self, whole: Reduction, loads: tuple[Access, ...]) -> Reduction:
         """The plan of a kernel that writes the statistics of rows, for another one that reads the rows again."""
         axes = tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in self.axes[: self.place])
-        own = tuple(range(whole.kept))
+        own = tuple(range(whole.leading))
         types = {"float": "float32", "int": self.spec.integer, "bool": "int32"}
         arrays = [Array(f"{s.name}_of_rows", types[s.kind], axes) for s in whole.rows]
         return replace(
@@ -401,13 +401,13 @@ class _Reductions(Planner):
             for s in self.statements if s.name in outputs
         )  # fmt: skip
 
-    def carried(
+    def expensive(
         self,
         rows: tuple[Statistic, ...],
         columns: tuple[Statistic, ...],
         column_groups: tuple[Group, ...],
         names: Names,
-    ) -> tuple[Carried, ...]:
+    ) -> tuple[Expensive, ...]:
         """Values of each column that need an expensive operation and that more than one sweep needs: the last such
         value of each chain of them."""
         if columns:
@@ -434,7 +434,7 @@ class _Reductions(Planner):
         for node in self.nodes:
             if id(node) in shared and id(node) in costly and id(node) not in below and node.kind == "float":
                 name = names.beside(chain.get(id(node)) or names.statistic("value", id(node)), REDUCING_NAMES)
-                found.append(Carried(name, node, min(passes[id(node)])))
+                found.append(Expensive(name, node, min(passes[id(node)])))
         return tuple(found)
 
     def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:

@@ -30,7 +30,7 @@ BLOCK_BYTES = 8 * 1024  # bytes that a block reads before it may have more threa
 SHORT_ROWS = (1, 2, 3, 4, 7, 8)
 THREAD_BYTES = 64  # bytes of inputs that a thread holds before a row gets more threads
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
-MOST_CARRIED = 384  # if expensive values are held as well
+MOST_WITH_EXPENSIVE = 384  # if expensive values are held as well
 MOST_COSTLY = 192  # bytes of a row and of its costly values that a thread holds before the row gets more threads
 REGISTER_BYTES = 96 * 1024  # registers of a block that data may take
 ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block holds
@@ -38,7 +38,7 @@ CLUSTER_ROW = 16 * 1024  # if a cluster shares the row, and reduces no columns
 ALONE_ROW = 32 * 1024  # up to which a block still holds it alone: two such blocks are resident
 RESIDENT = 512  # threads for which an SM then has registers: some load while others reduce
 MANY_RESIDENT = 1280  # if they hold only the row: while a cluster waits for its blocks, others load
-LEAN_RESIDENT = 768  # if threads hold twice as much, and nothing else
+ROW_RESIDENT = 768  # if threads hold twice as much, and nothing else
 MOST_COMPUTED = (
     24  # values of a thread, one for each column of a vector and each statistic, that leave registers for the rest
 )
@@ -103,8 +103,8 @@ class Reduction(Reads):
             return self._read_again(vec, ragged, width, schedule)
         if (at_once := self.together(columns, dtypes, schedule)) > 1:
             threads = schedule.get("threads", self.least_threads(columns, 1 / at_once, dtypes))
-            carried = bool(self.carried)
-            return RowLaunch(columns, False, threads, 1, 1, 1, True, True, carried, at_once=at_once)
+            expensive = bool(self.expensive)
+            return RowLaunch(columns, False, threads, 1, 1, 1, True, True, expensive, at_once=at_once)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row, kept, cluster = columns // vec * width, THREAD_BYTES, 1
         alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without arrays that neighbouring rows share
@@ -114,8 +114,8 @@ class Reduction(Reads):
         cluster = schedule.get("cluster", cluster)
         short = cluster == 1 and not ragged and count in SHORT_ROWS
         most = 1 if short else max(1, kept // alone)
-        if self.costly and self.carried:
-            most = min(most, max(1, MOST_COSTLY // (vec * (self.column_bytes(dtypes) + 4 * len(self.carried)))))
+        if self.costly and self.expensive:
+            most = min(most, max(1, MOST_COSTLY // (vec * (self.column_bytes(dtypes) + 4 * len(self.expensive)))))
         per_row = schedule.get("threads_per_row", self._threads_of_row(count, columns // vec, most, cluster))
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
@@ -126,13 +126,13 @@ class Reduction(Reads):
             return self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
         beside = schedule.get("threads", self.least_threads(columns, per_row, dtypes)) // per_row
         threads = max(1, beside) * per_row
-        own, costly = whole * width, 4 * vec * vectors * len(self.carried)
-        carried = 0 < costly <= min(MOST_CARRIED, REGISTER_BYTES // threads) - vectors * width
+        own, costly = whole * width, 4 * vec * vectors * len(self.expensive)
+        holds_expensive = 0 < costly <= min(MOST_WITH_EXPENSIVE, REGISTER_BYTES // threads) - vectors * width
         needed = walking.registers(self.alive * vec, vectors * width + costly)
         deep = cluster > 1 and self.alone and own > THREAD_BYTES
-        lean = deep or (ragged and own >= THREAD_BYTES and (cluster > 1 or not carried))
+        only_row = deep or (ragged and own >= THREAD_BYTES and (cluster > 1 or not holds_expensive))
         resident = 0
-        if lean and cluster > 1 and self.alone:
+        if only_row and cluster > 1 and self.alone:
             resident = self._resident(vec, own, deep)
         elif self.costly and needed >= MANY_REGISTERS:
             spread = clusters(arch) and cluster == 1 and not ragged and not schedule
@@ -147,9 +147,9 @@ class Reduction(Reads):
             and kept == THREAD_BYTES
             and THREAD_BYTES < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * THREAD_BYTES
         ):
-            lean, resident = not carried, RESIDENT if carried else MANY_RESIDENT
+            only_row, resident = not holds_expensive, RESIDENT if holds_expensive else MANY_RESIDENT
         return RowLaunch(
-            vec, ragged, threads, per_row, vectors, cluster, True, exact, carried and not lean, lean, resident // threads
+            vec, ragged, threads, per_row, vectors, cluster, True, exact, holds_expensive and not only_row, only_row, resident // threads
         )  # fmt: skip
 
     def _threads_of_row(self, count: int, whole: int, most: int, cluster: int) -> int:
@@ -176,7 +176,7 @@ class Reduction(Reads):
         if deep and own > 2 * THREAD_BYTES:
             return RESIDENT
         written = deep and any(a.mode != "row" for a in self.stores)
-        return LEAN_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else MAX_THREADS
+        return ROW_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else MAX_THREADS
 
     def _walk(
         self,

@@ -168,7 +168,7 @@ def whole(
             how = 1, False, False, False
         if how is None and vectors > 1:
             continue
-        at_once, staged, shared_sums, lean = how or (1, False, False, True)
+        at_once, staged, shared_sums, only_row = how or (1, False, False, True)
         slots = resident * (TOGETHER[cluster] if cluster > 1 else processors(arch))
         full = shares(apart, slots, 1)
         handfuls = -(-(rows or 2**31) // (threads // per_row))
@@ -180,7 +180,7 @@ def whole(
             parts = least_steps(apart, slots, handfuls)
         parts = min(parts, _most_parts.get())
         launch = WalkLaunch(
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, lean, resident, staged,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, only_row, resident, staged,
             shared_sums, paced=paced, parts=parts, long=long,
         )  # fmt: skip
         large = cluster > 1 and threads > CLUSTER_THREADS
@@ -262,8 +262,8 @@ def held(
             for shared_sums in (False, True):
                 data = row + fixed + (0 if shared_sums else sums)
                 if (shared_sums or data <= room) and threads * (at_once * row + shared_sums * sums) <= shared:
-                    lean = (data > CROWDED and needs.folds > 1) or (needs.costly and at_once == 2)
-                    return at_once, True, shared_sums, lean
+                    only_row = (data > CROWDED and needs.folds > 1) or (needs.costly and at_once == 2)
+                    return at_once, True, shared_sums, only_row
     if (ragged or needs.costly) and row + fixed <= MASKED_ROOM and threads * sums <= shared:
         return 1, False, True, True
     if ragged or needs.costly:

@@ -44,7 +44,7 @@ class RowAccess(Context):
 
     def launch_extents(self) -> list[str]:
         """The sizes with which the launcher counts the rows."""
-        return self.extents_of(range(self.plan.kept))
+        return self.extents_of(range(self.plan.leading))
 
     def extents_of(self, groups: range) -> list[str]:
         names, sources = [self.groups[i].name for i in groups], [self.extent_source(i) for i in groups]
@@ -73,7 +73,7 @@ class RowAccess(Context):
     def coordinate(self, group: int) -> str:
         name = self.groups[group].coordinate
         if name == "row":
-            return "iRows" if self.plan.kept > 1 else self.index
+            return "iRows" if self.plan.leading > 1 else self.index
         return name
 
     def place(self, access: Access) -> str:
@@ -85,7 +85,7 @@ class RowAccess(Context):
                 words.append("0" if access.interleaved else str(access.part or 0))
             elif mode != taken:
                 assert isinstance(token, int)
-                words.append(self.coordinate_at(access, mode, token) if token < self.plan.kept else "0")
+                words.append(self.coordinate_at(access, mode, token) if token < self.plan.leading else "0")
             elif self.plan.picks(access):
                 words.append("0")  # another position for each column
             else:
@@ -110,7 +110,7 @@ class RowAccess(Context):
 
     def modes(self, access: Access) -> tuple[int | None, ...]:
         """The column axes of each mode of an array; None for the others, and for the mode that an index selects."""
-        kept, taken = self.plan.kept, self.plan.taken_mode(access)
+        kept, taken = self.plan.leading, self.plan.taken_mode(access)
         return tuple(
             t - kept if isinstance(t, int) and t >= kept and mode != taken else None
             for mode, t in enumerate(access.tokens)
@@ -170,7 +170,7 @@ class RowAccess(Context):
         """The loads of vectors; one load for interleaved parts."""
         found: dict[str, Access] = {}
         for access in self.plan.loads:
-            indexed = access.mode == "index" and access.group is not None and access.group >= self.plan.kept
+            indexed = access.mode == "index" and access.group is not None and access.group >= self.plan.leading
             if access.mode in ("flat", "gather") or (indexed and len(self.plan.column_groups) > 1):
                 found.setdefault(self.fragment(access), access)
         return list(found.values())
@@ -258,7 +258,7 @@ class RowAccess(Context):
         if access.array is None:
             assert access.group is not None
             extents = ", ".join(g.name for g in self.plan.column_groups)
-            return f"load_index({access.group - self.plan.kept}, ({extents},), {registers})"
+            return f"load_index({access.group - self.plan.leading}, ({extents},), {registers})"
         tensor = self.tensors[access.array.name]
         if access.mode == "flat":
             parts = f", parts={access.array.parts}" if access.interleaved else ""

@@ -87,7 +87,7 @@ class Stage(Reductions):
     memory: str
     function: Function
     arguments: list[str]
-    carried: list[HeldValue]
+    held: list[HeldValue]
     loads: list[Load]
 
 
@@ -127,7 +127,7 @@ class Final:
     function: Function
     results: str
     arguments: list[str]
-    carried: list[HeldValue]
+    held: list[HeldValue]
     loads: list[Load]
     stores: list[str]
 

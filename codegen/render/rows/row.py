@@ -13,7 +13,7 @@ from codegen.graph.names import SUFFIXES
 from codegen.graph.nodes import Node
 from codegen.graph.online import rescaled
 from codegen.plan.access import Access
-from codegen.plan.rows.access import Carried, Statistic
+from codegen.plan.rows.access import Expensive, Statistic
 from codegen.render.common import camel, full
 from codegen.render.records import Function
 from codegen.render.rows.access import RowAccess
@@ -65,7 +65,7 @@ class RowContext(RowAccess):
             meeting=", ".join(f"*{self.shared(sweep[0])}" for sweep in self.plan.sweeps),
             row_outputs=self.row_outputs(),
             kept_values=[
-                HeldRegisters(register=f"r{camel(c.name)}Kept", type=self.compute()) for c in self.plan.carried
+                HeldRegisters(register=f"r{camel(c.name)}Kept", type=self.compute()) for c in self.plan.expensive
             ],
             columns=self.columns_text(),
             launch_arguments=self.launch_arguments(),
@@ -91,7 +91,7 @@ class RowContext(RowAccess):
         columns = tuple(axis for group in self.plan.column_groups for axis in group.axes)
         widths = {id(s.node): s.width for s in self.plan.inner}
         dialect = replace(self.dialect(), leaves={**self.leaves(), **leaves}, columns=columns, widths=widths)
-        given = {id(c.node): c.name for c in self.plan.carried if c.node is not alone}
+        given = {id(c.node): c.name for c in self.plan.expensive if c.node is not alone}
         dialect = replace(dialect, given=given, like=like or dialect.like)
         lines, results = emit.emit_values(self.statements, targets, dialect, values)
         names = [
@@ -140,17 +140,17 @@ class RowContext(RowAccess):
         return self.function(f"{self.spec.op}_row", doc, self.values_of(stores), self.statistic_leaves(), like=like)
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
-    def carried_function(self, carried: Carried) -> Function:
-        before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < carried.stage}
-        doc = f"{carried.name}, on one vector of each operand: several passes need it."
-        return self.function(f"{self.spec.op}_keep_{carried.name}", doc, [carried.node], before, carried.node)
+    def expensive_function(self, value: Expensive) -> Function:
+        before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < value.stage}
+        doc = f"{value.name}, on one vector of each operand: several passes need it."
+        return self.function(f"{self.spec.op}_keep_{value.name}", doc, [value.node], before, value.node)
 
-    def carried(self, function: Function, stage: int) -> list[HeldValue]:
+    def held_values(self, function: Function, stage: int) -> list[HeldValue]:
         """The held values that a sweep needs."""
         rows = []
-        for c in self.plan.carried:
+        for c in self.plan.expensive:
             if c.name in function.params:
-                own = self.carried_function(c)
+                own = self.expensive_function(c)
                 rows.append(HeldValue(
                     name=c.name, register=f"r{camel(c.name)}Kept", first=c.stage == stage, function=own,
                     arguments=self.arguments(own, "vec"),
@@ -160,7 +160,7 @@ class RowContext(RowAccess):
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def functions(self) -> list[Function]:
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
-        stages = [*(self.carried_function(c) for c in self.plan.carried), *stages]
+        stages = [*(self.expensive_function(c) for c in self.plan.expensive), *stages]
         return [*stages, *(f for f in (self.chain_function(), self.row_function()) if f)]
 
     def kernel_functions(self) -> list[Function]:
@@ -169,7 +169,7 @@ class RowContext(RowAccess):
 
     def arguments(self, function: Function, width: str) -> list[str]:
         """The arguments of a function: vectors of `width` elements."""
-        texts = self.operand_texts(width) | {c.name: c.name for c in self.plan.carried}
+        texts = self.operand_texts(width) | {c.name: c.name for c in self.plan.expensive}
         return self.texts_of(function, width, self.plan.rows, texts)
 
     def texts_of(
@@ -205,7 +205,7 @@ class RowContext(RowAccess):
             group = self.groups[access.group]
             if access.mode == "size":
                 return full(width, group.name, integer)
-            if access.group < self.plan.kept:
+            if access.group < self.plan.leading:
                 return full(width, self.coordinate(access.group), integer)
             if len(self.plan.column_groups) == 1:
                 return f"reduce.count_up(at.c, {width}).to({integer})"
@@ -231,7 +231,7 @@ class RowContext(RowAccess):
             memory=f"rowwise.shared(how, {', '.join(self.statistic_type(s) for s in self.plan.stages[number])})",
             function=function,
             arguments=self.arguments(function, "vec"),
-            carried=self.carried(function, number),
+            held=self.held_values(function, number),
             loads=self.loads_for(function),
         )
 
@@ -274,7 +274,7 @@ class RowContext(RowAccess):
                 name = camel(maximum.name)
                 maxima.append(Maximum(
                     name=maximum.name, seen=f"r{name}Seen", type=self.statistic_type(maximum),
-                    risen=f"reduce.risen(r{name}, r{name}Seen, [{sums}], {texts}, how.kept and begin == 0)",
+                    risen=f"reduce.risen(r{name}, r{name}Seen, [{sums}], {texts}, how.holds_row and begin == 0)",
                 ))  # fmt: skip
         kept = []
         for s, way in ways:
@@ -284,7 +284,7 @@ class RowContext(RowAccess):
             name = statistics[place].name
             kept += [
                 f"reduce.rescale_kept(r{camel(c.name)}Kept, r{camel(name)}Seen, {name}, {text})"
-                for c in self.plan.carried
+                for c in self.plan.expensive
                 if c.node is s.operand
             ]
         return Rising(maxima=maxima, rescaled=in_tuple(places), kept_values=kept)
@@ -297,9 +297,9 @@ class RowContext(RowAccess):
     def loads_for(self, function: Function) -> list[Load]:
         """The arrays that a sweep reads; if the row is read again, also those of the held values."""
         wanted = set(function.params)
-        for carried in self.plan.carried:
-            if carried.name in wanted:
-                wanted |= set(self.carried_function(carried).params)
+        for value in self.plan.expensive:
+            if value.name in wanted:
+                wanted |= set(self.expensive_function(value).params)
         return [load for load in map(self.load, self.vector_loads()) if load.values & wanted]
 
     def final(self) -> Final | None:
@@ -310,7 +310,7 @@ class RowContext(RowAccess):
             function=function,
             results=", ".join(a.name for a in self.vector_stores()),
             arguments=self.arguments(function, "vec"),
-            carried=self.carried(function, len(self.plan.stages)),
+            held=self.held_values(function, len(self.plan.stages)),
             loads=self.loads_for(function),
             stores=self.store_lines(self.vector_stores()),
         )

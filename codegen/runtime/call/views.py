@@ -81,7 +81,7 @@ def fits(plan: Plan, axes: Axes) -> str | None:
     if isinstance(plan, Reduction):
         extents = group_extents(plan, axes)
         columns = tuple(extents[i] for i in plan.spread)
-        for words, extent in (("rows", _product(extents[: plan.kept])), ("columns", _product(columns))):
+        for words, extent in (("rows", _product(extents[: plan.leading])), ("columns", _product(columns))):
             limit = LIMIT - AHEAD if words == "rows" and plan.columns and not plan.collapsed else LIMIT
             if exceeds(extent, limit):
                 return too_many(extent, words, limit)
@@ -154,7 +154,7 @@ def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[
     if not isinstance(plan, Reduction) or not plan.columns:
         return []
     extents = group_extents(plan, axes)
-    apart, columns = _product(tuple(extents[i] for i in plan.apart)), _product(extents[plan.kept :])
+    apart, columns = _product(tuple(extents[i] for i in plan.apart)), _product(extents[plan.leading :])
     blocks, kept = how.blocks(0, columns) * apart, apart * columns // (how.each or 1)
     return [
         ((how.parts, kept) if s.over == "column" else (blocks,), dtype)
@@ -166,7 +166,7 @@ def row_statistics(plan: Plan, axes: Axes, how: Any, compute: str, integer: str)
     """Shapes and dtypes of the statistics of rows that a first kernel writes; empty where there is none."""
     if not isinstance(plan, Reduction) or plan.first is None:
         return []
-    extents = group_extents(plan, axes)[: plan.kept]
+    extents = group_extents(plan, axes)[: plan.leading]
     shape = tuple(0 for _ in extents) if how.whole else tuple(extents)
     return [(shape or (0 if how.whole else 1,), dtype) for _, dtype in row_statistic_dtypes(plan, compute, integer)]
 
@@ -211,8 +211,8 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
         return Extents(inner, total, turned=None if plan.turned is None else divisor(extents[plan.turned]))
     if not isinstance(plan, Reduction):
         return Extents(inner, total)
-    rows = tuple(n for i, n in enumerate(extents[: plan.kept]) if i not in plan.apart)
-    sizes = extents[plan.kept :], rows, tuple(extents[i] for i in plan.apart)
+    rows = tuple(n for i, n in enumerate(extents[: plan.leading]) if i not in plan.apart)
+    sizes = extents[plan.leading :], rows, tuple(extents[i] for i in plan.apart)
     return Extents(inner, total, *(n if isinstance(n, int) else None for n in map(_product, sizes)))
 
 

@@ -17,7 +17,7 @@ from codegen.shared import Launch, RowLaunch
 
 def in_place(op: CalledOp, how: AnyLaunch) -> dict[str, str]:
     """The inputs whose buffers a launch may overwrite, each with the output it writes there."""
-    if not isinstance(how, Launch) and not (isinstance(how, RowLaunch) and how.kept):
+    if not isinstance(how, Launch) and not (isinstance(how, RowLaunch) and how.holds_row):
         return {}
     return {source: output for output, source in op.spec.aliases if not why_not_in_place(op.plan, output, source)}
 

@@ -81,8 +81,8 @@ def test_registers_that_pacing_needs_are_left(name, monkeypatch):
 
     op = getattr(generated, name)
     two, one = launch(op if name == "dlayernorm" else op._backward), launch(generated.add_rmsnorm._backward)
-    assert (two.paced, two.shared_sums, two.lean) == (True, True, False)
-    assert (one.paced, one.shared_sums, one.lean) == (True, False, False)
+    assert (two.paced, two.shared_sums, two.only_row) == (True, True, False)
+    assert (one.paced, one.shared_sums, one.only_row) == (True, False, False)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "sm_120a"])

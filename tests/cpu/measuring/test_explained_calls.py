@@ -41,13 +41,13 @@ def test_explained_launches_and_bytes_are_those_of_a_call(name):
 def blocks(plan, how, extents) -> int:
     """The number of blocks of a launch."""
     if isinstance(how, RowLaunch):
-        return (math.prod(extents[: plan.kept]) // (how.threads // how.per_row * how.at_once) + 1) * how.cluster
+        return (math.prod(extents[: plan.leading]) // (how.threads // how.per_row * how.at_once) + 1) * how.cluster
     if isinstance(how, WalkLaunch):
         if how.by_place:
             places = math.prod(extents[i] for i in plan.apart)
-            pieces = -(-math.prod(extents[plan.kept :]) // (how.vec * how.vectors * how.per_row))
+            pieces = -(-math.prod(extents[plan.leading :]) // (how.vec * how.vectors * how.per_row))
             return places * pieces // (how.threads // how.per_row) + 1
-        tiles = -(-math.prod(extents[plan.kept :]) // (how.vec * how.per_row))
+        tiles = -(-math.prod(extents[plan.leading :]) // (how.vec * how.per_row))
         return how.parts * (1 if plan.collapsed else how.cluster if plan.rows else tiles)
     if isinstance(how, ScanLaunch):
         axis = next(i for i, g in enumerate(plan.groups) if plan.along.axis in g.axes)

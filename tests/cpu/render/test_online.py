@@ -56,7 +56,7 @@ def logsumexp(rows: np.ndarray) -> np.ndarray:
 def test_rows_as_the_formula_is_written(arch, columns, kept, cluster, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", arch)
     how = generated.softmax.plan.launch({"x": "float32", "y": "float32"}, Extents(columns, columns, columns), {}, arch)
-    assert (how.kept, how.cluster) == (kept, cluster)
+    assert (how.holds_row, how.cluster) == (kept, cluster)
     rows = rows_of(columns)
     y = np.asarray(generated.softmax(rows, implementation="interpret"))
     np.testing.assert_allclose(y, softmax(rows), rtol=2e-5, atol=1e-37)

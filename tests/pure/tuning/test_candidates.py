@@ -69,7 +69,7 @@ def test_what_depends_on_a_change_follows_it():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"threads": 2048}, {"cluster": 16}, {"resident": 40}, {"resident": 17, "threads": 128}, {"vectors": 2}, {"at_once": 2}, {"carried": True}],
+    [{"threads": 2048}, {"cluster": 16}, {"resident": 40}, {"resident": 17, "threads": 128}, {"vectors": 2}, {"at_once": 2}, {"holds_expensive": True}],
     ids=str,
 )  # fmt: skip
 def test_what_does_not_fit_is_none(changes):

@@ -9,7 +9,7 @@ from codegen.tuning.choosing import found, size_class
 
 ENTRY = Tuned(
     "rmsnorm_backward", "sm_90a", (("T", "bfloat16"),), (("rows", 4096, None), ("columns", 4096, 8191)), "launch",
-    (("threads", 256), ("lean", True), ("parts", 0.5)),
+    (("threads", 256), ("only_row", True), ("parts", 0.5)),
     (("us", 570.1), ("shape", "...=65536, N=4096"), ("gpu", "NVIDIA H100 80GB HBM3"), ("date", "2026-11-25")),
 )  # fmt: skip
 XLA = Tuned("off", "sm_90a", (("ON", "float32"),), (("elements", 1, 7),), "xla", (), (("us", 2.0), ("xla_us", 1.5)))
@@ -24,7 +24,7 @@ def test_what_is_written_is_read_again(tmp_path):
     text = path.read_text()
     file.write(path, file.read(path))
     assert path.read_text() == text
-    assert "launch: {threads: 256, lean: true, parts: 0.5}" in text
+    assert "launch: {threads: 256, only_row: true, parts: 0.5}" in text
 
 
 def test_a_new_measurement_replaces_that_of_the_same_calls():

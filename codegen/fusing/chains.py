@@ -65,8 +65,8 @@ def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Valu
     except (NotExpressed, SpecError, UserError):
         return None
     plan = made.planned.plan
-    if isinstance(plan, Gemm):
-        return made if not isinstance(plan.tile, UserError) else None
+    if isinstance(plan, Gemm):  # with sums of a row's tiles the backward would multiply once more
+        return made if not isinstance(plan.tile, UserError) and not any(f.along for f in plan.tile.folds) else None
     return None if isinstance(plan, Staged) or plan.kernels > 1 else made
 
 

@@ -162,7 +162,7 @@ def candidates(suggestion: Suggestion) -> dict[str, Callable[[int], Any]]:
     """Calls to time against each other on a GPU: the function's own steps under `jax.jit`, and the op."""
     chain, steps = suggestion.chain, _steps(suggestion.program, suggestion.chain)
     sizes = [n for v in chain.inputs for n in v.shape if n > 1]
-    given = [drawn(v.shape, v.dtype, i, min(sizes, default=2)) for i, v in enumerate(chain.inputs)]
+    given = [on_device(v, place, min(sizes, default=2)) for place, v in enumerate(chain.inputs)]
 
     def own(*arrays: Any) -> list[Any]:
         values = steps_evaluated(steps, dict(zip(chain.inputs, arrays, strict=True)))
@@ -170,6 +170,14 @@ def candidates(suggestion: Suggestion) -> dict[str, Callable[[int], Any]]:
 
     xla, fused = jax.jit(own), jax.jit(call_of(chain))
     return {"xla": lambda _: xla(*given), "op": lambda _: fused(*given)}
+
+
+def on_device(value: Value, seed: int, limit: int) -> jax.Array:
+    """A random array, drawn where JAX computes: those of a model are large. Integers are below the limit."""
+    key, dtype = jax.random.key(seed), jax.numpy.dtype(value.dtype)
+    if jax.numpy.issubdtype(dtype, jax.numpy.floating):
+        return jax.random.normal(key, value.shape, "float32" if dtype.itemsize > 4 else "bfloat16").astype(dtype)
+    return jax.random.randint(key, value.shape, 0, limit).astype(dtype)
 
 
 def replacement(suggestion: Suggestion) -> list[str]:

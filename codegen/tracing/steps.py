@@ -15,7 +15,14 @@ import jax
 import numpy as np
 from jax.extend import core, source_info_util
 
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "name": ""}
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "name": "",
+}
 REMAT = {"checkpoint": "jaxpr", "remat": "jaxpr", "remat2": "jaxpr"}
 OWN = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr"}
 

@@ -165,8 +165,9 @@ class _Around(Cutting):
                 self.hold(node)
                 self.require([node])
                 self.add([[node]])
-        self.require(items)
-        self.add([items])
+        rest = [item for item in items if not (isinstance(item, Node) and self.is_known(item))]
+        self.require(rest)
+        self.add([rest])
 
     def require(self, items: Sequence[Item]) -> None:
         """Raises the reason why no kernel computes some items."""

@@ -105,6 +105,9 @@ class Reverse(Adjoints):
         saved |= more_saved
         saved |= self.positions(assigned, saved)
         leaves = {id(node): Leaf(name) for name, node in saved.items()}
+        for name in saved:  # what was rounded to a saved factor is read from it
+            if (factor := self.held_factor(name)) is not None:
+                leaves[id(factor.args[0])] = Leaf(name)
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved) | put_inputs(assigned)
         params = tuple(p for p in self.spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
@@ -213,7 +216,7 @@ class Reverse(Adjoints):
         compared = {id(a) for a in _compared(topological(s.value for s in assigned))}
         values = {s.name: s.value for s in self.statements if s.part is None and s.at is None}
         values = {name: v for name, v in values.items() if v.op not in ("input", "const", "param")}
-        chosen = {name: v for name, v in values.items() if name in self.save}
+        chosen = {name: self.held_factor(name) or v for name, v in values.items() if name in self.save}
         for name, value in chosen.items():
             if id(value) in compared and value.op in ("max", "min") and not self.exact(name, value):
                 what = f"elements that are recomputed are compared with {name!r}, and may differ in the last bit"
@@ -284,6 +287,11 @@ class Reverse(Adjoints):
                 if id(node) not in compared or self.exact(name, node):
                     found[name] = node
         return found
+
+    def held_factor(self, name: str) -> Node | None:
+        """The factor of a product that the forward's stages write under a name, if there is one."""
+        held = self.held.get(name)
+        return held if held is not None and held.op == "cast" else None
 
     def held_statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
         """What the forward's stages write anyway, and the backward takes."""

@@ -254,6 +254,7 @@ def saved(op: Op) -> dict[str, Any]:
     if more := [name for name in chosen if name not in outputs]:
         rows = all(how.spec.array(name).axes[:1] == op.plan.order[:1] for name in more)
         what = "one value per row, which saves a pass over it" if rows else "which every row would wait for"
+        what = "so that no product is computed again" if products_in(op.plan) else what
         reasons.append(f"the forward writes {', '.join(more)}, {what}")
     if not reasons and how.saved:
         reasons.append("the values of the spec's `save`, and inputs")

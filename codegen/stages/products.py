@@ -153,21 +153,41 @@ class _Around(Cutting):
         more = [n for n in shared(later, inner, self.is_known) if id(n) not in given]
         for node in more:
             self.hold(node)
-        if inner and not self.attempt([*group, *more]):
-            self.alone(inner, [*group, *more])
-            return
-        self.add([[*group, *more]])
+        items, products = [*group, *more], [n for n in inner if n.op == "contract"]
+        if products and not self.attempt(items):
+            self.alone(products, items)
+        else:
+            self.alone(self.before_tiles(products, items), items)
 
-    def alone(self, inner: Sequence[Node], items: list[Item]) -> None:
-        """The products of a group, each a stage, and then the group."""
-        for node in inner:
-            if node.op == "contract":
+    def before_tiles(self, products: Sequence[Node], items: list[Item]) -> Sequence[Node]:
+        """The products of a group that are stages before it, so that the group is one product and what follows it in its tiles: all
+        but one of those that no kernel multiplies together. Empty if that gives no such kernel either."""
+        if len(products) < 2 or in_tiles(self.made_of(items)):
+            return ()
+        for last in reversed(products):
+            others, before = [p for p in products if p is not last], dict(self.known)
+            for node in others:
                 self.hold(node)
-                self.require([node])
-                self.add([[node]])
-        rest = [item for item in items if not (isinstance(item, Node) and self.is_known(item))]
+            self.know(others)
+            rest = self.unwritten(items)
+            found = self.attempt(rest) and in_tiles(self.made_of(rest))
+            self.known = before
+            if found:
+                return others
+        return ()
+
+    def alone(self, products: Sequence[Node], items: list[Item]) -> None:
+        """Some products of a group, each a stage, and then the group."""
+        for node in products:
+            self.hold(node)
+            self.require([node])
+            self.add([[node]])
+        rest = self.unwritten(items)
         self.require(rest)
         self.add([rest])
+
+    def unwritten(self, items: Iterable[Item]) -> list[Item]:
+        return [item for item in items if not (isinstance(item, Node) and self.is_known(item))]
 
     def require(self, items: Sequence[Item]) -> None:
         """Raises the reason why no kernel computes some items."""

@@ -58,13 +58,16 @@ Contractions:
   dense_row_scaled_residual, dense_scaled_columns, dense_silu,
   dense_silu_residual, dense_softcap, dense_squared_relu, dense_swiglu,
   dense_swiglu_pairs, dense_swiglu_weights, dense_transposed, gemm_linear,
-  linear_cross_entropy, logits_logsumexp, matmul_dgelu, matmul_dgelu_dbias,
-  matmul_drelu_dbias, matmul_dsilu, matmul_dswiglu_pairs, scaled_matmul_fp8,
-  scaled_matmul_fp8_gelu, scaled_matmul_int8
+  linear_cross_entropy, linear_softcap_cross_entropy, logits_logsumexp,
+  matmul_dgelu, matmul_dgelu_dbias, matmul_drelu_dbias, matmul_dsilu,
+  matmul_dswiglu_pairs, scaled_matmul_fp8, scaled_matmul_fp8_gelu,
+  scaled_matmul_int8
 
 Several kernels:
-  batch_norm_train, column_quantize_fp8, global_response_norm,
-  layernorm_channels_first, rotary_qk, top_k_gate, weight_standardize
+  batch_norm_train, column_quantize_fp8, dense_int4, dense_int8,
+  global_response_norm, layernorm_channels_first, mlp_geglu_dropout,
+  mlp_squared_relu, mlp_swiglu, rmsnorm_dense, rmsnorm_qkv, rotary_qk,
+  top_k_gate, weight_standardize
 """
 
 import sys
@@ -126,6 +129,8 @@ if TYPE_CHECKING:
     from .dense_gelu import dense_gelu as dense_gelu
     from .dense_gelu_aux import dense_gelu_aux as dense_gelu_aux
     from .dense_gelu_tanh import dense_gelu_tanh as dense_gelu_tanh
+    from .dense_int4 import dense_int4 as dense_int4
+    from .dense_int8 import dense_int8 as dense_int8
     from .dense_reglu_pairs import dense_reglu_pairs as dense_reglu_pairs
     from .dense_relu import dense_relu as dense_relu
     from .dense_relu_fp8 import dense_relu_fp8 as dense_relu_fp8
@@ -219,6 +224,7 @@ if TYPE_CHECKING:
     from .leaky_relu_dynamic import leaky_relu_dynamic as leaky_relu_dynamic
     from .lerp import lerp as lerp
     from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from .linear_softcap_cross_entropy import linear_softcap_cross_entropy as linear_softcap_cross_entropy
     from .log_sigmoid import log_sigmoid as log_sigmoid
     from .log_softmax import log_softmax as log_softmax
     from .logits_logsumexp import logits_logsumexp as logits_logsumexp
@@ -235,6 +241,9 @@ if TYPE_CHECKING:
     from .mean_squared_error import mean_squared_error as mean_squared_error
     from .mish import mish as mish
     from .mixture import mixture as mixture
+    from .mlp_geglu_dropout import mlp_geglu_dropout as mlp_geglu_dropout
+    from .mlp_squared_relu import mlp_squared_relu as mlp_squared_relu
+    from .mlp_swiglu import mlp_swiglu as mlp_swiglu
     from .modulated_layernorm import modulated_layernorm as modulated_layernorm
     from .mul_silu import mul_silu as mul_silu
     from .qk_rmsnorm import qk_rmsnorm as qk_rmsnorm
@@ -259,10 +268,12 @@ if TYPE_CHECKING:
     from .rg_lru import rg_lru as rg_lru
     from .rmsnorm import rmsnorm as rmsnorm
     from .rmsnorm_bias import rmsnorm_bias as rmsnorm_bias
+    from .rmsnorm_dense import rmsnorm_dense as rmsnorm_dense
     from .rmsnorm_fp8 import rmsnorm_fp8 as rmsnorm_fp8
     from .rmsnorm_gated import rmsnorm_gated as rmsnorm_gated
     from .rmsnorm_group_fp8 import rmsnorm_group_fp8 as rmsnorm_group_fp8
     from .rmsnorm_llama import rmsnorm_llama as rmsnorm_llama
+    from .rmsnorm_qkv import rmsnorm_qkv as rmsnorm_qkv
     from .rmsnorm_reordered import rmsnorm_reordered as rmsnorm_reordered
     from .rmsnorm_row_fp8 import rmsnorm_row_fp8 as rmsnorm_row_fp8
     from .rmsnorm_row_int8 import rmsnorm_row_int8 as rmsnorm_row_int8
@@ -384,6 +395,8 @@ __all__ = [
     "dense_gelu",
     "dense_gelu_aux",
     "dense_gelu_tanh",
+    "dense_int4",
+    "dense_int8",
     "dense_reglu_pairs",
     "dense_relu",
     "dense_relu_fp8",
@@ -477,6 +490,7 @@ __all__ = [
     "leaky_relu_dynamic",
     "lerp",
     "linear_cross_entropy",
+    "linear_softcap_cross_entropy",
     "log_sigmoid",
     "log_softmax",
     "logits_logsumexp",
@@ -493,6 +507,9 @@ __all__ = [
     "mean_squared_error",
     "mish",
     "mixture",
+    "mlp_geglu_dropout",
+    "mlp_squared_relu",
+    "mlp_swiglu",
     "modulated_layernorm",
     "mul_silu",
     "qk_rmsnorm",
@@ -517,10 +534,12 @@ __all__ = [
     "rg_lru",
     "rmsnorm",
     "rmsnorm_bias",
+    "rmsnorm_dense",
     "rmsnorm_fp8",
     "rmsnorm_gated",
     "rmsnorm_group_fp8",
     "rmsnorm_llama",
+    "rmsnorm_qkv",
     "rmsnorm_reordered",
     "rmsnorm_row_fp8",
     "rmsnorm_row_int8",

@@ -136,7 +136,7 @@ def linear_softcap_cross_entropy_epilogue_kernel(
     rAcc = access.registers(mAcc, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
     rLoss = access.registers(mLoss, (1, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rLogitsKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
@@ -159,24 +159,24 @@ def linear_softcap_cross_entropy_epilogue_kernel(
             part = row.part(p)
             part.load(mAcc, (index, 0), rAcc[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     logits = linear_softcap_cross_entropy_epilogue_keep_logits(
                         device.floats(rAcc[None, v, u]), device.full(vec, cap),
                     )
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rLogitsKept[None, v].store(logits)
                     values = linear_softcap_cross_entropy_epilogue_stage0(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), logits,
                     )
                     reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         logits = rLogitsKept[None, v].load()
                     else:
                         logits = linear_softcap_cross_entropy_epilogue_keep_logits(
@@ -316,7 +316,7 @@ def linear_softcap_cross_entropy_backward_kernel(
     rDloss = access.registers(mDloss, (1, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
-    if cutlass.const_expr(how.carried):
+    if cutlass.const_expr(how.holds_expensive):
         rLogitsKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -339,21 +339,21 @@ def linear_softcap_cross_entropy_backward_kernel(
             part = row.part(p)
             part.load(mAcc, (index, 0), rAcc[None, None, u])
             # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.lean) else vectors
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
                     logits = linear_softcap_cross_entropy_backward_keep_logits(
                         device.floats(rAcc[None, v, u]), device.full(vec, cap), approx,
                     )
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         rLogitsKept[None, v].store(logits)
                     values = linear_softcap_cross_entropy_backward_row_max(logits)
                     reduce.accumulate([rRowMax], ("max",), values, at.inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.kept and begin == 0)
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    if cutlass.const_expr(how.carried):
+                    if cutlass.const_expr(how.holds_expensive):
                         logits = rLogitsKept[None, v].load()
                     else:
                         logits = linear_softcap_cross_entropy_backward_keep_logits(
@@ -369,7 +369,7 @@ def linear_softcap_cross_entropy_backward_kernel(
             part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.carried):
+                if cutlass.const_expr(how.holds_expensive):
                     logits = rLogitsKept[None, v].load()
                 else:
                     logits = linear_softcap_cross_entropy_backward_keep_logits(

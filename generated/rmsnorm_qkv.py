@@ -627,7 +627,7 @@ def rmsnorm_qkv_backward_stage1_epilogue_kernel(
                     )
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
-                if cutlass.const_expr(how.lean):
+                if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mScale, rScale), (mAcc, rAcc[None, None, k]), (mAcc2, rAcc2[None, None, k]),
                         (mAcc3, rAcc3[None, None, k]), (mX, rX[None, None, k]),

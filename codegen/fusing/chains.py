@@ -11,6 +11,7 @@ from typing import Any
 from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost
 from codegen.fusing.graph import COSTLY, REDUCING, StepGraph, elements, is_recomputed
+from codegen.graph.nodes import topological
 from codegen.plan.op import Gemm, Staged
 from codegen.tracing.naming import unique
 from codegen.tracing.specs import Made, Request, spec_of
@@ -20,6 +21,9 @@ from codegen.tracing.translate import NotExpressed
 MOST_STEPS = 150  # of a chain
 LEAST = 0.03  # of the bytes that XLA's kernels move: a chain that saves less is left to XLA
 SLACK = 0.02  # of a chain's bytes, that a step towards a better chain may cost
+MOVING = frozenset(
+    {"input", "contract", "const", "param", "float"}
+)  # a chain of these alone only copies, or multiplies
 Key = tuple[Any, ...]
 
 
@@ -65,6 +69,8 @@ def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Valu
     except (NotExpressed, SpecError, UserError):
         return None
     plan = made.planned.plan
+    if {n.op for n in topological(s.value for s in made.planned.statements)} <= MOVING:
+        return None
     if isinstance(plan, Gemm):  # with sums of a row's tiles the backward would multiply once more
         return made if not isinstance(plan.tile, UserError) and not any(f.along for f in plan.tile.folds) else None
     return None if isinstance(plan, Staged) or plan.kernels > 1 else made

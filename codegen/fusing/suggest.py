@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from codegen.errors import SpecError, UserError
-from codegen.fusing.chains import Chain, place_of_input
+from codegen.fusing.chains import LEAST, Chain, place_of_input
 from codegen.fusing.fuse import EXPRESSING, call_of, is_array, place_of
 from codegen.fusing.known import Call, known
 from codegen.fusing.program import Program, program_of, steps_evaluated
@@ -164,12 +164,33 @@ def candidates(suggestion: Suggestion) -> dict[str, Callable[[int], Any]]:
     sizes = [n for v in chain.inputs for n in v.shape if n > 1]
     given = [on_device(v, place, min(sizes, default=2)) for place, v in enumerate(chain.inputs)]
 
+    xla, fused = jax.jit(_evaluated(chain, steps)), jax.jit(call_of(chain))
+    return {"xla": lambda _: xla(*given), "op": lambda _: fused(*given)}
+
+
+def compiled(suggestion: Suggestion) -> Suggestion | None:
+    """The suggestion with the memory traffic of XLA's own program for its steps, compiled for the GPU that JAX has; None where that
+    is no more than the op's. Without a GPU, and where XLA does not say, it stays as it is."""
+    chain, steps = suggestion.chain, _steps(suggestion.program, suggestion.chain)
+    if jax.default_backend() != "gpu":
+        return suggestion
+    arrays = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in chain.inputs]
+    found = jax.jit(_evaluated(chain, steps)).lower(*arrays).compile().cost_analysis()
+    now = int((found or {}).get("bytes accessed", 0))
+    if not now:
+        return suggestion
+    own = replace(chain.cost, now=now)
+    return replace(suggestion, chain=replace(chain, cost=own)) if own.saved > LEAST * now else None
+
+
+def _evaluated(chain: Chain, steps: Sequence[Step]) -> Callable[..., list[Any]]:
+    """A chain's steps as a function of its arrays."""
+
     def own(*arrays: Any) -> list[Any]:
         values = steps_evaluated(steps, dict(zip(chain.inputs, arrays, strict=True)))
         return [values[v] for v in chain.outputs]
 
-    xla, fused = jax.jit(own), jax.jit(call_of(chain))
-    return {"xla": lambda _: xla(*given), "op": lambda _: fused(*given)}
+    return own
 
 
 def on_device(value: Value, seed: int, limit: int) -> jax.Array:

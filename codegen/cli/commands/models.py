@@ -15,6 +15,8 @@ from codegen.cli.printing import gather, show
 from codegen.cli.project import find_project
 from codegen.errors import named, shown
 
+SMALL = 0.01  # of all that is saved: what saves less is left out
+
 
 def suggest(
     function: Annotated[str, typer.Argument(help="A JAX function, MODULE:FUNCTION.", metavar="FUNCTION")],
@@ -35,8 +37,8 @@ def suggest(
     """Find what of a JAX function is worth an op: a loss, a layer, or a whole step of training with its gradients.
 
     Chains of its steps that XLA computes in several kernels, and that one kernel computes in less memory traffic, are ranked by
-    what they save. Each is compared with the function's own steps before it is shown. How XLA fuses is a model, not
-    measured: --measure times both on a GPU.
+    what they save. Each is compared with the function's own steps before it is shown. On a GPU, XLA's traffic is that of the
+    program it compiles, elsewhere that of a model of how it fuses. --measure times both.
 
     \b
     Example: codegen suggest my_module:step --arguments my_module:arguments
@@ -62,12 +64,14 @@ def suggest(
         for one in every:
             if disagrees := suggesting.disagreement(one):
                 wrong.append((one, disagrees))
-            yield one
+            elif (found := suggesting.compiled(one)) is not None:
+                yield found
 
     checked, whole = gather(verified(), len(every), "comparing")
     for bad, disagrees in wrong:
         print(f"{bad.name} is left out: {disagrees}", file=sys.stderr)
-    kept = [one for one in checked if one not in [bad for bad, _ in wrong]]
+    least = SMALL * sum(one.saved for one in checked)
+    kept = sorted((one for one in checked if one.saved >= least), key=lambda one: -one.saved)
     times: dict[str, tuple[float, float]] = {}
     if measure:
         for one in kept:

@@ -14,6 +14,7 @@ import pytest
 from ptx_running import apply, result, run, source, values, words
 
 from codegen.interpret import ptx
+from tests.turns import EVERY
 
 # Floating formats, from their definitions
 
@@ -166,7 +167,7 @@ def drawn(f: Format) -> Drawn:
 def rows(one: Drawn, count: int, seed: str) -> list[tuple]:
     """Random operands of an instruction, which is the seed. Each row is compared by itself, so no smaller table is needed."""
     rng = Random(seed)
-    return [tuple(one(rng) for _ in range(count)) for _ in range(100)]
+    return [tuple(one(rng) for _ in range(count)) for _ in range(100 if EVERY else 40)]
 
 
 def columns(table) -> list[list[int]]:

@@ -21,6 +21,7 @@ from codegen.pipeline import read_op
 from codegen.plan.rows.scanning import Scan
 from codegen.render.package import find_specs
 from tests.places import SPECS
+from tests.turns import some
 
 NAMES = [path.stem for path in find_specs(SPECS)]
 
@@ -272,7 +273,7 @@ def test_units():
 # The drawing
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, 3))
 def test_drawings_show_everything_without_overlaps(name):
     op = library(name)
     root = ElementTree.fromstring(draw(op))

@@ -98,16 +98,14 @@ def add_layernorm_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = add_layernorm_row_mean(device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
@@ -117,11 +115,10 @@ def add_layernorm_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = add_layernorm_row_mean2(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]), device.full(vec, row_mean),
                 )
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
@@ -140,7 +137,6 @@ def add_layernorm_kernel(
                 )
                 at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
-
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rY, mY, first_row, place)
 
@@ -247,18 +243,16 @@ def add_layernorm_forward_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
-
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = add_layernorm_forward_row_mean_(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
                 )
-                reduce.accumulate([rRowMean_], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean_], ("mean",), values, part.vector(v).inside())
         row_mean_, = row.reduce([rRowMean_], ("mean",), sRowMean_)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
@@ -268,11 +262,10 @@ def add_layernorm_forward_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = add_layernorm_forward_row_mean2(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]), device.full(vec, row_mean_),
                 )
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
@@ -298,7 +291,6 @@ def add_layernorm_forward_kernel(
             )
             row.store_one(rstd.to(mRstd.element_type), mRstd, (index,), rRstd[None, u])
             row.store_one(row_mean.to(mRowMean.element_type), mRowMean, (index,), rRowMean[None, u])
-
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rRstd, mRstd, first_row, place)
     rowwise.store_together(rY, mY, first_row, place)
@@ -382,7 +374,6 @@ def add_layernorm_frozen_kernel(
         row.load_one(mRowMean, (index,), rRowMean[None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -397,7 +388,7 @@ def add_layernorm_frozen_kernel(
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                     device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mDresidualOut, rDresidualOut), (mResidualOut, rResidualOut))
@@ -417,7 +408,6 @@ def add_layernorm_frozen_kernel(
                     device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 
@@ -489,7 +479,6 @@ def add_layernorm_backward_rows_kernel(
         row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
         row.load_one(mRowMean, (index,), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -504,7 +493,7 @@ def add_layernorm_backward_rows_kernel(
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                     device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         if row.writes():
@@ -517,7 +506,6 @@ def add_layernorm_backward_rows_kernel(
             row.store_one(
                 row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (index,), rRowSum2OfRows[None, u],
             )
-
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
     rowwise.store_together(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
@@ -650,13 +638,12 @@ def add_layernorm_backward_kernel(
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = add_layernorm_backward_stage0(
                         device.floats(rDy[None, v, k]), device.floats(rResidualOut[None, v, k]),
                         device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                         device.floats(rWeight[None, v]),
                     )
-                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
                 row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
@@ -664,7 +651,6 @@ def add_layernorm_backward_kernel(
                         (mResidualOut, rResidualOut[None, None, k]),
                     )
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():

@@ -90,16 +90,14 @@ def add_rmsnorm_fp8_kernel(
         row.load(mResidual, (index, 0), rResidual[None, None, u])
         row.load_one(mScale, (0,), rScale)
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = add_rmsnorm_fp8_row_mean(device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
@@ -117,7 +115,6 @@ def add_rmsnorm_fp8_kernel(
                 )
                 at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
                 at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
-
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)
 

@@ -83,18 +83,16 @@ def add_rmsnorm_rounded_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = add_rmsnorm_rounded_row_mean(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
                 )
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
@@ -111,7 +109,6 @@ def add_rmsnorm_rounded_kernel(
                 )
                 at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
-
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rY, mY, first_row, place)
 
@@ -195,7 +192,6 @@ def add_rmsnorm_rounded_frozen_kernel(
         row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
         row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -209,7 +205,7 @@ def add_rmsnorm_rounded_frozen_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rResidualOut[None, v, u]),
                     device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mDresidualOut, rDresidualOut), (mResidualOut, rResidualOut))
@@ -228,7 +224,6 @@ def add_rmsnorm_rounded_frozen_kernel(
                     device.full(vec, row_sum),
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 
@@ -293,7 +288,6 @@ def add_rmsnorm_rounded_backward_rows_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -307,7 +301,7 @@ def add_rmsnorm_rounded_backward_rows_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rResidualOut[None, v, u]),
                     device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         if row.writes():
@@ -320,7 +314,6 @@ def add_rmsnorm_rounded_backward_rows_kernel(
             row.store_one(
                 row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
             )
-
     rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
@@ -440,12 +433,11 @@ def add_rmsnorm_rounded_backward_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = add_rmsnorm_rounded_backward_stage0(
                         device.floats(rDy[None, v, k]), device.floats(rResidualOut[None, v, k]),
                         device.floats(rWeight[None, v]),
                     )
-                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, own.vector(v).inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
@@ -453,7 +445,6 @@ def add_rmsnorm_rounded_backward_kernel(
                         (mResidualOut, rResidualOut[None, None, k]),
                     )
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

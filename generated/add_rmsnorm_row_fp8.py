@@ -113,18 +113,16 @@ def add_rmsnorm_row_fp8_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean, *sRowMax], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = add_rmsnorm_row_fp8_row_mean(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
                 )
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
@@ -140,7 +138,7 @@ def add_rmsnorm_row_fp8_kernel(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
                     device.floats(rWeight[None, 0]), device.full(vec, eps), device.full(vec, row_mean), approx,
                 )
-                reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
 
         row = row.forget((mX, rX), (mResidual, rResidual))
@@ -162,7 +160,6 @@ def add_rmsnorm_row_fp8_kernel(
         if row.writes():
             scale = add_rmsnorm_row_fp8_row(device.full(1, amax_min), device.full(1, row_max))
             row.store_one(scale.to(mScale.element_type), mScale, (index,), rScale[None, u])
-
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rScale, mScale, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)

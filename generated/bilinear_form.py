@@ -186,7 +186,6 @@ def bilinear_form_frozen_kernel(
         row.load_one(mDy, (0,), rDy)
         row.load_one(mLeft, (index,), rLeft[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -195,7 +194,7 @@ def bilinear_form_frozen_kernel(
                 at = part.vector(v)
                 at.load_shared(mRight, (0,), rRight)
                 values = bilinear_form_frozen_row_sum(device.floats(rX[None, v, u]), device.floats(rRight[None, 0]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mX, rX))
@@ -215,7 +214,6 @@ def bilinear_form_frozen_kernel(
                 device.floats(device.full(1, rDy[0], rDy.element_type)), device.full(1, row_sum),
             )
             row.store_one(dleft.to(mDleft.element_type), mDleft, (index,), rDleft[None, u])
-
     rowwise.store_together(rDleft, mDleft, first_row, place)
     rowwise.store_together(rDx, mDx, first_row, place)
 
@@ -271,7 +269,6 @@ def bilinear_form_backward_rows_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -282,7 +279,7 @@ def bilinear_form_backward_rows_kernel(
                 values = bilinear_form_backward_rows_row_sum(
                     device.floats(rX[None, v, u]), device.floats(rRight[None, 0]),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
@@ -290,7 +287,6 @@ def bilinear_form_backward_rows_kernel(
             row.store_one(
                 row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
             )
-
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
@@ -400,16 +396,14 @@ def bilinear_form_backward_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = bilinear_form_backward_row_sum(
                         device.floats(rX[None, v, k]), device.floats(rRight[None, v]),
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, own.vector(v).inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mRight, rRight), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

@@ -89,7 +89,6 @@ def causal_softmax_kernel(
         row = rowwise.row(how, index, index < rows * Q, K, shifts=True)
         row.load(mX, (iRows, iQ, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -106,7 +105,7 @@ def causal_softmax_kernel(
                         device.floats(rX[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]),
                     )
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -118,7 +117,7 @@ def causal_softmax_kernel(
                     if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = causal_softmax_row_sum(value)
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
@@ -142,7 +141,6 @@ def causal_softmax_kernel(
                     device.full(vec, row_sum), approx,
                 )
                 at.store(y.to(mY.element_type), mY, (iRows, iQ, 0), rY[None, v, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -234,7 +232,6 @@ def causal_softmax_forward_kernel(
         row = rowwise.row(how, index, index < rows * Q, K, shifts=True)
         row.load(mX, (iRows, iQ, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax_], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -251,7 +248,7 @@ def causal_softmax_forward_kernel(
                         device.floats(rX[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]),
                     )
-                    reduce.accumulate([rRowMax_], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax_], ("max",), values, part.vector(v).inside())
                 row_max_ = reduce.risen(
                     rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0,
                 )
@@ -265,7 +262,7 @@ def causal_softmax_forward_kernel(
                     if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = causal_softmax_forward_row_sum_(value)
-                    reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_max_, row_sum_ = row.reduce([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
@@ -294,7 +291,6 @@ def causal_softmax_forward_kernel(
             row_max, row_sum = causal_softmax_forward_row(device.full(1, row_max_), device.full(1, row_sum_))
             row.store_one(row_max.to(mRowMax.element_type), mRowMax, (iRows, iQ), rRowMax[None, u])
             row.store_one(row_sum.to(mRowSum.element_type), mRowSum, (iRows, iQ), rRowSum[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowMax, mRowMax, first_row, place)
     rowwise.store_together(rRowSum, mRowSum, first_row, place)
@@ -381,7 +377,6 @@ def causal_softmax_frozen_kernel(
         row.load_one(mRowMax, (iRows, iQ), rRowMax[None, u])
         row.load_one(mRowSum, (iRows, iQ), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
-
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -401,7 +396,7 @@ def causal_softmax_frozen_kernel(
                     device.floats(rDy[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                     device.full(vec, iQ, cutlass.Int32), t0,
                 )
-                reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_sum_, = row.reduce([rRowSum_], ("sum",), sRowSum_)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -425,7 +420,6 @@ def causal_softmax_frozen_kernel(
                     device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), t0, device.full(vec, row_sum_),
                 )
                 at.store(dx.to(mDx.element_type), mDx, (iRows, iQ, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 
@@ -499,7 +493,6 @@ def causal_softmax_backward_rows_kernel(
         row.load_one(mRowMax, (iRows, iQ), rRowMax[None, u])
         row.load_one(mRowSum, (iRows, iQ), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
-
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -514,7 +507,7 @@ def causal_softmax_backward_rows_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, iQ, cutlass.Int32),
                     device.full(vec, mScale[0]), approx,
                 )
-                reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_sum_, = row.reduce([rRowSum_], ("sum",), sRowSum_)
 
         if row.writes():
@@ -522,7 +515,6 @@ def causal_softmax_backward_rows_kernel(
             row.store_one(
                 row_sum__of_rows.to(mRowSum_OfRows.element_type), mRowSum_OfRows, (iRows, iQ), rRowSum_OfRows[None, u],
             )
-
     rowwise.store_together(rRowSum_OfRows, mRowSum_OfRows, first_row, place)
 
 
@@ -652,7 +644,7 @@ def causal_softmax_backward_kernel(
                         device.floats(rX[None, v, k]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), approx,
                     )
-                    reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum_], ("sum",), values, own.vector(v).inside())
                 row_sum_, = own.reduce([rRowSum_], ("sum",), sRowSum_, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))

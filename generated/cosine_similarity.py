@@ -77,7 +77,6 @@ def cosine_similarity_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mY, (index, 0), rY[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -86,9 +85,8 @@ def cosine_similarity_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = cosine_similarity_stage0(device.floats(rX[None, v, u]), device.floats(rY[None, v, u]))
-                reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2, row_sum3 = row.reduce([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0)
 
         if row.writes():
@@ -96,7 +94,6 @@ def cosine_similarity_kernel(
                 device.full(1, eps), device.full(1, row_sum), device.full(1, row_sum2), device.full(1, row_sum3),
             )
             row.store_one(similarity.to(mSimilarity.element_type), mSimilarity, (index,), rSimilarity[None, u])
-
     rowwise.store_together(rSimilarity, mSimilarity, first_row, place)
 
 
@@ -169,7 +166,6 @@ def cosine_similarity_forward_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mY, (index, 0), rY[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -178,9 +174,8 @@ def cosine_similarity_forward_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = cosine_similarity_forward_stage0(device.floats(rX[None, v, u]), device.floats(rY[None, v, u]))
-                reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2, row_sum3 = row.reduce([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), sStage0)
 
         if row.writes():
@@ -190,7 +185,6 @@ def cosine_similarity_forward_kernel(
             row.store_one(similarity.to(mSimilarity.element_type), mSimilarity, (index,), rSimilarity[None, u])
             row.store_one(row_norm.to(mRowNorm.element_type), mRowNorm, (index,), rRowNorm[None, u])
             row.store_one(row_norm2.to(mRowNorm2.element_type), mRowNorm2, (index,), rRowNorm2[None, u])
-
     rowwise.store_together(rSimilarity, mSimilarity, first_row, place)
     rowwise.store_together(rRowNorm, mRowNorm, first_row, place)
     rowwise.store_together(rRowNorm2, mRowNorm2, first_row, place)

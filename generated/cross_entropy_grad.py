@@ -122,7 +122,6 @@ def cross_entropy_grad_kernel(
         row.load_one(mX, (index, device.clip_index(rXAtLabelAt[0], mX.shape[1])), rXAtLabel[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sTop], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rTop = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -134,14 +133,12 @@ def cross_entropy_grad_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = cross_entropy_grad_top(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rTop], ("max",), values, at.inside())
+                    reduce.accumulate([rTop], ("max",), values, part.vector(v).inside())
                 top = reduce.risen(rTop, rTopSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = cross_entropy_grad_row_sum(device.floats(rX[None, v, u]), device.full(vec, top), approx)
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         top, row_sum = row.reduce([rTop, rRowSum], ("max", "sum"), sTop, ((1, 0, "exp", 1.0),))
 
         row = row.forget((mX, rX))
@@ -165,7 +162,6 @@ def cross_entropy_grad_kernel(
                 device.full(1, ignore_index, cutlass.Int32), device.full(1, top), device.full(1, row_sum),
             )
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-
     rowwise.store_together(rLoss, mLoss, first_row, place)
     rowwise.store_together(rDx, mDx, first_row, place)
 

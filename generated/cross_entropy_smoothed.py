@@ -81,7 +81,6 @@ def cross_entropy_smoothed_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -101,14 +100,15 @@ def cross_entropy_smoothed_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
-                    reduce.accumulate([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, at.inside())
+                    reduce.accumulate(
+                        [rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, part.vector(v).inside(),
+                    )
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = cross_entropy_smoothed_row_sum(
                         device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, picked, row_mean, row_sum = row.reduce(
             [rRowMax, rPicked, rRowMean, rRowSum], ("max", "sum", "mean", "sum"), sStage0, ((3, 0, "exp", 1.0),),
         )
@@ -119,7 +119,6 @@ def cross_entropy_smoothed_kernel(
                 device.full(1, row_sum),
             )
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-
     rowwise.store_together(rLoss, mLoss, first_row, place)
 
 
@@ -194,7 +193,6 @@ def cross_entropy_smoothed_forward_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -214,14 +212,15 @@ def cross_entropy_smoothed_forward_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
-                    reduce.accumulate([rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, at.inside())
+                    reduce.accumulate(
+                        [rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, part.vector(v).inside(),
+                    )
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = cross_entropy_smoothed_forward_row_sum(
                         device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, picked, row_mean, row_sum = row.reduce(
             [rRowMax, rPicked, rRowMean, rRowSum], ("max", "sum", "mean", "sum"), sStage0, ((3, 0, "exp", 1.0),),
         )
@@ -233,7 +232,6 @@ def cross_entropy_smoothed_forward_kernel(
             )
             row.store_one(lse.to(mLse.element_type), mLse, (index,), rLse[None, u])
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-
     rowwise.store_together(rLse, mLse, first_row, place)
     rowwise.store_together(rLoss, mLoss, first_row, place)
 

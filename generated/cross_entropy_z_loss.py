@@ -106,7 +106,6 @@ def cross_entropy_z_loss_kernel(
         row.load_one(mX, (index, device.clip_index(rXAtLabelAt[0], mX.shape[1])), rXAtLabel[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -118,16 +117,14 @@ def cross_entropy_z_loss_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = cross_entropy_z_loss_row_max(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = cross_entropy_z_loss_row_sum(
                         device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
         if row.writes():
@@ -139,7 +136,6 @@ def cross_entropy_z_loss_kernel(
             )
             row.store_one(z_loss.to(mZLoss.element_type), mZLoss, (index,), rZLoss[None, u])
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-
     rowwise.store_together(rZLoss, mZLoss, first_row, place)
     rowwise.store_together(rLoss, mLoss, first_row, place)
 
@@ -240,7 +236,6 @@ def cross_entropy_z_loss_forward_kernel(
         row.load_one(mX, (index, device.clip_index(rXAtLabelAt[0], mX.shape[1])), rXAtLabel[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -252,16 +247,14 @@ def cross_entropy_z_loss_forward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = cross_entropy_z_loss_forward_row_max(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = cross_entropy_z_loss_forward_row_sum(
                         device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
         if row.writes():
@@ -274,7 +267,6 @@ def cross_entropy_z_loss_forward_kernel(
             row.store_one(lse.to(mLse.element_type), mLse, (index,), rLse[None, u])
             row.store_one(z_loss.to(mZLoss.element_type), mZLoss, (index,), rZLoss[None, u])
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-
     rowwise.store_together(rLse, mLse, first_row, place)
     rowwise.store_together(rZLoss, mZLoss, first_row, place)
     rowwise.store_together(rLoss, mLoss, first_row, place)

@@ -141,7 +141,6 @@ def dense_amax_epilogue_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
-
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -150,7 +149,7 @@ def dense_amax_epilogue_kernel(
                 at = part.vector(v)
                 at.load_shared(mBias, (0,), rBias)
                 values = dense_amax_epilogue_row_max(device.floats(rAcc[None, v, u]), device.floats(rBias[None, 0]))
-                reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
 
         row = row.forget((mAcc, rAcc))
@@ -166,7 +165,6 @@ def dense_amax_epilogue_kernel(
         if row.writes():
             amax = dense_amax_epilogue_row(device.full(1, row_max))
             row.store_one(amax.to(mAmax.element_type), mAmax, (index,), rAmax[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rAmax, mAmax, first_row, place)
 

@@ -280,25 +280,22 @@ def dense_int8_backward_stage2_epilogue_kernel(
         row.load(mAcc, (iN, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mQ, (iN, 0), rQ[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mAcc, (iN, 0), rAcc[None, None, u])
             part.load(mQ, (iN, 0), rQ[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = dense_int8_backward_stage2_epilogue_row_sum(
                     device.floats(rAcc[None, v, u]), rQ[None, v, u].load().to(cutlass.Int32),
                     getattr(cutlass, dtype_of_T),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dscale = dense_int8_backward_stage2_epilogue_row(device.full(1, row_sum))
             row.store_one(dscale.to(mDscale.element_type), mDscale, (iN,), rDscale[None, u])
-
     rowwise.store_together(rDscale, mDscale, first_row, place)
 
 

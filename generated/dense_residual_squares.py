@@ -144,18 +144,16 @@ def dense_residual_squares_epilogue_kernel(
         row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mAcc, (index, 0), rAcc[None, None, u])
             part.load(mResidual, (index, 0), rResidual[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = dense_residual_squares_epilogue_row_sum(
                     device.floats(rAcc[None, v, u]), device.floats(rResidual[None, v, u]),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mAcc, rAcc), (mResidual, rResidual))
@@ -173,7 +171,6 @@ def dense_residual_squares_epilogue_kernel(
         if row.writes():
             squares = dense_residual_squares_epilogue_row(device.full(1, row_sum))
             row.store_one(squares.to(mSquares.element_type), mSquares, (index,), rSquares[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rSquares, mSquares, first_row, place)
 

@@ -241,7 +241,6 @@ def dense_rms_scaled_frozen_kernel(
         row.load(mAcc, (index, 0), rAcc[None, None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -260,7 +259,7 @@ def dense_rms_scaled_frozen_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rWeight[None, 0]),
                     t5,
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDy, rDy), (mAcc, rAcc))
@@ -288,7 +287,6 @@ def dense_rms_scaled_frozen_kernel(
         if row.writes():
             drstd = dense_rms_scaled_frozen_row(device.full(1, row_sum))
             row.store_one(drstd.to(mDrstd.element_type), mDrstd, (index,), rDrstd[None, u])
-
     rowwise.store_together(rDacc, mDacc, first_row, place)
     rowwise.store_together(rDrstd, mDrstd, first_row, place)
 
@@ -362,7 +360,6 @@ def dense_rms_scaled_backward_rows_kernel(
         row.load(mAcc, (index, 0), rAcc[None, None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -375,7 +372,7 @@ def dense_rms_scaled_backward_rows_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]),
                     device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
@@ -383,7 +380,6 @@ def dense_rms_scaled_backward_rows_kernel(
             row.store_one(
                 row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
             )
-
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
@@ -512,18 +508,16 @@ def dense_rms_scaled_backward_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = dense_rms_scaled_backward_row_sum(
                         device.floats(rDy[None, v, k]), device.floats(rAcc[None, v, k]),
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                         device.floats(rWeight[None, v]),
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, own.vector(v).inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mAcc, rAcc[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

@@ -195,16 +195,14 @@ def dense_row_bias_backward_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mZ, (index, 0), rZ[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mZ, (index, 0), rZ[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = dense_row_bias_backward_row_sum(device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDy, rDy), (mZ, rZ))
@@ -220,7 +218,6 @@ def dense_row_bias_backward_kernel(
         if row.writes():
             dbias = dense_row_bias_backward_row(device.full(1, row_sum))
             row.store_one(dbias.to(mDbias.element_type), mDbias, (index,), rDbias[None, u])
-
     rowwise.store_together(rDacc, mDacc, first_row, place)
     rowwise.store_together(rDbias, mDbias, first_row, place)
 

@@ -229,14 +229,12 @@ def dense_row_scaled_residual_backward_kernel(
         row.load(mAcc, (index, 0), rAcc[None, None, u])
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 t4 = dense_row_scaled_residual_backward_keep_t4(
                     device.floats(rAcc[None, v, u]), device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                 )
@@ -245,7 +243,7 @@ def dense_row_scaled_residual_backward_kernel(
                 values = dense_row_scaled_residual_backward_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), t4,
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDy, rDy), (mAcc, rAcc))
@@ -271,7 +269,6 @@ def dense_row_scaled_residual_backward_kernel(
         if row.writes():
             dscale = dense_row_scaled_residual_backward_row(device.full(1, row_sum))
             row.store_one(dscale.to(mDscale.element_type), mDscale, (index,), rDscale[None, u])
-
     rowwise.store_together(rDacc, mDacc, first_row, place)
     rowwise.store_together(rDscale, mDscale, first_row, place)
 

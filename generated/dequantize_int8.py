@@ -104,24 +104,21 @@ def dequantize_int8_backward_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mQ, (index, 0), rQ[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mQ, (index, 0), rQ[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = dequantize_int8_backward_row_sum(
                     device.floats(rDy[None, v, u]), rQ[None, v, u].load().to(cutlass.Int32),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dscale = dequantize_int8_backward_row(device.full(1, row_sum))
             row.store_one(dscale.to(mDscale.element_type), mDscale, (index,), rDscale[None, u])
-
     rowwise.store_together(rDscale, mDscale, first_row, place)
 
 

@@ -82,16 +82,14 @@ def dgelu_dbias_row_fp8_rows_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sRowMax], how.cluster)
-
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = dgelu_dbias_row_fp8_rows_row_max(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
 
         if row.writes():
@@ -99,7 +97,6 @@ def dgelu_dbias_row_fp8_rows_kernel(
             row.store_one(
                 row_max_of_rows.to(mRowMaxOfRows.element_type), mRowMaxOfRows, (index,), rRowMaxOfRows[None, u],
             )
-
     rowwise.store_together(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
 
 
@@ -207,14 +204,12 @@ def dgelu_dbias_row_fp8_kernel(
             if cutlass.const_expr(how.whole):
                 rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = dgelu_dbias_row_fp8_row_max(device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]))
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, own.vector(v).inside())
                 row_max, = own.reduce([rRowMax], ("max",), sRowMax, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_max = rRowMaxOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

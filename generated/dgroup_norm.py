@@ -99,7 +99,6 @@ def dgroup_norm_rows_kernel(
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         reduce.meet([*sStage0, *sStage1], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -108,11 +107,10 @@ def dgroup_norm_rows_kernel(
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = dgroup_norm_rows_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
                 )
-                reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, part.vector(v).inside())
         row_mean, row_mean3 = row.reduce([rRowMean, rRowMean3], ("mean", "mean"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX), (mWeight, rWeight))
@@ -124,12 +122,11 @@ def dgroup_norm_rows_kernel(
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = dgroup_norm_rows_stage1(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
                     device.full(vec, row_mean),
                 )
-                reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, at.inside())
+                reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, part.vector(v).inside())
         row_mean2, row_mean4 = row.reduce([rRowMean2, rRowMean4], ("mean", "mean"), sStage1)
 
         if row.writes():
@@ -276,28 +273,25 @@ def dgroup_norm_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = dgroup_norm_stage0(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     )
-                    reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, at.inside())
+                    reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, own.vector(v).inside())
                 row_mean, row_mean3 = own.reduce([rRowMean, rRowMean3], ("mean", "mean"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = dgroup_norm_stage1(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                         device.full(vec, row_mean),
                     )
-                    reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, at.inside())
+                    reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, own.vector(v).inside())
                 row_mean2, row_mean4 = own.reduce([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean3 = rRowMean3OfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]

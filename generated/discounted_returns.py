@@ -267,7 +267,6 @@ def discounted_returns_backward_stage3_kernel(
         row.load(mDiscount, (index, 0), rDiscount[None, None, u])
         row.load(mScanOfRowsS, (index, 0), rScanOfRowsS[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -281,13 +280,12 @@ def discounted_returns_backward_stage3_kernel(
                     device.floats(rScanOfRowsS[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                     device.full(vec, S, cutlass.Int32),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dbootstrap = discounted_returns_backward_stage3_row(device.full(1, row_sum))
             row.store_one(dbootstrap.to(mDbootstrap.element_type), mDbootstrap, (index,), rDbootstrap[None, u])
-
     rowwise.store_together(rDbootstrap, mDbootstrap, first_row, place)
 
 

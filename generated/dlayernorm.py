@@ -101,7 +101,6 @@ def dlayernorm_rows_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sStage0, *sStage1], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -114,7 +113,7 @@ def dlayernorm_rows_kernel(
                 values = dlayernorm_rows_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, part.vector(v).inside())
         row_mean, row_mean3 = row.reduce([rRowMean, rRowMean3], ("mean", "mean"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -131,7 +130,7 @@ def dlayernorm_rows_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                     device.full(vec, row_mean),
                 )
-                reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, at.inside())
+                reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, part.vector(v).inside())
         row_mean2, row_mean4 = row.reduce([rRowMean2, rRowMean4], ("mean", "mean"), sStage1)
 
         if row.writes():
@@ -151,7 +150,6 @@ def dlayernorm_rows_kernel(
             row.store_one(
                 row_mean4_of_rows.to(mRowMean4OfRows.element_type), mRowMean4OfRows, (index,), rRowMean4OfRows[None, u],
             )
-
     rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
     rowwise.store_together(rRowMean3OfRows, mRowMean3OfRows, first_row, place)
     rowwise.store_together(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
@@ -286,28 +284,25 @@ def dlayernorm_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = dlayernorm_stage0(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     )
-                    reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, at.inside())
+                    reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, own.vector(v).inside())
                 row_mean, row_mean3 = own.reduce([rRowMean, rRowMean3], ("mean", "mean"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = dlayernorm_stage1(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                         device.full(vec, row_mean),
                     )
-                    reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, at.inside())
+                    reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, own.vector(v).inside())
                 row_mean2, row_mean4 = own.reduce([rRowMean2, rRowMean4], ("mean", "mean"), sStage1, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean3 = rRowMean3OfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]

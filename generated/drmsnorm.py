@@ -84,7 +84,6 @@ def drmsnorm_rows_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -97,7 +96,7 @@ def drmsnorm_rows_kernel(
                 values = drmsnorm_rows_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, part.vector(v).inside())
         row_mean, row_mean2 = row.reduce([rRowMean, rRowMean2], ("mean", "mean"), sStage0)
 
         if row.writes():
@@ -108,7 +107,6 @@ def drmsnorm_rows_kernel(
             row.store_one(
                 row_mean2_of_rows.to(mRowMean2OfRows.element_type), mRowMean2OfRows, (index,), rRowMean2OfRows[None, u],
             )
-
     rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
     rowwise.store_together(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
 
@@ -221,16 +219,14 @@ def drmsnorm_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = drmsnorm_stage0(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     )
-                    reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, at.inside())
+                    reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, own.vector(v).inside())
                 row_mean, row_mean2 = own.reduce([rRowMean, rRowMean2], ("mean", "mean"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
             if own.counts():

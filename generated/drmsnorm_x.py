@@ -91,15 +91,13 @@ def drmsnorm_x_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = drmsnorm_x_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -115,7 +113,7 @@ def drmsnorm_x_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                     device.full(vec, eps), device.full(vec, row_mean), approx,
                 )
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -131,7 +129,6 @@ def drmsnorm_x_kernel(
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 

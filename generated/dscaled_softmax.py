@@ -72,16 +72,14 @@ def dscaled_softmax_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mY, (index, 0), rY[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = dscaled_softmax_row_sum(device.floats(rDy[None, v, u]), device.floats(rY[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDy, rDy), (mY, rY))
@@ -96,7 +94,6 @@ def dscaled_softmax_kernel(
                     device.full(vec, row_sum),
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 

@@ -88,16 +88,14 @@ def dscaled_srelu_kernel(
         row.load(mX, (index, 0), rX[None, None, u])
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = dscaled_srelu_row_sum(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -116,7 +114,6 @@ def dscaled_srelu_kernel(
         if row.writes():
             dscale = dscaled_srelu_row(device.full(1, row_sum))
             row.store_one(dscale.to(mDscale.element_type), mDscale, (index,), rDscale[None, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
     rowwise.store_together(rDscale, mDscale, first_row, place)
 

@@ -103,7 +103,6 @@ def dscaled_swiglu_kernel(
         row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -111,12 +110,11 @@ def dscaled_swiglu_kernel(
             part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
             part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 value = dscaled_swiglu_keep_value(device.floats(rX0[None, v, u]))
                 if cutlass.const_expr(how.holds_expensive):
                     rValueKept[None, v].store(value)
                 values = dscaled_swiglu_row_sum(device.floats(rDy[None, v, u]), device.floats(rX1[None, v, u]), value)
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDy, rDy), (mX, rX0), (mX, rX1))

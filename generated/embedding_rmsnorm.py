@@ -80,7 +80,6 @@ def embedding_rmsnorm_kernel(
             aligned=False,
         )
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -89,9 +88,8 @@ def embedding_rmsnorm_kernel(
                 aligned=False,
             )
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = embedding_rmsnorm_row_mean(device.floats(rTableAtToken[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mTable, rTableAtToken))
@@ -178,7 +176,6 @@ def embedding_rmsnorm_frozen_kernel(
             aligned=False,
         )
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -195,7 +192,7 @@ def embedding_rmsnorm_frozen_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rTableAtToken[None, v, u]),
                     device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mTable, rTableAtToken))
@@ -279,7 +276,6 @@ def embedding_rmsnorm_backward_rows_kernel(
             aligned=False,
         )
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -296,7 +292,7 @@ def embedding_rmsnorm_backward_rows_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rTableAtToken[None, v, u]),
                     device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         if row.writes():
@@ -420,19 +416,17 @@ def embedding_rmsnorm_backward_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = embedding_rmsnorm_backward_stage0(
                         device.floats(rDy[None, v, k]), device.floats(rTableAtToken[None, v, k]),
                         device.floats(rWeight[None, v]),
                     )
-                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, own.vector(v).inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mWeight, rWeight), (mDy, rDy[None, None, k]), (mTable, rTableAtToken[None, None, k]),
                     )
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

@@ -70,15 +70,13 @@ def gemma_rmsnorm_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = gemma_rmsnorm_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX))
@@ -93,7 +91,6 @@ def gemma_rmsnorm_kernel(
                     device.full(vec, row_mean), approx,
                 )
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -160,7 +157,6 @@ def gemma_rmsnorm_frozen_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -173,7 +169,7 @@ def gemma_rmsnorm_frozen_kernel(
                 values = gemma_rmsnorm_frozen_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -190,7 +186,6 @@ def gemma_rmsnorm_frozen_kernel(
                     device.full(vec, row_sum), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 
@@ -253,7 +248,6 @@ def gemma_rmsnorm_backward_rows_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -266,7 +260,7 @@ def gemma_rmsnorm_backward_rows_kernel(
                 values = gemma_rmsnorm_backward_rows_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         if row.writes():
@@ -279,7 +273,6 @@ def gemma_rmsnorm_backward_rows_kernel(
             row.store_one(
                 row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
             )
-
     rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
@@ -392,16 +385,14 @@ def gemma_rmsnorm_backward_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = gemma_rmsnorm_backward_stage0(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     )
-                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, own.vector(v).inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

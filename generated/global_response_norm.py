@@ -246,18 +246,16 @@ def global_response_norm_stage2_kernel(
         row.load(mX, (iB, iS, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 length = global_response_norm_stage2_keep_length(device.floats(rSumOfBC[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
                     rLengthKept[None, v].store(length)
                 values = global_response_norm_stage2_row_mean(length)
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX), (mSumOfBC, rSumOfBC))
@@ -331,21 +329,18 @@ def global_response_norm_frozen_stage1_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = global_response_norm_frozen_stage1_row_mean(device.floats(rSumOfBC[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         if row.writes():
             mean_of_b = global_response_norm_frozen_stage1_row(device.full(1, row_mean))
             row.store_one(mean_of_b.to(mMeanOfB.element_type), mMeanOfB, (iB,), rMeanOfB[None, u])
-
     rowwise.store_together(rMeanOfB, mMeanOfB, first_row, place)
 
 
@@ -622,21 +617,18 @@ def global_response_norm_backward_stage1_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = global_response_norm_backward_stage1_row_mean(device.floats(rSumOfBC[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         if row.writes():
             mean_of_b = global_response_norm_backward_stage1_row(device.full(1, row_mean))
             row.store_one(mean_of_b.to(mMeanOfB.element_type), mMeanOfB, (iB,), rMeanOfB[None, u])
-
     rowwise.store_together(rMeanOfB, mMeanOfB, first_row, place)
 
 

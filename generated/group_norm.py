@@ -88,15 +88,13 @@ def group_norm_kernel(
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = group_norm_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
@@ -105,9 +103,8 @@ def group_norm_kernel(
             part = row.part(p)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = group_norm_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
@@ -207,15 +204,13 @@ def group_norm_forward_kernel(
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
-
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = group_norm_forward_row_mean_(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean_], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean_], ("mean",), values, part.vector(v).inside())
         row_mean_, = row.reduce([rRowMean_], ("mean",), sRowMean_)
 
         row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
@@ -224,9 +219,8 @@ def group_norm_forward_kernel(
             part = row.part(p)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = group_norm_forward_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean_))
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
@@ -321,7 +315,6 @@ def group_norm_frozen_kernel(
         row.load_one(mRstd, (iB, iG), rRstd[None, u])
         row.load_one(mRowMean, (iB, iG), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -330,13 +323,12 @@ def group_norm_frozen_kernel(
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = group_norm_frozen_stage0(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX), (mWeight, rWeight))
@@ -420,7 +412,6 @@ def group_norm_backward_rows_kernel(
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.load_one(mRowMean, (iB, iG), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -429,13 +420,12 @@ def group_norm_backward_rows_kernel(
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = group_norm_backward_rows_stage0(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         if row.writes():
@@ -572,18 +562,16 @@ def group_norm_backward_kernel(
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = group_norm_backward_stage0(
                         device.floats(rDy[None, v, k]),
                         device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                         device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     )
-                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
                 row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():

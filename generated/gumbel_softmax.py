@@ -91,7 +91,6 @@ def gumbel_softmax_kernel(
         row.load_one(mKey, (0,), rKey0)
         row.load_one(mKey, (1,), rKey1)
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -110,7 +109,7 @@ def gumbel_softmax_kernel(
                         device.full(vec, index, cutlass.Int64), device.full(vec, N, cutlass.Int64),
                         reduce.count_up(at.c, vec).to(cutlass.Int64), device.full(vec, temperature), approx,
                     )
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
@@ -124,7 +123,7 @@ def gumbel_softmax_kernel(
                     if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = gumbel_softmax_row_sum(value)
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
@@ -147,7 +146,6 @@ def gumbel_softmax_kernel(
                     )
                 y = gumbel_softmax_chain(value, device.full(vec, row_sum), approx)
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -214,16 +212,14 @@ def gumbel_softmax_backward_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mY, (index, 0), rY[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = gumbel_softmax_backward_row_sum(device.floats(rDy[None, v, u]), device.floats(rY[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDy, rDy), (mY, rY))
@@ -238,7 +234,6 @@ def gumbel_softmax_backward_kernel(
                     device.full(vec, row_sum), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 

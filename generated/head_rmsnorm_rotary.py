@@ -94,7 +94,6 @@ def head_rmsnorm_rotary_kernel(
         row.load(mCos, (iS, 0), rCos[None, None, u])
         row.load(mSin, (iS, 0), rSin[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -102,9 +101,8 @@ def head_rmsnorm_rotary_kernel(
             part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
             part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = head_rmsnorm_rotary_stage0(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]))
-                reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, part.vector(v).inside())
         row_mean, row_mean2 = row.reduce([rRowMean, rRowMean2], ("mean", "mean"), sStage0)
 
         row = row.forget((mX, rX0), (mX, rX1), (mCos, rCos), (mSin, rSin))
@@ -216,7 +214,6 @@ def head_rmsnorm_rotary_frozen_kernel(
         row.load(mCos, (iS, 0), rCos[None, None, u])
         row.load(mSin, (iS, 0), rSin[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -237,7 +234,9 @@ def head_rmsnorm_rotary_frozen_kernel(
                     device.floats(rX1[None, v, u]), device.floats(rWeight0[None, 0]), device.floats(rWeight1[None, 0]),
                     device.floats(rCos[None, v, u]), device.floats(rSin[None, v, u]),
                 )
-                reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, at.inside())
+                reduce.accumulate(
+                    [rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, part.vector(v).inside(),
+                )
         row_mean, row_mean2, row_sum = row.reduce([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0)
 
         row = row.forget((mDy, rDy0), (mDy, rDy1), (mX, rX0), (mX, rX1), (mCos, rCos), (mSin, rSin))
@@ -341,7 +340,6 @@ def head_rmsnorm_rotary_backward_rows_kernel(
         row.load(mCos, (iS, 0), rCos[None, None, u])
         row.load(mSin, (iS, 0), rSin[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -362,7 +360,9 @@ def head_rmsnorm_rotary_backward_rows_kernel(
                     device.floats(rX1[None, v, u]), device.floats(rWeight0[None, 0]), device.floats(rWeight1[None, 0]),
                     device.floats(rCos[None, v, u]), device.floats(rSin[None, v, u]),
                 )
-                reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, at.inside())
+                reduce.accumulate(
+                    [rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, part.vector(v).inside(),
+                )
         row_mean, row_mean2, row_sum = row.reduce([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0)
 
         if row.writes():
@@ -539,14 +539,15 @@ def head_rmsnorm_rotary_backward_kernel(
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = head_rmsnorm_rotary_backward_stage0(
                         device.floats(rDy0[None, v, k]), device.floats(rDy1[None, v, k]),
                         device.floats(rX0[None, v, k]), device.floats(rX1[None, v, k]),
                         device.floats(rWeight0[None, v]), device.floats(rWeight1[None, v]),
                         device.floats(rCos[None, v]), device.floats(rSin[None, v]),
                     )
-                    reduce.accumulate([rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, at.inside())
+                    reduce.accumulate(
+                        [rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), values, own.vector(v).inside(),
+                    )
                 row_mean, row_mean2, row_sum = own.reduce(
                     [rRowMean, rRowMean2, rRowSum], ("mean", "mean", "sum"), sStage0, turn=turn,
                 )
@@ -557,7 +558,6 @@ def head_rmsnorm_rotary_backward_kernel(
                         (mX, rX1[None, None, k]),
                     )
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]

@@ -89,15 +89,13 @@ def instance_norm_kernel(
         row.load_one(mWeight, (iC,), rWeight[None, u])
         row.load_one(mBias, (iC,), rBias[None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = instance_norm_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX))
@@ -106,9 +104,8 @@ def instance_norm_kernel(
             part = row.part(p)
             part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = instance_norm_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mX, rX))
@@ -123,7 +120,6 @@ def instance_norm_kernel(
                     device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
                 at.store(y.to(mY.element_type), mY, (iB, iC, 0), rY[None, v, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -213,15 +209,13 @@ def instance_norm_forward_kernel(
         row.load_one(mWeight, (iC,), rWeight[None, u])
         row.load_one(mBias, (iC,), rBias[None, u])
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
-
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = instance_norm_forward_row_mean_(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean_], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean_], ("mean",), values, part.vector(v).inside())
         row_mean_, = row.reduce([rRowMean_], ("mean",), sRowMean_)
 
         row = row.forget((mX, rX))
@@ -230,9 +224,8 @@ def instance_norm_forward_kernel(
             part = row.part(p)
             part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = instance_norm_forward_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean_))
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mX, rX))
@@ -254,7 +247,6 @@ def instance_norm_forward_kernel(
             )
             row.store_one(rstd.to(mRstd.element_type), mRstd, (iB, iC), rRstd[None, u])
             row.store_one(row_mean.to(mRowMean.element_type), mRowMean, (iB, iC), rRowMean[None, u])
-
     rowwise.store_together(rRstd, mRstd, first_row, place)
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowMean, mRowMean, first_row, place)
@@ -333,7 +325,6 @@ def instance_norm_frozen_kernel(
         row.load_one(mRowMean, (iB, iC), rRowMean[None, u])
         row.load_one(mWeight, (iC,), rWeight[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -341,13 +332,12 @@ def instance_norm_frozen_kernel(
             part.load(mDy, (iB, iC, 0), rDy[None, None, u])
             part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = instance_norm_frozen_stage0(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                     device.floats(rX[None, v, u]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -364,7 +354,6 @@ def instance_norm_frozen_kernel(
                     device.full(vec, S, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 
@@ -432,7 +421,6 @@ def instance_norm_backward_rows_kernel(
         row.load(mX, (iB, iC, 0), rX[None, None, u])
         row.load_one(mRowMean, (iB, iC), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -440,13 +428,12 @@ def instance_norm_backward_rows_kernel(
             part.load(mDy, (iB, iC, 0), rDy[None, None, u])
             part.load(mX, (iB, iC, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = instance_norm_backward_rows_stage0(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                     device.floats(rX[None, v, u]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         if row.writes():
@@ -459,7 +446,6 @@ def instance_norm_backward_rows_kernel(
             row.store_one(
                 row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (iB, iC), rRowSum2OfRows[None, u],
             )
-
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
     rowwise.store_together(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
@@ -589,18 +575,16 @@ def instance_norm_backward_kernel(
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = instance_norm_backward_stage0(
                         device.floats(rDy[None, v, k]),
                         device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                         device.floats(rX[None, v, k]),
                     )
-                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
                 row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():

@@ -69,22 +69,19 @@ def kl_div_kernel(
         row.load(mLogP, (index, 0), rLogP[None, None, u])
         row.load(mLogTarget, (index, 0), rLogTarget[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mLogP, (index, 0), rLogP[None, None, u])
             part.load(mLogTarget, (index, 0), rLogTarget[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = kl_div_row_sum(device.floats(rLogP[None, v, u]), device.floats(rLogTarget[None, v, u]), approx)
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             loss = kl_div_row(device.full(1, row_sum))
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-
     rowwise.store_together(rLoss, mLoss, first_row, place)
 
 

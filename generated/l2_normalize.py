@@ -66,15 +66,13 @@ def l2_normalize_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = l2_normalize_row_sum(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mX, rX))
@@ -87,7 +85,6 @@ def l2_normalize_kernel(
                     device.floats(rX[None, v, u]), device.full(vec, eps), device.full(vec, row_sum), approx,
                 )
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -153,15 +150,13 @@ def l2_normalize_forward_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = l2_normalize_forward_row_sum(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mX, rX))
@@ -178,7 +173,6 @@ def l2_normalize_forward_kernel(
         if row.writes():
             row_norm = l2_normalize_forward_row(device.full(1, row_sum), approx)
             row.store_one(row_norm.to(mRowNorm.element_type), mRowNorm, (index,), rRowNorm[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowNorm, mRowNorm, first_row, place)
 
@@ -242,20 +236,18 @@ def l2_normalize_backward_kernel(
         row.load(mX, (index, 0), rX[None, None, u])
         row.load_one(mRowNorm, (index,), rRowNorm[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = l2_normalize_backward_row_sum(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowNorm[0, u], rRowNorm.element_type)),
                     device.floats(rX[None, v, u]), device.full(vec, eps), approx,
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -271,7 +263,6 @@ def l2_normalize_backward_kernel(
                     device.floats(rX[None, v, u]), device.full(vec, eps), device.full(vec, row_sum), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 

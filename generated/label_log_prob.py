@@ -89,7 +89,6 @@ def label_log_prob_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -110,10 +109,9 @@ def label_log_prob_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), z,
                     )
-                    reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, at.inside())
+                    reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     if cutlass.const_expr(how.holds_expensive):
                         z = rZKept[None, v].load()
                     else:
@@ -121,7 +119,7 @@ def label_log_prob_kernel(
                             device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
                         )
                     values = label_log_prob_row_sum2(z, device.full(vec, row_max), approx)
-                    reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
         row_sum, row_max, row_sum2 = row.reduce(
             [rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
         )
@@ -129,7 +127,6 @@ def label_log_prob_kernel(
         if row.writes():
             y = label_log_prob_row(device.full(1, row_sum), device.full(1, row_max), device.full(1, row_sum2))
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -213,7 +210,6 @@ def label_log_prob_forward_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -236,10 +232,9 @@ def label_log_prob_forward_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), z,
                     )
-                    reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, at.inside())
+                    reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     if cutlass.const_expr(how.holds_expensive):
                         z = rZKept[None, v].load()
                     else:
@@ -247,7 +242,7 @@ def label_log_prob_forward_kernel(
                             device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
                         )
                     values = label_log_prob_forward_row_sum2(z, device.full(vec, row_max), approx)
-                    reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
         row_sum, row_max, row_sum2 = row.reduce(
             [rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
         )
@@ -258,7 +253,6 @@ def label_log_prob_forward_kernel(
             )
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
             row.store_one(row_logsumexp.to(mRowLogsumexp.element_type), mRowLogsumexp, (index,), rRowLogsumexp[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowLogsumexp, mRowLogsumexp, first_row, place)
 

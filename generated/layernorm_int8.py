@@ -88,15 +88,13 @@ def layernorm_int8_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mScale, (0,), rScale)
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = layernorm_int8_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX))
@@ -105,9 +103,8 @@ def layernorm_int8_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = layernorm_int8_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mX, rX))
@@ -124,7 +121,6 @@ def layernorm_int8_kernel(
                     device.full(vec, row_mean), device.full(vec, row_mean2),
                 )
                 at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
-
     rowwise.store_together(rQ, mQ, first_row, place)
 
 

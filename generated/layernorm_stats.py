@@ -98,15 +98,13 @@ def layernorm_stats_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = layernorm_stats_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX))
@@ -115,9 +113,8 @@ def layernorm_stats_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = layernorm_stats_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mX, rX))
@@ -138,7 +135,6 @@ def layernorm_stats_kernel(
             mean, rstd = layernorm_stats_row(device.full(1, eps), device.full(1, row_mean), device.full(1, row_mean2))
             row.store_one(mean.to(mMean.element_type), mMean, (index,), rMean[None, u])
             row.store_one(rstd.to(mRstd.element_type), mRstd, (index,), rRstd[None, u])
-
     rowwise.store_together(rMean, mMean, first_row, place)
     rowwise.store_together(rRstd, mRstd, first_row, place)
     rowwise.store_together(rY, mY, first_row, place)
@@ -234,7 +230,6 @@ def layernorm_stats_frozen_kernel(
         row.load_one(mMean, (index,), rMean[None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -248,7 +243,7 @@ def layernorm_stats_frozen_kernel(
                     device.floats(rDy[None, v, u]), device.floats(device.full(vec, rMean[0, u], rMean.element_type)),
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -268,7 +263,6 @@ def layernorm_stats_frozen_kernel(
                     device.full(vec, row_sum2), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 
@@ -341,7 +335,6 @@ def layernorm_stats_backward_rows_kernel(
         row.load(mX, (index, 0), rX[None, None, u])
         row.load_one(mMean, (index,), rMean[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -355,7 +348,7 @@ def layernorm_stats_backward_rows_kernel(
                     device.floats(rDy[None, v, u]), device.floats(device.full(vec, rMean[0, u], rMean.element_type)),
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         if row.writes():
@@ -368,7 +361,6 @@ def layernorm_stats_backward_rows_kernel(
             row.store_one(
                 row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (index,), rRowSum2OfRows[None, u],
             )
-
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
     rowwise.store_together(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
@@ -500,18 +492,16 @@ def layernorm_stats_backward_kernel(
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = layernorm_stats_backward_stage0(
                         device.floats(rDy[None, v, k]),
                         device.floats(device.full(vec, rMean[0, u], rMean.element_type)), device.floats(rX[None, v, k]),
                         device.floats(rWeight[None, v]),
                     )
-                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
                 row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():

@@ -133,7 +133,6 @@ def linear_cross_entropy_epilogue_kernel(
         row.load(mLogits, (index, 0), rLogits[None, None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -152,14 +151,13 @@ def linear_cross_entropy_epilogue_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
-                    reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, at.inside())
+                    reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = linear_cross_entropy_epilogue_row_sum(
                         device.floats(rLogits[None, v, u]), device.full(vec, row_max),
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         picked, row_max, row_sum = row.reduce(
             [rPicked, rRowMax, rRowSum], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
         )
@@ -169,7 +167,6 @@ def linear_cross_entropy_epilogue_kernel(
                 device.full(1, picked), device.full(1, row_max), device.full(1, row_sum),
             )
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-
     rowwise.store_together(rLoss, mLoss, first_row, place)
 
 
@@ -289,7 +286,6 @@ def linear_cross_entropy_backward_kernel(
         row.load_one(mDloss, (index,), rDloss[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -301,16 +297,14 @@ def linear_cross_entropy_backward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = linear_cross_entropy_backward_row_max(device.floats(rLogits[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = linear_cross_entropy_backward_row_sum(
                         device.floats(rLogits[None, v, u]), device.full(vec, row_max), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
         row = row.forget((mLogits, rLogits))
@@ -327,7 +321,6 @@ def linear_cross_entropy_backward_kernel(
                     approx,
                 )
                 at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u])
-
     rowwise.store_together(rDlogits, mDlogits, first_row, place)
 
 

@@ -149,7 +149,6 @@ def linear_softcap_cross_entropy_epilogue_kernel(
         row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -172,10 +171,9 @@ def linear_softcap_cross_entropy_epilogue_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), logits,
                     )
-                    reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, at.inside())
+                    reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     if cutlass.const_expr(how.holds_expensive):
                         logits = rLogitsKept[None, v].load()
                     else:
@@ -183,7 +181,7 @@ def linear_softcap_cross_entropy_epilogue_kernel(
                             device.floats(rAcc[None, v, u]), device.full(vec, cap),
                         )
                     values = linear_softcap_cross_entropy_epilogue_row_sum(logits, device.full(vec, row_max))
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         picked, row_max, row_sum = row.reduce(
             [rPicked, rRowMax, rRowSum], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
         )
@@ -193,7 +191,6 @@ def linear_softcap_cross_entropy_epilogue_kernel(
                 device.full(1, picked), device.full(1, row_max), device.full(1, row_sum),
             )
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-
     rowwise.store_together(rLoss, mLoss, first_row, place)
 
 
@@ -330,7 +327,6 @@ def linear_softcap_cross_entropy_backward_kernel(
         row.load_one(mDloss, (index,), rDloss[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -342,17 +338,15 @@ def linear_softcap_cross_entropy_backward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     logits = linear_softcap_cross_entropy_backward_keep_logits(
                         device.floats(rAcc[None, v, u]), device.full(vec, cap), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
                         rLogitsKept[None, v].store(logits)
                     values = linear_softcap_cross_entropy_backward_row_max(logits)
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     if cutlass.const_expr(how.holds_expensive):
                         logits = rLogitsKept[None, v].load()
                     else:
@@ -360,7 +354,7 @@ def linear_softcap_cross_entropy_backward_kernel(
                             device.floats(rAcc[None, v, u]), device.full(vec, cap), approx,
                         )
                     values = linear_softcap_cross_entropy_backward_row_sum(logits, device.full(vec, row_max), approx)
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
         row = row.forget((mAcc, rAcc))
@@ -382,7 +376,6 @@ def linear_softcap_cross_entropy_backward_kernel(
                     device.full(vec, row_max), device.full(vec, row_sum), approx,
                 )
                 at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
-
     rowwise.store_together(rDacc, mDacc, first_row, place)
 
 

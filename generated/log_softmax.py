@@ -69,7 +69,6 @@ def log_softmax_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -81,14 +80,12 @@ def log_softmax_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = log_softmax_row_max(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = log_softmax_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
         row = row.forget((mX, rX))
@@ -101,7 +98,6 @@ def log_softmax_kernel(
                     device.floats(rX[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum), approx,
                 )
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -173,7 +169,6 @@ def log_softmax_forward_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax_], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -185,18 +180,16 @@ def log_softmax_forward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = log_softmax_forward_row_max_(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rRowMax_], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax_], ("max",), values, part.vector(v).inside())
                 row_max_ = reduce.risen(
                     rRowMax_, rRowMax_Seen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0,
                 )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = log_softmax_forward_row_sum(
                         device.floats(rX[None, v, u]), device.full(vec, row_max_), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max_, row_sum = row.reduce([rRowMax_, rRowSum], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
 
         row = row.forget((mX, rX))
@@ -214,7 +207,6 @@ def log_softmax_forward_kernel(
             row_max, row_log = log_softmax_forward_row(device.full(1, row_max_), device.full(1, row_sum), approx)
             row.store_one(row_max.to(mRowMax.element_type), mRowMax, (index,), rRowMax[None, u])
             row.store_one(row_log.to(mRowLog.element_type), mRowLog, (index,), rRowLog[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowMax, mRowMax, first_row, place)
     rowwise.store_together(rRowLog, mRowLog, first_row, place)
@@ -280,15 +272,13 @@ def log_softmax_backward_kernel(
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowLog, (index,), rRowLog[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = log_softmax_backward_row_sum(device.floats(rDy[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -305,7 +295,6 @@ def log_softmax_backward_kernel(
                     device.full(vec, row_sum), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 

@@ -159,7 +159,6 @@ def logits_logsumexp_epilogue_kernel(
         row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -178,14 +177,13 @@ def logits_logsumexp_epilogue_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
-                    reduce.accumulate([rRowMax, rRowSum2], ("max", "sum"), values, at.inside())
+                    reduce.accumulate([rRowMax, rRowSum2], ("max", "sum"), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = logits_logsumexp_epilogue_row_sum(
                         device.floats(rAcc[None, v, u]), device.full(vec, row_max),
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum2, row_sum = row.reduce(
             [rRowMax, rRowSum2, rRowSum], ("max", "sum", "sum"), sStage0, ((2, 0, "exp", 1.0),),
         )
@@ -205,7 +203,6 @@ def logits_logsumexp_epilogue_kernel(
             )
             row.store_one(lse.to(mLse.element_type), mLse, (index,), rLse[None, u])
             row.store_one(picked.to(mPicked.element_type), mPicked, (index,), rPicked[None, u])
-
     rowwise.store_together(rLogits, mLogits, first_row, place)
     rowwise.store_together(rLse, mLse, first_row, place)
     rowwise.store_together(rPicked, mPicked, first_row, place)
@@ -284,7 +281,6 @@ def logits_logsumexp_backward_kernel(
         row.load_one(mDpicked, (index,), rDpicked[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -296,16 +292,14 @@ def logits_logsumexp_backward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = logits_logsumexp_backward_row_max(device.floats(rAcc[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = logits_logsumexp_backward_row_sum(
                         device.floats(rAcc[None, v, u]), device.full(vec, row_max), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
         row = row.forget((mDlogits, rDlogits), (mAcc, rAcc))
@@ -325,7 +319,6 @@ def logits_logsumexp_backward_kernel(
                     approx,
                 )
                 at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
-
     rowwise.store_together(rDacc, mDacc, first_row, place)
 
 

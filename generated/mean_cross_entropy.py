@@ -87,7 +87,6 @@ def mean_cross_entropy_rows_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -106,14 +105,13 @@ def mean_cross_entropy_rows_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
-                    reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, at.inside())
+                    reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = mean_cross_entropy_rows_row_sum(
                         device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         picked, row_max, row_sum = row.reduce(
             [rPicked, rRowMax, rRowSum], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
         )
@@ -131,7 +129,6 @@ def mean_cross_entropy_rows_kernel(
             row.store_one(
                 row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
             )
-
     rowwise.store_together(rPickedOfRows, mPickedOfRows, first_row, place)
     rowwise.store_together(rRowMaxOfRows, mRowMaxOfRows, first_row, place)
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
@@ -255,17 +252,16 @@ def mean_cross_entropy_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
-                    reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, at.inside())
+                    reduce.accumulate([rPicked, rRowMax], ("sum", "max"), values, own.vector(v).inside())
                 picked, row_max = own.reduce([rPicked, rRowMax], ("sum", "max"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mX, rX[None, None, k]))
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = mean_cross_entropy_row_sum(
                         device.floats(rX[None, v, k]), device.full(vec, row_max), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, own.vector(v).inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mX, rX[None, None, k]))

@@ -85,15 +85,13 @@ def modulated_layernorm_kernel(
         row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
         row.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (iB, iS, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = modulated_layernorm_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX), (mScale, rScale), (mShift, rShift))
@@ -102,9 +100,8 @@ def modulated_layernorm_kernel(
             part = row.part(p)
             part.load(mX, (iB, iS, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = modulated_layernorm_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mX, rX), (mScale, rScale), (mShift, rShift))
@@ -202,15 +199,13 @@ def modulated_layernorm_forward_kernel(
         row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
         row.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
-
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (iB, iS, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = modulated_layernorm_forward_row_mean_(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean_], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean_], ("mean",), values, part.vector(v).inside())
         row_mean_, = row.reduce([rRowMean_], ("mean",), sRowMean_)
 
         row = row.forget((mX, rX), (mScale, rScale), (mShift, rShift))
@@ -219,11 +214,10 @@ def modulated_layernorm_forward_kernel(
             part = row.part(p)
             part.load(mX, (iB, iS, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = modulated_layernorm_forward_row_mean2(
                     device.floats(rX[None, v, u]), device.full(vec, row_mean_),
                 )
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mX, rX), (mScale, rScale), (mShift, rShift))
@@ -311,7 +305,6 @@ def modulated_layernorm_backward_rows_kernel(
         row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
         row.load_one(mRowMean, (iB, iS), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -320,13 +313,12 @@ def modulated_layernorm_backward_rows_kernel(
             part.load(mX, (iB, iS, 0), rX[None, None, u])
             part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = modulated_layernorm_backward_rows_stage0(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                     device.floats(rX[None, v, u]), device.floats(rScale[None, v, u]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         if row.writes():
@@ -463,18 +455,16 @@ def modulated_layernorm_backward_kernel(
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = modulated_layernorm_backward_stage0(
                         device.floats(rDy[None, v, k]),
                         device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                         device.floats(rX[None, v, k]), device.floats(rScale[None, v]),
                     )
-                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
                 row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mScale, rScale), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():
@@ -572,13 +562,12 @@ def modulated_layernorm_backward_places(
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
             rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
                 values = modulated_layernorm_backward_stage0(
                     device.floats(rDy[None, v, k]),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                     device.floats(rX[None, v, k]), device.floats(rScale[None, v]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
             row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), [])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

@@ -89,7 +89,6 @@ def qk_rmsnorm_kernel(
         row.load(mQ, (index, 0), rQ[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mK, (index, 0), rK[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -97,9 +96,8 @@ def qk_rmsnorm_kernel(
             part.load(mQ, (index, 0), rQ[None, None, u])
             part.load(mK, (index, 0), rK[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = qk_rmsnorm_stage0(device.floats(rQ[None, v, u]), device.floats(rK[None, v, u]))
-                reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, part.vector(v).inside())
         row_mean, row_mean2 = row.reduce([rRowMean, rRowMean2], ("mean", "mean"), sStage0)
 
         row = row.forget((mQ, rQ), (mK, rK))
@@ -118,7 +116,6 @@ def qk_rmsnorm_kernel(
                 )
                 at.store(q_out.to(mQOut.element_type), mQOut, (index, 0), rQOut[None, v, u])
                 at.store(k_out.to(mKOut.element_type), mKOut, (index, 0), rKOut[None, v, u])
-
     rowwise.store_together(rQOut, mQOut, first_row, place)
     rowwise.store_together(rKOut, mKOut, first_row, place)
 
@@ -214,7 +211,6 @@ def qk_rmsnorm_frozen_kernel(
         row.load(mQ, (index, 0), rQ[None, None, u])
         row.load(mK, (index, 0), rK[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -234,7 +230,8 @@ def qk_rmsnorm_frozen_kernel(
                     device.floats(rK[None, v, u]), device.floats(rQWeight[None, 0]), device.floats(rKWeight[None, 0]),
                 )
                 reduce.accumulate(
-                    [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, at.inside(),
+                    [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values,
+                    part.vector(v).inside(),
                 )
         row_mean, row_sum, row_mean2, row_sum2 = row.reduce(
             [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0,
@@ -259,7 +256,6 @@ def qk_rmsnorm_frozen_kernel(
                 )
                 at.store(dq.to(mDq.element_type), mDq, (index, 0), rDq[None, v, u])
                 at.store(dk.to(mDk.element_type), mDk, (index, 0), rDk[None, v, u])
-
     rowwise.store_together(rDq, mDq, first_row, place)
     rowwise.store_together(rDk, mDk, first_row, place)
 
@@ -350,7 +346,6 @@ def qk_rmsnorm_backward_rows_kernel(
         row.load(mQ, (index, 0), rQ[None, None, u])
         row.load(mK, (index, 0), rK[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -370,7 +365,8 @@ def qk_rmsnorm_backward_rows_kernel(
                     device.floats(rK[None, v, u]), device.floats(rQWeight[None, 0]), device.floats(rKWeight[None, 0]),
                 )
                 reduce.accumulate(
-                    [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, at.inside(),
+                    [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values,
+                    part.vector(v).inside(),
                 )
         row_mean, row_sum, row_mean2, row_sum2 = row.reduce(
             [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0,
@@ -392,7 +388,6 @@ def qk_rmsnorm_backward_rows_kernel(
             row.store_one(
                 row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (index,), rRowSum2OfRows[None, u],
             )
-
     rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
     rowwise.store_together(rRowMean2OfRows, mRowMean2OfRows, first_row, place)
@@ -543,14 +538,14 @@ def qk_rmsnorm_backward_kernel(
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = qk_rmsnorm_backward_stage0(
                         device.floats(rDqOut[None, v, k]), device.floats(rDkOut[None, v, k]),
                         device.floats(rQ[None, v, k]), device.floats(rK[None, v, k]), device.floats(rQWeight[None, v]),
                         device.floats(rKWeight[None, v]),
                     )
                     reduce.accumulate(
-                        [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values, at.inside(),
+                        [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), values,
+                        own.vector(v).inside(),
                     )
                 row_mean, row_sum, row_mean2, row_sum2 = own.reduce(
                     [rRowMean, rRowSum, rRowMean2, rRowSum2], ("mean", "sum", "mean", "sum"), sStage0, turn=turn,
@@ -561,7 +556,6 @@ def qk_rmsnorm_backward_kernel(
                         (mDkOut, rDkOut[None, None, k]), (mQ, rQ[None, None, k]), (mK, rK[None, None, k]),
                     )
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]

@@ -83,15 +83,13 @@ def quantize_group_int8_kernel(
         row = rowwise.row(how, index, index < rows, G, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
-
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = quantize_group_int8_row_max(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
 
         row = row.forget((mX, rX))
@@ -108,7 +106,6 @@ def quantize_group_int8_kernel(
         if row.writes():
             scale = quantize_group_int8_row(device.full(1, amax_min), device.full(1, row_max))
             row.store_one(scale.to(mScale.element_type), mScale, (index,), rScale[None, u])
-
     rowwise.store_together(rScale, mScale, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)
 

@@ -116,16 +116,14 @@ def quantize_mxfp4_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2)
         reduce.meet([*sStage0], how.cluster)
-
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowMax2 = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2)
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = quantize_mxfp4_stage0(device.floats(rX[0, None, v, u]), device.floats(rX[1, None, v, u]))
-                reduce.accumulate([rRowMax, rRowMax2], ("max", "max"), values, at.inside())
+                reduce.accumulate([rRowMax, rRowMax2], ("max", "max"), values, part.vector(v).inside())
         row_max, row_max2 = row.reduce([rRowMax, rRowMax2], ("max", "max"), sStage0)
 
         row = row.forget((mX, rX))
@@ -143,7 +141,6 @@ def quantize_mxfp4_kernel(
         if row.writes():
             scale = quantize_mxfp4_row(device.full(1, row_max), device.full(1, row_max2))
             row.store_one(device.cast(scale, mScale.element_type), mScale, (index,), rScale[None, u])
-
     rowwise.store_together(rQ, mQ, first_row, place)
     rowwise.store_together(rScale, mScale, first_row, place)
 

@@ -96,15 +96,13 @@ def quantize_mxfp8_kernel(
         row = rowwise.row(how, index, index < rows, G, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sAmax], how.cluster)
-
         rAmax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = quantize_mxfp8_amax(device.floats(rX[None, v, u]))
-                reduce.accumulate([rAmax], ("max",), values, at.inside())
+                reduce.accumulate([rAmax], ("max",), values, part.vector(v).inside())
         amax, = row.reduce([rAmax], ("max",), sAmax)
 
         row = row.forget((mX, rX))
@@ -121,7 +119,6 @@ def quantize_mxfp8_kernel(
         if row.writes():
             scale = quantize_mxfp8_row(device.full(1, emax, cutlass.Int32), device.full(1, amax))
             row.store_one(device.cast(scale, mScale.element_type), mScale, (index,), rScale[None, u])
-
     rowwise.store_together(rQ, mQ, first_row, place)
     rowwise.store_together(rScale, mScale, first_row, place)
 

@@ -87,15 +87,13 @@ def quantize_stochastic_int8_kernel(
         row.load_one(mKey, (0,), rKey0)
         row.load_one(mKey, (1,), rKey1)
         reduce.meet([*sRowMax], how.cluster)
-
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = quantize_stochastic_int8_row_max(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
 
         row = row.forget((mX, rX))
@@ -115,7 +113,6 @@ def quantize_stochastic_int8_kernel(
         if row.writes():
             scale = quantize_stochastic_int8_row(device.full(1, row_max))
             row.store_one(scale.to(mScale.element_type), mScale, (index,), rScale[None, u])
-
     rowwise.store_together(rScale, mScale, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)
 

@@ -74,15 +74,13 @@ def rmsnorm_dense_stage1_kernel(
         row = rowwise.row(how, index, index < rows, K, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = rmsnorm_dense_stage1_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX))
@@ -97,7 +95,6 @@ def rmsnorm_dense_stage1_kernel(
                     device.full(vec, row_mean), approx, mX.element_type,
                 )
                 at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u])
-
     rowwise.store_together(rN, mN, first_row, place)
 
 
@@ -213,7 +210,6 @@ def rmsnorm_dense_frozen_stage1_epilogue_kernel(
         row.load(mT1, (index, 0), rT1[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -226,7 +222,7 @@ def rmsnorm_dense_frozen_stage1_epilogue_kernel(
                 values = rmsnorm_dense_frozen_stage1_epilogue_stage0(
                     device.floats(rT1[None, v, u]), device.floats(rX[None, v, u]), device.floats(rScale[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         row = row.forget((mT1, rT1), (mX, rX))
@@ -243,7 +239,6 @@ def rmsnorm_dense_frozen_stage1_epilogue_kernel(
                     device.full(vec, row_sum), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 
@@ -307,7 +302,6 @@ def rmsnorm_dense_backward_stage1_epilogue_rows_kernel(
         row.load(mT1, (index, 0), rT1[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -320,7 +314,7 @@ def rmsnorm_dense_backward_stage1_epilogue_rows_kernel(
                 values = rmsnorm_dense_backward_stage1_epilogue_rows_stage0(
                     device.floats(rT1[None, v, u]), device.floats(rX[None, v, u]), device.floats(rScale[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         if row.writes():
@@ -333,7 +327,6 @@ def rmsnorm_dense_backward_stage1_epilogue_rows_kernel(
             row.store_one(
                 row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
             )
-
     rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
@@ -446,16 +439,14 @@ def rmsnorm_dense_backward_stage1_epilogue_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = rmsnorm_dense_backward_stage1_epilogue_stage0(
                         device.floats(rT1[None, v, k]), device.floats(rX[None, v, k]), device.floats(rScale[None, v]),
                     )
-                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, own.vector(v).inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mScale, rScale), (mT1, rT1[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

@@ -73,15 +73,13 @@ def rmsnorm_fp8_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mScale, (0,), rScale)
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = rmsnorm_fp8_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX))
@@ -97,7 +95,6 @@ def rmsnorm_fp8_kernel(
                     device.full(vec, row_mean),
                 )
                 at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
-
     rowwise.store_together(rQ, mQ, first_row, place)
 
 

@@ -74,15 +74,13 @@ def rmsnorm_gated_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mZ, (index, 0), rZ[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = rmsnorm_gated_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX), (mZ, rZ))
@@ -98,7 +96,6 @@ def rmsnorm_gated_kernel(
                     device.full(vec, eps), device.full(vec, row_mean), approx,
                 )
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -179,7 +176,6 @@ def rmsnorm_gated_frozen_kernel(
         row.load(mX, (index, 0), rX[None, None, u])
         row.load(mZ, (index, 0), rZ[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -196,7 +192,7 @@ def rmsnorm_gated_frozen_kernel(
                 values = rmsnorm_gated_frozen_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), t0,
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX), (mZ, rZ))
@@ -219,7 +215,6 @@ def rmsnorm_gated_frozen_kernel(
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
                 at.store(dz.to(mDz.element_type), mDz, (index, 0), rDz[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
     rowwise.store_together(rDz, mDz, first_row, place)
 
@@ -290,7 +285,6 @@ def rmsnorm_gated_backward_rows_kernel(
         row.load(mX, (index, 0), rX[None, None, u])
         row.load(mZ, (index, 0), rZ[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -305,7 +299,7 @@ def rmsnorm_gated_backward_rows_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rZ[None, v, u]),
                     device.floats(rWeight[None, 0]), approx,
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         if row.writes():
@@ -318,7 +312,6 @@ def rmsnorm_gated_backward_rows_kernel(
             row.store_one(
                 row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
             )
-
     rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
@@ -442,19 +435,17 @@ def rmsnorm_gated_backward_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = rmsnorm_gated_backward_stage0(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rZ[None, v, k]),
                         device.floats(rWeight[None, v]), approx,
                     )
-                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, own.vector(v).inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]), (mZ, rZ[None, None, k]),
                     )
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

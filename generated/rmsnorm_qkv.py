@@ -91,15 +91,13 @@ def rmsnorm_qkv_stage1_kernel(
         row = rowwise.row(how, index, index < rows, K, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = rmsnorm_qkv_stage1_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX))
@@ -114,7 +112,6 @@ def rmsnorm_qkv_stage1_kernel(
                     device.full(vec, row_mean), approx, mX.element_type,
                 )
                 at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u])
-
     rowwise.store_together(rN, mN, first_row, place)
 
 
@@ -353,7 +350,6 @@ def rmsnorm_qkv_frozen_stage1_epilogue_kernel(
         row.load(mAcc3, (index, 0), rAcc3[None, None, u])
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -369,7 +365,7 @@ def rmsnorm_qkv_frozen_stage1_epilogue_kernel(
                     device.floats(rAcc[None, v, u]), device.floats(rAcc2[None, v, u]), device.floats(rAcc3[None, v, u]),
                     device.floats(rX[None, v, u]), device.floats(rScale[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         row = row.forget((mAcc, rAcc), (mAcc2, rAcc2), (mAcc3, rAcc3), (mX, rX))
@@ -388,7 +384,6 @@ def rmsnorm_qkv_frozen_stage1_epilogue_kernel(
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_sum), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 
@@ -463,7 +458,6 @@ def rmsnorm_qkv_backward_stage1_epilogue_rows_kernel(
         row.load(mAcc3, (index, 0), rAcc3[None, None, u])
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -479,7 +473,7 @@ def rmsnorm_qkv_backward_stage1_epilogue_rows_kernel(
                     device.floats(rAcc[None, v, u]), device.floats(rAcc2[None, v, u]), device.floats(rAcc3[None, v, u]),
                     device.floats(rX[None, v, u]), device.floats(rScale[None, 0]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         if row.writes():
@@ -492,7 +486,6 @@ def rmsnorm_qkv_backward_stage1_epilogue_rows_kernel(
             row.store_one(
                 row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
             )
-
     rowwise.store_together(rRowMeanOfRows, mRowMeanOfRows, first_row, place)
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
@@ -620,12 +613,11 @@ def rmsnorm_qkv_backward_stage1_epilogue_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = rmsnorm_qkv_backward_stage1_epilogue_stage0(
                         device.floats(rAcc[None, v, k]), device.floats(rAcc2[None, v, k]),
                         device.floats(rAcc3[None, v, k]), device.floats(rX[None, v, k]), device.floats(rScale[None, v]),
                     )
-                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, own.vector(v).inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
@@ -633,7 +625,6 @@ def rmsnorm_qkv_backward_stage1_epilogue_kernel(
                         (mAcc3, rAcc3[None, None, k]), (mX, rX[None, None, k]),
                     )
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

@@ -74,15 +74,13 @@ def rmsnorm_reordered_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = rmsnorm_reordered_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX), (mX, rXAtOrder))
@@ -164,7 +162,6 @@ def rmsnorm_reordered_frozen_kernel(
         row.load(mX, (index, 0), rX[None, None, u])
         row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -174,12 +171,11 @@ def rmsnorm_reordered_frozen_kernel(
             part.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
             part.pick_shared(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = rmsnorm_reordered_frozen_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rXAtOrder[None, v, u]),
                     device.floats(rWeightAtOrder[None, v]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX), (mX, rXAtOrder))
@@ -259,7 +255,6 @@ def rmsnorm_reordered_backward_rows_kernel(
         row.load(mX, (index, 0), rX[None, None, u])
         row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -269,12 +264,11 @@ def rmsnorm_reordered_backward_rows_kernel(
             part.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
             part.pick_shared(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = rmsnorm_reordered_backward_rows_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rXAtOrder[None, v, u]),
                     device.floats(rWeightAtOrder[None, v]),
                 )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
         row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
 
         if row.writes():
@@ -400,12 +394,11 @@ def rmsnorm_reordered_backward_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = rmsnorm_reordered_backward_stage0(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]),
                         device.floats(rXAtOrder[None, v, u]), device.floats(rWeightAtOrder[None, v]),
                     )
-                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, at.inside())
+                    reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, own.vector(v).inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
@@ -413,7 +406,6 @@ def rmsnorm_reordered_backward_kernel(
                         (mX, rXAtOrder[None, None, u]),
                     )
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

@@ -62,21 +62,18 @@ def row_all_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowAll], how.cluster)
-
         rRowAll = reduce.accumulator(vec, "all", cutlass.Boolean)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = row_all_row_all(rX[None, v, u].load() != 0)
-                reduce.accumulate([rRowAll], ("all",), values, at.inside())
+                reduce.accumulate([rRowAll], ("all",), values, part.vector(v).inside())
         row_all, = row.reduce([rRowAll], ("all",), sRowAll)
 
         if row.writes():
             y = row_all_row(device.full(1, row_all, cutlass.Int32) != 0)
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 

@@ -62,21 +62,18 @@ def row_any_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowAny], how.cluster)
-
         rRowAny = reduce.accumulator(vec, "any", cutlass.Boolean)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = row_any_row_any(rX[None, v, u].load() != 0)
-                reduce.accumulate([rRowAny], ("any",), values, at.inside())
+                reduce.accumulate([rRowAny], ("any",), values, part.vector(v).inside())
         row_any, = row.reduce([rRowAny], ("any",), sRowAny)
 
         if row.writes():
             y = row_any_row(device.full(1, row_any, cutlass.Int32) != 0)
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 

@@ -120,7 +120,6 @@ def row_column_scale_frozen_kernel(
         row.load(mX, (index, 0), rX[None, None, u])
         row.load_one(mRowScale, (index,), rRowScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -132,7 +131,7 @@ def row_column_scale_frozen_kernel(
                 values = row_column_scale_frozen_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rColumnScale[None, 0]),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -152,7 +151,6 @@ def row_column_scale_frozen_kernel(
         if row.writes():
             drow_scale = row_column_scale_frozen_row(device.full(1, row_sum))
             row.store_one(drow_scale.to(mDrowScale.element_type), mDrowScale, (index,), rDrowScale[None, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
     rowwise.store_together(rDrowScale, mDrowScale, first_row, place)
 
@@ -213,7 +211,6 @@ def row_column_scale_backward_rows_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -225,7 +222,7 @@ def row_column_scale_backward_rows_kernel(
                 values = row_column_scale_backward_rows_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rColumnScale[None, 0]),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
@@ -233,7 +230,6 @@ def row_column_scale_backward_rows_kernel(
             row.store_one(
                 row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (index,), rRowSumOfRows[None, u],
             )
-
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
 
 
@@ -346,17 +342,15 @@ def row_column_scale_backward_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = row_column_scale_backward_row_sum(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]),
                         device.floats(rColumnScale[None, v]),
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, own.vector(v).inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mColumnScale, rColumnScale), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

@@ -66,22 +66,19 @@ def row_dot_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mY, (index, 0), rY[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = row_dot_row_sum(device.floats(rX[None, v, u]), device.floats(rY[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dot = row_dot_row(device.full(1, row_sum))
             row.store_one(dot.to(mDot.element_type), mDot, (index,), rDot[None, u])
-
     rowwise.store_together(rDot, mDot, first_row, place)
 
 

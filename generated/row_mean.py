@@ -62,21 +62,18 @@ def row_mean_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMean], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = row_mean_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         if row.writes():
             y = row_mean_row(device.full(1, row_mean))
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 

@@ -62,21 +62,18 @@ def row_min_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMin], how.cluster)
-
         rRowMin = reduce.accumulator(vec, "min", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = row_min_row_min(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMin], ("min",), values, at.inside())
+                reduce.accumulate([rRowMin], ("min",), values, part.vector(v).inside())
         row_min, = row.reduce([rRowMin], ("min",), sRowMin)
 
         if row.writes():
             y = row_min_row(device.full(1, row_min))
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -137,17 +134,15 @@ def row_min_backward_kernel(
         row.load_one(mDy, (index,), rDy[None, u])
         row.load_one(mY, (index,), rY[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = row_min_backward_row_sum(
                     device.floats(device.full(vec, rY[0, u], rY.element_type)), device.floats(rX[None, v, u]),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mX, rX))
@@ -162,7 +157,6 @@ def row_min_backward_kernel(
                     device.full(vec, row_sum), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 

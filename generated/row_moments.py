@@ -79,15 +79,13 @@ def row_moments_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = row_moments_row_mean(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mX, rX))
@@ -96,16 +94,14 @@ def row_moments_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = row_moments_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         if row.writes():
             mean, variance = row_moments_row(device.full(1, row_mean), device.full(1, row_mean2))
             row.store_one(mean.to(mMean.element_type), mMean, (index,), rMean[None, u])
             row.store_one(variance.to(mVariance.element_type), mVariance, (index,), rVariance[None, u])
-
     rowwise.store_together(rMean, mMean, first_row, place)
     rowwise.store_together(rVariance, mVariance, first_row, place)
 

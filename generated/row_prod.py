@@ -62,21 +62,18 @@ def row_prod_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowProd], how.cluster)
-
         rRowProd = reduce.accumulator(vec, "prod", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = row_prod_row_prod(device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowProd], ("prod",), values, at.inside())
+                reduce.accumulate([rRowProd], ("prod",), values, part.vector(v).inside())
         row_prod, = row.reduce([rRowProd], ("prod",), sRowProd)
 
         if row.writes():
             y = row_prod_row(device.full(1, row_prod))
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -162,7 +159,6 @@ def row_prod_backward_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mDy, (index,), rDy[None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         rT9 = reduce.accumulator(vec, "prod", cutlass.Float32)
@@ -171,13 +167,12 @@ def row_prod_backward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 t8 = row_prod_backward_keep_t8(device.floats(rX[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
                     rT8Kept[None, v].store(t8)
                 values = row_prod_backward_stage0(device.floats(rX[None, v, u]), t8)
                 reduce.accumulate(
-                    [rRowSum, rRowSum2, rT9, rRowSum3], ("sum", "sum", "prod", "sum"), values, at.inside(),
+                    [rRowSum, rRowSum2, rT9, rRowSum3], ("sum", "sum", "prod", "sum"), values, part.vector(v).inside(),
                 )
         row_sum, row_sum2, t9, row_sum3 = row.reduce(
             [rRowSum, rRowSum2, rT9, rRowSum3], ("sum", "sum", "prod", "sum"), sStage0,
@@ -199,7 +194,6 @@ def row_prod_backward_kernel(
                     device.full(vec, row_sum3), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 

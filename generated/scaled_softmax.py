@@ -79,7 +79,6 @@ def scaled_softmax_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -91,19 +90,17 @@ def scaled_softmax_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = scaled_softmax_row_max(device.floats(rX[None, v, u]), device.full(vec, mScale[0]))
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     value = scaled_softmax_keep_value(
                         device.floats(rX[None, v, u]), device.full(vec, mScale[0]), device.full(vec, row_max), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = scaled_softmax_row_sum(value)
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
@@ -122,7 +119,6 @@ def scaled_softmax_kernel(
                     )
                 y = scaled_softmax_chain(value, device.full(vec, row_sum), approx)
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -206,7 +202,6 @@ def scaled_softmax_forward_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax_], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -218,21 +213,19 @@ def scaled_softmax_forward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = scaled_softmax_forward_row_max_(device.floats(rX[None, v, u]), device.full(vec, mScale[0]))
-                    reduce.accumulate([rRowMax_], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax_], ("max",), values, part.vector(v).inside())
                 row_max_ = reduce.risen(
                     rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0,
                 )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     value = scaled_softmax_forward_keep_value(
                         device.floats(rX[None, v, u]), device.full(vec, mScale[0]), device.full(vec, row_max_), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
                         rValueKept[None, v].store(value)
                     values = scaled_softmax_forward_row_sum_(value)
-                    reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_max_, row_sum_ = row.reduce([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
             reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
@@ -256,7 +249,6 @@ def scaled_softmax_forward_kernel(
             row_max, row_sum = scaled_softmax_forward_row(device.full(1, row_max_), device.full(1, row_sum_))
             row.store_one(row_max.to(mRowMax.element_type), mRowMax, (index,), rRowMax[None, u])
             row.store_one(row_sum.to(mRowSum.element_type), mRowSum, (index,), rRowSum[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowMax, mRowMax, first_row, place)
     rowwise.store_together(rRowSum, mRowSum, first_row, place)
@@ -332,14 +324,12 @@ def scaled_softmax_frozen_kernel(
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowSum, (index,), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
-
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 t0 = scaled_softmax_frozen_keep_t0(
                     device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                     device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)), device.floats(rX[None, v, u]),
@@ -348,7 +338,7 @@ def scaled_softmax_frozen_kernel(
                 if cutlass.const_expr(how.holds_expensive):
                     rT0Kept[None, v].store(t0)
                 values = scaled_softmax_frozen_row_sum_(device.floats(rDy[None, v, u]), t0)
-                reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_sum_, = row.reduce([rRowSum_], ("sum",), sRowSum_)
 
         row = row.forget((mDy, rDy), (mX, rX))
@@ -370,7 +360,6 @@ def scaled_softmax_frozen_kernel(
                     device.floats(rDy[None, v, u]), device.full(vec, mScale[0]), t0, device.full(vec, row_sum_),
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 
@@ -434,21 +423,19 @@ def scaled_softmax_backward_rows_kernel(
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowSum, (index,), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
-
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = scaled_softmax_backward_rows_row_sum_(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                     device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)), device.floats(rX[None, v, u]),
                     device.full(vec, mScale[0]), approx,
                 )
-                reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_sum_, = row.reduce([rRowSum_], ("sum",), sRowSum_)
 
         if row.writes():
@@ -456,7 +443,6 @@ def scaled_softmax_backward_rows_kernel(
             row.store_one(
                 row_sum__of_rows.to(mRowSum_OfRows.element_type), mRowSum_OfRows, (index,), rRowSum_OfRows[None, u],
             )
-
     rowwise.store_together(rRowSum_OfRows, mRowSum_OfRows, first_row, place)
 
 
@@ -566,19 +552,17 @@ def scaled_softmax_backward_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = scaled_softmax_backward_row_sum_(
                         device.floats(rDy[None, v, k]),
                         device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                         device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
                         device.floats(rX[None, v, k]), device.full(vec, mScale[0]), approx,
                     )
-                    reduce.accumulate([rRowSum_], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum_], ("sum",), values, own.vector(v).inside())
                 row_sum_, = own.reduce([rRowSum_], ("sum",), sRowSum_, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum_ = rRowSum_OfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

@@ -98,19 +98,17 @@ def silu_mul_group_fp8_kernel(
         row.load(mGate, (index, 0), rGate[None, None, u])
         row.load(mUp, (index, 0), rUp[None, None, u])
         reduce.meet([*sRowMax], how.cluster)
-
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mGate, (index, 0), rGate[None, None, u])
             part.load(mUp, (index, 0), rUp[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 y = silu_mul_group_fp8_keep_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
                     rYKept[None, v].store(y)
                 values = silu_mul_group_fp8_row_max(y)
-                reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
 
         row = row.forget((mGate, rGate), (mUp, rUp))
@@ -132,7 +130,6 @@ def silu_mul_group_fp8_kernel(
         if row.writes():
             scale = silu_mul_group_fp8_row(device.full(1, amax_min), device.full(1, row_max))
             row.store_one(scale.to(mScale.element_type), mScale, (index,), rScale[None, u])
-
     rowwise.store_together(rScale, mScale, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)
 

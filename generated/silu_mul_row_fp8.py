@@ -93,19 +93,17 @@ def silu_mul_row_fp8_kernel(
         row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
         row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
         reduce.meet([*sRowMax], how.cluster)
-
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
             part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 y = silu_mul_row_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
                     rYKept[None, v].store(y)
                 values = silu_mul_row_fp8_row_max(y)
-                reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
 
         row = row.forget((mX, rX0), (mX, rX1))

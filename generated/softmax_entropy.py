@@ -80,7 +80,6 @@ def softmax_entropy_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax, *sRowSum2], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -92,14 +91,12 @@ def softmax_entropy_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = softmax_entropy_row_max(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = softmax_entropy_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
         row = row.forget((mX, rX))
@@ -108,17 +105,15 @@ def softmax_entropy_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = softmax_entropy_row_sum2(
                     device.floats(rX[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum), approx,
                 )
-                reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
         row_sum2, = row.reduce([rRowSum2], ("sum",), sRowSum2)
 
         if row.writes():
             entropy = softmax_entropy_row(device.full(1, row_sum2))
             row.store_one(entropy.to(mEntropy.element_type), mEntropy, (index,), rEntropy[None, u])
-
     rowwise.store_together(rEntropy, mEntropy, first_row, place)
 
 
@@ -198,7 +193,6 @@ def softmax_entropy_forward_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax_, *sRowSum2], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -210,18 +204,16 @@ def softmax_entropy_forward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = softmax_entropy_forward_row_max_(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rRowMax_], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax_], ("max",), values, part.vector(v).inside())
                 row_max_ = reduce.risen(
                     rRowMax_, rRowMax_Seen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0,
                 )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = softmax_entropy_forward_row_sum(
                         device.floats(rX[None, v, u]), device.full(vec, row_max_), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max_, row_sum = row.reduce([rRowMax_, rRowSum], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
 
         row = row.forget((mX, rX))
@@ -230,11 +222,10 @@ def softmax_entropy_forward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = softmax_entropy_forward_row_sum2(
                     device.floats(rX[None, v, u]), device.full(vec, row_max_), device.full(vec, row_sum), approx,
                 )
-                reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
         row_sum2, = row.reduce([rRowSum2], ("sum",), sRowSum2)
 
         if row.writes():
@@ -244,7 +235,6 @@ def softmax_entropy_forward_kernel(
             row.store_one(entropy.to(mEntropy.element_type), mEntropy, (index,), rEntropy[None, u])
             row.store_one(row_max.to(mRowMax.element_type), mRowMax, (index,), rRowMax[None, u])
             row.store_one(row_log.to(mRowLog.element_type), mRowLog, (index,), rRowLog[None, u])
-
     rowwise.store_together(rEntropy, mEntropy, first_row, place)
     rowwise.store_together(rRowMax, mRowMax, first_row, place)
     rowwise.store_together(rRowLog, mRowLog, first_row, place)
@@ -323,13 +313,11 @@ def softmax_entropy_backward_kernel(
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowLog, (index,), rRowLog[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 t2 = softmax_entropy_backward_keep_t2(
                     device.floats(device.full(vec, rDentropy[0, u], rDentropy.element_type)),
                     device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
@@ -339,7 +327,7 @@ def softmax_entropy_backward_kernel(
                 if cutlass.const_expr(how.holds_expensive):
                     rT2Kept[None, v].store(t2)
                 values = softmax_entropy_backward_row_sum(t2)
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mX, rX))
@@ -363,7 +351,6 @@ def softmax_entropy_backward_kernel(
                     t2, device.full(vec, row_sum), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 

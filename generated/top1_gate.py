@@ -79,15 +79,13 @@ def top1_gate_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sTop, *sStage1], how.cluster)
-
         rTop = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = top1_gate_top(device.floats(rX[None, v, u]))
-                reduce.accumulate([rTop], ("max",), values, at.inside())
+                reduce.accumulate([rTop], ("max",), values, part.vector(v).inside())
         top, = row.reduce([rTop], ("max",), sTop)
 
         row = row.forget((mX, rX))
@@ -102,14 +100,13 @@ def top1_gate_kernel(
                     device.floats(rX[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                     device.full(vec, N, cutlass.Int32), device.full(vec, top), approx,
                 )
-                reduce.accumulate([rRowSum, rRowMin], ("sum", "min"), values, at.inside())
+                reduce.accumulate([rRowSum, rRowMin], ("sum", "min"), values, part.vector(v).inside())
         row_sum, row_min = row.reduce([rRowSum, rRowMin], ("sum", "min"), sStage1)
 
         if row.writes():
             gate, expert = top1_gate_row(device.full(1, row_sum), device.full(1, row_min, cutlass.Int32))
             row.store_one(gate.to(mGate.element_type), mGate, (index,), rGate[None, u])
             row.store_one(device.cast(expert, mExpert.element_type), mExpert, (index,), rExpert[None, u])
-
     rowwise.store_together(rGate, mGate, first_row, place)
     rowwise.store_together(rExpert, mExpert, first_row, place)
 
@@ -196,15 +193,13 @@ def top1_gate_backward_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mDgate, (index,), rDgate[None, u])
         reduce.meet([*sTop, *sStage1], how.cluster)
-
         rTop = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = top1_gate_backward_top(device.floats(rX[None, v, u]))
-                reduce.accumulate([rTop], ("max",), values, at.inside())
+                reduce.accumulate([rTop], ("max",), values, part.vector(v).inside())
         top, = row.reduce([rTop], ("max",), sTop)
 
         row = row.forget((mX, rX))
@@ -214,12 +209,11 @@ def top1_gate_backward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 t1 = top1_gate_backward_keep_t1(device.floats(rX[None, v, u]), device.full(vec, top), approx)
                 if cutlass.const_expr(how.holds_expensive):
                     rT1Kept[None, v].store(t1)
                 values = top1_gate_backward_stage1(device.floats(rX[None, v, u]), t1, device.full(vec, top))
-                reduce.accumulate([rT2, rRowSum], ("sum", "sum"), values, at.inside())
+                reduce.accumulate([rT2, rRowSum], ("sum", "sum"), values, part.vector(v).inside())
         t2, row_sum = row.reduce([rT2, rRowSum], ("sum", "sum"), sStage1)
 
         row = row.forget((mX, rX))
@@ -237,7 +231,6 @@ def top1_gate_backward_kernel(
                     t1, device.full(vec, top), device.full(vec, t2), device.full(vec, row_sum), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 

@@ -100,15 +100,13 @@ def top_k_gate_stage1_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mLogits, (index, 0), rLogits[None, None, u])
         reduce.meet([*sRowMax, *sRowSum], how.cluster)
-
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = top_k_gate_stage1_row_max(device.floats(rLogits[None, v, u]))
-                reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
 
         row = row.forget((mLogits, rLogits))
@@ -117,12 +115,11 @@ def top_k_gate_stage1_kernel(
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 t0 = top_k_gate_stage1_keep_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
                 if cutlass.const_expr(how.holds_expensive):
                     rT0Kept[None, v].store(t0)
                 values = top_k_gate_stage1_row_sum(t0)
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mLogits, rLogits))
@@ -137,7 +134,6 @@ def top_k_gate_stage1_kernel(
                     t0 = top_k_gate_stage1_keep_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
                 p_ = top_k_gate_stage1_chain(t0, device.full(vec, row_sum))
                 at.store(p_.to(mP.element_type), mP, (index, 0), rP_[None, v, u])
-
     rowwise.store_together(rP_, mP, first_row, place)
 
 
@@ -229,15 +225,13 @@ def top_k_gate_stage3_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mChosen, (index, 0), rChosen[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mChosen, (index, 0), rChosen[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = top_k_gate_stage3_row_sum(device.floats(rChosen[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mChosen, rChosen))
@@ -248,7 +242,6 @@ def top_k_gate_stage3_kernel(
                 at = part.vector(v)
                 weights = top_k_gate_stage3_chain(device.floats(rChosen[None, v, u]), device.full(vec, row_sum))
                 at.store(weights.to(mWeights.element_type), mWeights, (index, 0), rWeights[None, v, u])
-
     rowwise.store_together(rWeights, mWeights, first_row, place)
 
 
@@ -308,15 +301,13 @@ def top_k_gate_backward_stage1_kernel(
         row.load(mDweights, (index, 0), rDweights[None, None, u])
         row.load(mChosen, (index, 0), rChosen[None, None, u])
         reduce.meet([*sT0, *sRowSum], how.cluster)
-
         rT0 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mChosen, (index, 0), rChosen[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = top_k_gate_backward_stage1_t0(device.floats(rChosen[None, v, u]))
-                reduce.accumulate([rT0], ("sum",), values, at.inside())
+                reduce.accumulate([rT0], ("sum",), values, part.vector(v).inside())
         t0, = row.reduce([rT0], ("sum",), sT0)
 
         row = row.forget((mDweights, rDweights), (mChosen, rChosen))
@@ -326,11 +317,10 @@ def top_k_gate_backward_stage1_kernel(
             part.load(mDweights, (index, 0), rDweights[None, None, u])
             part.load(mChosen, (index, 0), rChosen[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = top_k_gate_backward_stage1_row_sum(
                     device.floats(rDweights[None, v, u]), device.floats(rChosen[None, v, u]), device.full(vec, t0),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDweights, rDweights), (mChosen, rChosen))
@@ -343,7 +333,6 @@ def top_k_gate_backward_stage1_kernel(
                     device.floats(rDweights[None, v, u]), device.full(vec, t0), device.full(vec, row_sum),
                 )
                 at.store(sub_of_rows_k.to(mSubOfRowsK.element_type), mSubOfRowsK, (index, 0), rSubOfRowsK[None, v, u])
-
     rowwise.store_together(rSubOfRowsK, mSubOfRowsK, first_row, place)
 
 
@@ -434,18 +423,16 @@ def top_k_gate_backward_stage3_kernel(
         row.load(mP, (index, 0), rP[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mT1, (index, 0), rT1[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mP, (index, 0), rP[None, None, u])
             part.load(mT1, (index, 0), rT1[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = top_k_gate_backward_stage3_row_sum(
                     device.floats(rP[None, v, u]), device.floats(rT1[None, v, u]),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mP, rP), (mT1, rT1))
@@ -459,7 +446,6 @@ def top_k_gate_backward_stage3_kernel(
                     device.floats(rP[None, v, u]), device.floats(rT1[None, v, u]), device.full(vec, row_sum),
                 )
                 at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u])
-
     rowwise.store_together(rDlogits, mDlogits, first_row, place)
 
 

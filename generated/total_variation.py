@@ -66,22 +66,19 @@ def total_variation_kernel(
         row.load(mP, (index, 0), rP[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mQ, (index, 0), rQ[None, None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mP, (index, 0), rP[None, None, u])
             part.load(mQ, (index, 0), rQ[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = total_variation_row_sum(device.floats(rP[None, v, u]), device.floats(rQ[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             loss = total_variation_row(device.full(1, row_sum))
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-
     rowwise.store_together(rLoss, mLoss, first_row, place)
 
 

@@ -178,7 +178,6 @@ def weighted_column_sum_backward_kernel(
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load_one(mWeight, (index,), rWeight[None, u])
         reduce.meet([*sRowSum], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -189,7 +188,7 @@ def weighted_column_sum_backward_kernel(
                 values = weighted_column_sum_backward_row_sum(
                     device.floats(rDy[None, 0]), device.floats(rX[None, v, u]),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mX, rX))
@@ -206,7 +205,6 @@ def weighted_column_sum_backward_kernel(
         if row.writes():
             dweight = weighted_column_sum_backward_row(device.full(1, row_sum))
             row.store_one(dweight.to(mDweight.element_type), mDweight, (index,), rDweight[None, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
     rowwise.store_together(rDweight, mDweight, first_row, place)
 

@@ -69,7 +69,6 @@ def z_loss_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -81,20 +80,17 @@ def z_loss_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = z_loss_row_max(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = z_loss_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
         if row.writes():
             y = z_loss_row(device.full(1, row_max), device.full(1, row_sum))
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
 
 
@@ -158,7 +154,6 @@ def z_loss_forward_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
         reduce.meet([*sRowMax], how.cluster)
-
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -170,21 +165,18 @@ def z_loss_forward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = z_loss_forward_row_max(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, at.inside())
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    at = part.vector(v)
                     values = z_loss_forward_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
 
         if row.writes():
             y, row_logsumexp = z_loss_forward_row(device.full(1, row_max), device.full(1, row_sum))
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
             row.store_one(row_logsumexp.to(mRowLogsumexp.element_type), mRowLogsumexp, (index,), rRowLogsumexp[None, u])
-
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowLogsumexp, mRowLogsumexp, first_row, place)
 

@@ -162,13 +162,13 @@ FAULTS = [
     Fault("gate", "the first row for all", "flat.read(mScale, (row,))", "flat.read(mScale, (0,))"),
     Fault("gate", "a store by way of fewer bits", "at.store(y.to(mY.element_type), mY)", "at.store(y.to(cutlass.BFloat16).to(mY.element_type), mY)"),
     Fault("gate", "the last element not stored", "at.store(", "flat.Flat(how, at.extents, at.start, at.valid - 1, at.first).store("),
-    Fault("gate", "rows of another extent", "flat.vector(how, mY.shape)", "flat.vector(how, (mY.shape[0], mY.shape[1] + 1))"),
+    Fault("gate", "rows of another size", "flat.vector(how, mY.shape)", "flat.vector(how, (mY.shape[0], mY.shape[1] + 1))"),
     # along rows, and their gradients
     Fault("norm", "a mean of one more", '[rRowMean], ("mean",), sRowMean)', '[rRowMean], ("mean",), sRowMean)\n        row_mean = row_mean * (cutlass.Float32(N) / (cutlass.Float32(N) + 1.0))'),
     Fault("norm", "a dropped constant under the root", "device.rsqrt(row_mean2 + 0.001, approx) * weight", "device.rsqrt(row_mean2, approx) * weight"),
     Fault("norm", "a variance about 0", "    d = x - row_mean\n    return d * d", "    d = x\n    return d * d"),
-    Fault("norm", "a fold over half the lanes", 'row.reduce([rRowMean], ("mean",), sRowMean)', 'reduce.over_row([rRowMean], ("mean",), sRowMean, max(how.per_row // 2, 1), how.cluster)'),
-    Fault("norm", "elements outside the row folded", "values, at.inside())", "values, reduce.inside(at.c, at.columns + 1, vec, how.ragged, how.exact))", 1),
+    Fault("norm", "a reduction over half the lanes", 'row.reduce([rRowMean], ("mean",), sRowMean)', 'reduce.over_row([rRowMean], ("mean",), sRowMean, max(how.per_row // 2, 1), how.cluster)'),
+    Fault("norm", "elements outside the row reduced", "values, part.vector(v).inside())", "values, reduce.inside(part.vector(v).c, part.columns + 1, vec, how.ragged, how.exact))", 1),
     Fault("norm", "another column's weight", "at.load_shared(mWeight, (0,), rWeight)", "access.load_row(mWeight, 0, at.c + 1, at.step, at.columns, rWeight, 1, how.ragged, False, False)"),
     Fault("norm", "a row's last element not stored", "at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])", "rY[None, v, u].store(y.to(mY.element_type))\n                if cutlass.const_expr(at_once == 1):\n                    "
           "access.store_row(rY[None, v, u], mY, cute.crd2idx((index, 0), mY.layout), at.column, v * at.step, at.columns - 1, 1, how.ragged, True, how.per_row)"),

@@ -124,18 +124,16 @@ def capped_cross_entropy_kernel(
         )
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sTotal_], how.cluster)
-
         rTotal_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 term = capped_cross_entropy_keep_term(device.floats(rLogits[None, v, u]), device.full(vec, cap), approx)
                 if cutlass.const_expr(how.holds_expensive):
                     rTermKept[None, v].store(term)
                 values = capped_cross_entropy_total_(term)
-                reduce.accumulate([rTotal_], ("sum",), values, at.inside())
+                reduce.accumulate([rTotal_], ("sum",), values, part.vector(v).inside())
         total_, = row.reduce([rTotal_], ("sum",), sTotal_)
 
         row = row.forget((mLogits, rLogits))
@@ -164,7 +162,6 @@ def capped_cross_entropy_kernel(
                 device.full(1, total_),
             )
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-
     rowwise.store_together(rLoss, mLoss, first_row, place)
     rowwise.store_together(rDlogits, mDlogits, first_row, place)
 

@@ -84,7 +84,6 @@ def drmsnorm_add_kernel(
         row.load(mX, (index, 0), rX[None, None, u])
         row.load(mAround, (index, 0), rAround[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -92,9 +91,8 @@ def drmsnorm_add_kernel(
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = drmsnorm_add_stage0(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, at.inside())
+                reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, part.vector(v).inside())
         row_mean, row_mean2 = row.reduce([rRowMean, rRowMean2], ("mean", "mean"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX), (mAround, rAround))
@@ -110,7 +108,6 @@ def drmsnorm_add_kernel(
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
-
     rowwise.store_together(rDx, mDx, first_row, place)
 
 

@@ -98,15 +98,13 @@ def post_add_pre_norm_kernel(
         row.load(mY, (index, 0), rY[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = post_add_pre_norm_row_mean(device.floats(rY[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mY, rY), (mResidual, rResidual))
@@ -122,7 +120,7 @@ def post_add_pre_norm_kernel(
                     device.floats(rY[None, v, u]), device.floats(rResidual[None, v, u]), device.floats(rPost[None, 0]),
                     device.full(vec, eps), device.full(vec, row_mean), approx,
                 )
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mY, rY), (mResidual, rResidual))
@@ -141,7 +139,6 @@ def post_add_pre_norm_kernel(
                 )
                 at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
                 at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u])
-
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rN, mN, first_row, place)
 
@@ -246,15 +243,13 @@ def post_add_pre_norm_forward_kernel(
         row.load(mY, (index, 0), rY[None, None, u])  # if the row stays in registers; else each pass reads its part
         row.load(mResidual, (index, 0), rResidual[None, None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mY, (index, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = post_add_pre_norm_forward_row_mean(device.floats(rY[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         row = row.forget((mY, rY), (mResidual, rResidual))
@@ -270,7 +265,7 @@ def post_add_pre_norm_forward_kernel(
                     device.floats(rY[None, v, u]), device.floats(rResidual[None, v, u]), device.floats(rPost[None, 0]),
                     device.full(vec, eps), device.full(vec, row_mean), approx,
                 )
-                reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+                reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
         row = row.forget((mY, rY), (mResidual, rResidual))
@@ -296,7 +291,6 @@ def post_add_pre_norm_forward_kernel(
             )
             row.store_one(y_rstd.to(mYRstd.element_type), mYRstd, (index,), rYRstd[None, u])
             row.store_one(rstd.to(mRstd.element_type), mRstd, (index,), rRstd[None, u])
-
     rowwise.store_together(rYRstd, mYRstd, first_row, place)
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rRstd, mRstd, first_row, place)
@@ -406,7 +400,6 @@ def post_add_pre_norm_frozen_kernel(
         row.load_one(mYRstd, (index,), rYRstd[None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sRowSum, *sRowSum2], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -422,7 +415,7 @@ def post_add_pre_norm_frozen_kernel(
                     device.floats(rY[None, v, u]), device.floats(rResidual[None, v, u]), device.floats(rPost[None, 0]),
                     device.floats(rPre[None, 0]),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDresidualOut, rDresidualOut), (mDn, rDn), (mY, rY), (mResidual, rResidual))
@@ -444,7 +437,7 @@ def post_add_pre_norm_frozen_kernel(
                     device.floats(rResidual[None, v, u]), device.floats(rPost[None, 0]), device.floats(rPre[None, 0]),
                     device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), approx,
                 )
-                reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
         row_sum2, = row.reduce([rRowSum2], ("sum",), sRowSum2)
 
         row = row.forget((mDresidualOut, rDresidualOut), (mDn, rDn), (mY, rY), (mResidual, rResidual))
@@ -467,7 +460,6 @@ def post_add_pre_norm_frozen_kernel(
                 )
                 at.store(dy.to(mDy.element_type), mDy, (index, 0), rDy[None, v, u])
                 at.store(dresidual.to(mDresidual.element_type), mDresidual, (index, 0), rDresidual[None, v, u])
-
     rowwise.store_together(rDy, mDy, first_row, place)
     rowwise.store_together(rDresidual, mDresidual, first_row, place)
 
@@ -566,7 +558,6 @@ def post_add_pre_norm_backward_rows_kernel(
         row.load_one(mYRstd, (index,), rYRstd[None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sRowSum, *sRowSum2], how.cluster)
-
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -582,7 +573,7 @@ def post_add_pre_norm_backward_rows_kernel(
                     device.floats(rY[None, v, u]), device.floats(rResidual[None, v, u]), device.floats(rPost[None, 0]),
                     device.floats(rPre[None, 0]),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         row = row.forget((mDresidualOut, rDresidualOut), (mDn, rDn), (mY, rY), (mResidual, rResidual))
@@ -604,7 +595,7 @@ def post_add_pre_norm_backward_rows_kernel(
                     device.floats(rResidual[None, v, u]), device.floats(rPost[None, 0]), device.floats(rPre[None, 0]),
                     device.full(vec, N, cutlass.Int32), device.full(vec, row_sum),
                 )
-                reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
+                reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
         row_sum2, = row.reduce([rRowSum2], ("sum",), sRowSum2)
 
         if row.writes():
@@ -617,7 +608,6 @@ def post_add_pre_norm_backward_rows_kernel(
             row.store_one(
                 row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (index,), rRowSum2OfRows[None, u],
             )
-
     rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
     rowwise.store_together(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
 
@@ -782,14 +772,13 @@ def post_add_pre_norm_backward_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = post_add_pre_norm_backward_row_sum(
                         device.floats(rDn[None, v, k]),
                         device.floats(device.full(vec, rYRstd[0, u], rYRstd.element_type)),
                         device.floats(rY[None, v, k]), device.floats(rResidual[None, v, k]),
                         device.floats(rPost[None, v]), device.floats(rPre[None, v]),
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum], ("sum",), values, own.vector(v).inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
@@ -798,7 +787,6 @@ def post_add_pre_norm_backward_kernel(
                     )
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = post_add_pre_norm_backward_row_sum2(
                         device.floats(rDresidualOut[None, v, k]), device.floats(rDn[None, v, k]),
                         device.floats(device.full(vec, rYRstd[0, u], rYRstd.element_type)),
@@ -807,7 +795,7 @@ def post_add_pre_norm_backward_kernel(
                         device.floats(rPre[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, row_sum),
                         approx,
                     )
-                    reduce.accumulate([rRowSum2], ("sum",), values, at.inside())
+                    reduce.accumulate([rRowSum2], ("sum",), values, own.vector(v).inside())
                 row_sum2, = own.reduce([rRowSum2], ("sum",), sRowSum2, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
@@ -815,7 +803,6 @@ def post_add_pre_norm_backward_kernel(
                         (mDn, rDn[None, None, k]), (mY, rY[None, None, k]), (mResidual, rResidual[None, None, k]),
                     )
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_sum = rRowSumOfRows[0, u]
                 row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():

@@ -101,7 +101,6 @@ def qk_rmsnorm_rotary_kernel(
         row.load(mCos, (iS, 0), rCos[None, None, u])
         row.load(mSin, (iS, 0), rSin[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -113,13 +112,13 @@ def qk_rmsnorm_rotary_kernel(
             part.load(mK, (iB, iS, iH, 0, 0), rK0[None, None, u])
             part.load(mK, (iB, iS, iH, 1, 0), rK1[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = qk_rmsnorm_rotary_stage0(
                     device.floats(rQ0[None, v, u]), device.floats(rQ1[None, v, u]), device.floats(rK0[None, v, u]),
                     device.floats(rK1[None, v, u]),
                 )
                 reduce.accumulate(
-                    [rRowMean, rRowMean2, rRowMean3, rRowMean4], ("mean", "mean", "mean", "mean"), values, at.inside(),
+                    [rRowMean, rRowMean2, rRowMean3, rRowMean4], ("mean", "mean", "mean", "mean"), values,
+                    part.vector(v).inside(),
                 )
         row_mean, row_mean2, row_mean3, row_mean4 = row.reduce(
             [rRowMean, rRowMean2, rRowMean3, rRowMean4], ("mean", "mean", "mean", "mean"), sStage0,
@@ -267,7 +266,6 @@ def qk_rmsnorm_rotary_frozen_kernel(
         row.load(mCos, (iS, 0), rCos[None, None, u])
         row.load(mSin, (iS, 0), rSin[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -287,7 +285,6 @@ def qk_rmsnorm_rotary_frozen_kernel(
             part.load(mCos, (iS, 0), rCos[None, None, u])
             part.load(mSin, (iS, 0), rSin[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = qk_rmsnorm_rotary_frozen_stage0(
                     device.floats(rDqOut0[None, v, u]), device.floats(rDqOut1[None, v, u]),
                     device.floats(rDkOut0[None, v, u]), device.floats(rDkOut1[None, v, u]),
@@ -296,7 +293,7 @@ def qk_rmsnorm_rotary_frozen_kernel(
                 )
                 reduce.accumulate(
                     [rRowMean, rRowMean2, rRowSum, rRowMean3, rRowMean4, rRowSum2],
-                    ("mean", "mean", "sum", "mean", "mean", "sum"), values, at.inside(),
+                    ("mean", "mean", "sum", "mean", "mean", "sum"), values, part.vector(v).inside(),
                 )
         row_mean, row_mean2, row_sum, row_mean3, row_mean4, row_sum2 = row.reduce(
             [rRowMean, rRowMean2, rRowSum, rRowMean3, rRowMean4, rRowSum2],
@@ -442,7 +439,6 @@ def qk_rmsnorm_rotary_backward_rows_kernel(
         row.load(mCos, (iS, 0), rCos[None, None, u])
         row.load(mSin, (iS, 0), rSin[None, None, u])
         reduce.meet([*sStage0], how.cluster)
-
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -462,7 +458,6 @@ def qk_rmsnorm_rotary_backward_rows_kernel(
             part.load(mCos, (iS, 0), rCos[None, None, u])
             part.load(mSin, (iS, 0), rSin[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
                 values = qk_rmsnorm_rotary_backward_rows_stage0(
                     device.floats(rDqOut0[None, v, u]), device.floats(rDqOut1[None, v, u]),
                     device.floats(rDkOut0[None, v, u]), device.floats(rDkOut1[None, v, u]),
@@ -471,7 +466,7 @@ def qk_rmsnorm_rotary_backward_rows_kernel(
                 )
                 reduce.accumulate(
                     [rRowMean, rRowMean2, rRowSum, rRowMean3, rRowMean4, rRowSum2],
-                    ("mean", "mean", "sum", "mean", "mean", "sum"), values, at.inside(),
+                    ("mean", "mean", "sum", "mean", "mean", "sum"), values, part.vector(v).inside(),
                 )
         row_mean, row_mean2, row_sum, row_mean3, row_mean4, row_sum2 = row.reduce(
             [rRowMean, rRowMean2, rRowSum, rRowMean3, rRowMean4, rRowSum2],
@@ -690,7 +685,6 @@ def qk_rmsnorm_rotary_backward_kernel(
                 rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
                     values = qk_rmsnorm_rotary_backward_stage0(
                         device.floats(rDqOut0[None, v, k]), device.floats(rDqOut1[None, v, k]),
                         device.floats(rDkOut0[None, v, k]), device.floats(rDkOut1[None, v, k]),
@@ -699,7 +693,7 @@ def qk_rmsnorm_rotary_backward_kernel(
                     )
                     reduce.accumulate(
                         [rRowMean, rRowMean2, rRowSum, rRowMean3, rRowMean4, rRowSum2],
-                        ("mean", "mean", "sum", "mean", "mean", "sum"), values, at.inside(),
+                        ("mean", "mean", "sum", "mean", "mean", "sum"), values, own.vector(v).inside(),
                     )
                 row_mean, row_mean2, row_sum, row_mean3, row_mean4, row_sum2 = own.reduce(
                     [rRowMean, rRowMean2, rRowSum, rRowMean3, rRowMean4, rRowSum2],
@@ -712,7 +706,6 @@ def qk_rmsnorm_rotary_backward_kernel(
                         (mQ, rQ1[None, None, k]), (mK, rK0[None, None, k]), (mK, rK1[None, None, k]),
                     )
             else:
-                at = own.vector(0)  # so that it has one type below, in both cases
                 row_mean = rRowMeanOfRows[0, u]
                 row_mean2 = rRowMean2OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
@@ -856,7 +849,6 @@ def qk_rmsnorm_rotary_backward_places(
             rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
             rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
-                at = own.vector(v)
                 values = qk_rmsnorm_rotary_backward_stage0(
                     device.floats(rDqOut0[None, v, k]), device.floats(rDqOut1[None, v, k]),
                     device.floats(rDkOut0[None, v, k]), device.floats(rDkOut1[None, v, k]),
@@ -865,7 +857,7 @@ def qk_rmsnorm_rotary_backward_places(
                 )
                 reduce.accumulate(
                     [rRowMean, rRowMean2, rRowSum, rRowMean3, rRowMean4, rRowSum2],
-                    ("mean", "mean", "sum", "mean", "mean", "sum"), values, at.inside(),
+                    ("mean", "mean", "sum", "mean", "mean", "sum"), values, own.vector(v).inside(),
                 )
             row_mean, row_mean2, row_sum, row_mean3, row_mean4, row_sum2 = own.reduce(
                 [rRowMean, rRowMean2, rRowSum, rRowMean3, rRowMean4, rRowSum2],

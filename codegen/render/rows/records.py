@@ -89,6 +89,7 @@ class Stage(Reductions):
     arguments: list[str]
     held: list[HeldValue]
     loads: list[Load]
+    at: bool  # whether they name the vector itself: its columns, or what is loaded for it alone
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,11 @@ class RowContext(RowAccess):
             texts[p.name] = full(width, self.parameter_text(p), dtype)
         return texts
 
+    def counts_up(self, access: Access) -> bool:
+        """Whether a coordinate is counted from a vector's first column on: the rows have one column axis."""
+        assert access.group is not None
+        return access.group >= self.plan.leading and len(self.plan.column_groups) == 1
+
     def operand_text(self, access: Access, width: str) -> str:
         integer = f"cutlass.{self.integer}"
         if access.counted:
@@ -207,7 +212,7 @@ class RowContext(RowAccess):
                 return full(width, group.name, integer)
             if access.group < self.plan.leading:
                 return full(width, self.coordinate(access.group), integer)
-            if len(self.plan.column_groups) == 1:
+            if self.counts_up(access):
                 return f"reduce.count_up(at.c, {width}).to({integer})"
             return f"r{camel(access.name)}[None, v{self.of_row(access)}].load().to({integer})"
         assert access.array is not None
@@ -233,7 +238,13 @@ class RowContext(RowAccess):
             arguments=self.arguments(function, "vec"),
             held=self.held_values(function, number),
             loads=self.loads_for(function),
+            at=self.names_vector(function),
         )
+
+    def names_vector(self, function: Function) -> bool:
+        """Whether the values of a function need a vector's columns, or are loaded for one vector alone."""
+        counted = {a.name for a in self.plan.loads if a.mode == "index" and self.counts_up(a)}
+        return bool(counted & self.needed(function)) or any(load.one_vector for load in self.loads_for(function))
 
     def sweep(self, stages: tuple[int, ...]) -> Sweep:
         """One sweep over a row: its stages, and how their statistics are reduced over the row's threads."""
@@ -296,11 +307,16 @@ class RowContext(RowAccess):
 
     def loads_for(self, function: Function) -> list[Load]:
         """The arrays that a sweep reads; if the row is read again, also those of the held values."""
-        wanted = set(function.params)
+        needed = self.needed(function)
+        return [load for load in map(self.load, self.vector_loads()) if load.values & needed]
+
+    def needed(self, function: Function) -> set[str]:
+        """The operands of a function, and those of the held values among them."""
+        found = set(function.params)
         for value in self.plan.expensive:
-            if value.name in wanted:
-                wanted |= set(self.expensive_function(value).params)
-        return [load for load in map(self.load, self.vector_loads()) if load.values & wanted]
+            if value.name in found:
+                found |= set(self.expensive_function(value).params)
+        return found
 
     def final(self) -> Final | None:
         function = self.chain_function()

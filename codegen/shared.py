@@ -261,6 +261,43 @@ class AmpereTiles(Cut):
 
 
 @dataclass(frozen=True)
+class AttentionLaunch:
+    """What the kernel of attention is compiled for."""
+
+    tile_m: int  # rows of q that a block has
+    tile_n: int  # rows of k and v of a tile
+    d: int  # the sizes of rows of q and k, and of v
+    e: int
+    warps: int
+    stages: int  # tiles of k and of v in shared memory
+    hopper: bool = False  # which main loop
+
+    @property
+    def vec(self) -> int:
+        """Elements of a vector in memory."""
+        return 8
+
+    @property
+    def ragged(self) -> bool:
+        return False
+
+    def blocks(self, rows: int, columns: int = 0) -> int:
+        """Those of so many rows of q."""
+        del columns
+        return -(-rows // self.tile_m)
+
+    @property
+    def constants(self) -> dict[str, AttentionLaunch]:
+        """What the launcher takes of it."""
+        return {"how": self}
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return WARP * self.warps
+
+
+@dataclass(frozen=True)
 class Contraction:
     """What the kernel of a contraction is compiled for."""
 

@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from .add_rmsnorm_group_fp8 import add_rmsnorm_group_fp8 as add_rmsnorm_group_fp8
     from .add_rmsnorm_rounded import add_rmsnorm_rounded as add_rmsnorm_rounded
     from .add_rmsnorm_row_fp8 import add_rmsnorm_row_fp8 as add_rmsnorm_row_fp8
+    from .alibi_attention import alibi_attention as alibi_attention
     from .alibi_bias import alibi_bias as alibi_bias
     from .all_finite import all_finite as all_finite
     from .attention_scores import attention_scores as attention_scores
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     from .bilinear_form import bilinear_form as bilinear_form
     from .bool_logic import bool_logic as bool_logic
     from .broadcast_add_4d import broadcast_add_4d as broadcast_add_4d
+    from .causal_attention import causal_attention as causal_attention
     from .causal_conv import causal_conv as causal_conv
     from .causal_softmax import causal_softmax as causal_softmax
     from .celu import celu as celu
@@ -307,11 +309,14 @@ if TYPE_CHECKING:
     from .scaled_swiglu import scaled_swiglu as scaled_swiglu
     from .selu import selu as selu
     from .sigmoid import sigmoid as sigmoid
+    from .sigmoid_attention import sigmoid_attention as sigmoid_attention
     from .silu import silu as silu
     from .silu_mul import silu_mul as silu_mul
     from .silu_mul_fp8 import silu_mul_fp8 as silu_mul_fp8
     from .silu_mul_group_fp8 import silu_mul_group_fp8 as silu_mul_group_fp8
     from .silu_mul_row_fp8 import silu_mul_row_fp8 as silu_mul_row_fp8
+    from .sink_attention import sink_attention as sink_attention
+    from .sliding_attention import sliding_attention as sliding_attention
     from .softcap import softcap as softcap
     from .softcap_softmax import softcap_softmax as softcap_softmax
     from .softmax import softmax as softmax
@@ -348,6 +353,7 @@ __all__ = [
     "add_rmsnorm_group_fp8",
     "add_rmsnorm_rounded",
     "add_rmsnorm_row_fp8",
+    "alibi_attention",
     "alibi_bias",
     "all_finite",
     "attention_scores",
@@ -365,6 +371,7 @@ __all__ = [
     "bilinear_form",
     "bool_logic",
     "broadcast_add_4d",
+    "causal_attention",
     "causal_conv",
     "causal_softmax",
     "celu",
@@ -573,11 +580,14 @@ __all__ = [
     "scaled_swiglu",
     "selu",
     "sigmoid",
+    "sigmoid_attention",
     "silu",
     "silu_mul",
     "silu_mul_fp8",
     "silu_mul_group_fp8",
     "silu_mul_row_fp8",
+    "sink_attention",
+    "sliding_attention",
     "softcap",
     "softcap_softmax",
     "softmax",

@@ -13,6 +13,7 @@ from codegen.autodiff.reverse import Backward, Reverse
 from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Leaf, topological
 from codegen.language.reference import Reference
+from codegen.plan.attention import Attention
 from codegen.plan.gemms.contractions import contracts
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.spec.spec import Array, Spec
@@ -83,6 +84,8 @@ def _backward_of(op: Op) -> Derived | UserError:
     if op.spec.grad == "none":
         return UserError("the spec says `grad: none`")
     try:
+        if isinstance(op.plan, Attention):
+            return UserError("attention has no kernel for gradients yet")
         if isinstance(op.plan, Gemm):
             return gemm_backward(op.spec, op.plan)
         return row_backward(op)

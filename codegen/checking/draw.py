@@ -19,6 +19,7 @@ from codegen import extras
 from codegen.checking.errorbound import stored
 from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
+from codegen.plan.attention import Attention
 from codegen.plan.op import contracted_axes
 from codegen.plan.planner import overrides
 from codegen.plan.rows.walking import in_parts
@@ -131,6 +132,7 @@ def _sizes(pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]) ->
 
 # Around the tiles of matrices and the vectors of rows
 CONTRACTED = (1, 3, 8, 16, 31, 32, 64, 65, 130)
+HEADS = (8, 16, 40)
 TILED = (1, 2, 3, 5, 8, 13, 16, 31, 64, 65, 127, 128, 136, 257)
 
 
@@ -142,8 +144,11 @@ def _product_sizes(
     contracted = contracted_axes(op.plan)
     tiled = {op.plan.order[-1], *([] if ROWS in op.spec.axes else op.plan.order[-2:])}
     extents = {}
+    heads = {op.plan.contracted, op.plan.value} if isinstance(op.plan, Attention) else set()
+    if heads:  # scores are made by tiles
+        tiled, contracted = {op.plan.row, op.plan.column}, set()
     for axis in names:
-        pool = CONTRACTED if axis in contracted else TILED if axis in tiled else (1, 2, 3)
+        pool = HEADS if axis in heads else CONTRACTED if axis in contracted else TILED if axis in tiled else (1, 2, 3)
         extents[axis] = op.spec.extents.get(axis) or pick(st.sampled_from(pool))
     rows: tuple[int, ...] = ()
     if ROWS in op.spec.axes:
@@ -188,6 +193,8 @@ def arrays(op: AnyOp, case: Case) -> dict[str, np.ndarray]:
         dtype, shape = case.types.dtype(array), user_shape(array, case.axes)
         own = [i - len(array.dims) for i, d in enumerate(array.dims) if contracted & set(d.names)]
         domain = domains.get(array.name)
+        if isinstance(op.plan, Attention) and op.plan.condition is not None and array == op.plan.v:
+            domain = domain or "finite"  # 0 times infinity is NaN, but a kernel skips tiles of weights that are all 0
         if array.name in distinct:
             made[array.name] = _distinct(generator, dtype, shape, case.axes.extents[distinct[array.name]])
         elif own:

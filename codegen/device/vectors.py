@@ -52,6 +52,16 @@ def compact_stride(tensor: cute.Tensor, mode: int) -> Any:
     return stride
 
 
+def compacted(tensor: cute.Tensor | None) -> cute.Tensor | None:
+    """The same tensor with strides computed from its sizes: products of 32-bit numbers take fewer instructions than 64-bit
+    strides."""
+    if tensor is None or cute.rank(tensor) < 2:
+        return tensor
+    strides = tuple(compact_stride(tensor, mode) for mode in range(cute.rank(tensor)))
+    made = cute.make_tensor(tensor.iterator, cute.make_layout(tensor.shape, stride=strides))
+    return typed(made, tensor.element_type)
+
+
 def _whole_words(registers: cute.Tensor) -> bool:
     return cute.size(registers) * registers.element_type.width % 32 == 0
 

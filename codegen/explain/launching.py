@@ -10,6 +10,7 @@ from typing import Any
 
 from codegen.graph.nodes import DTYPES, dtype_of
 from codegen.language.sizes import Shape, elements
+from codegen.plan.attention import Attention, fits_heads
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import Extents, Tuned
 from codegen.plan.op import Gemm, Op, Staged
@@ -80,6 +81,11 @@ def tuned_for(op: Op, binding: Binding, shape: Shape, arch: str | None) -> Tuned
 
 def _extents(op: Op, shape: Shape) -> Extents:
     assert not isinstance(op.plan, Staged)
+    if isinstance(op.plan, Attention):
+        # Of heads for which there is no kernel, as if there were one
+        inner, columns = (elements((axis,), shape) for axis in (op.plan.value, op.plan.contracted))
+        heads = [n if fits_heads(n) else 128 for n in (inner, columns)]
+        return Extents(heads[0], None, heads[1])
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
     apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)

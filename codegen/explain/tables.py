@@ -18,7 +18,7 @@ def as_text(report: dict[str, Any]) -> Group:
     """The report as tables."""
     title = Text.assemble((report["op"], "bold"), "  ", report["summary"])
     parts: list[Table | Group] = [_facts(report), _steps(report), _arrays(report), _costs(report), _rooflines(report)]
-    if report["products"]:
+    if any(cost["main_loop"] or cost["main_loops"] for cost in report["costs"]):
         parts.insert(4, _main_loops(report))
     if report["stages"]:
         parts.insert(1, _stages(report["stages"]))
@@ -113,6 +113,8 @@ def _arrays(report: dict[str, Any]) -> Table:
     }
     arrays = {**between, **arrays}
     for name in dict.fromkeys(p[factor] for factor in "ab" for p in report["products"].values()):
+        if name not in arrays:  # the weights of attention, which are in no memory
+            continue
         shape = " x ".join(map(str, arrays[name]["shape"]))
         table.add_row(
             *map(escape, (name, "read", arrays[name]["type"], shape, "in tiles, for the tensor cores", "the same"))

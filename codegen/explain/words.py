@@ -8,6 +8,7 @@ from typing import Any
 from codegen.errors import UserError
 from codegen.graph.nodes import ROWS, lost_axes, part_text
 from codegen.plan.access import Access, Plan
+from codegen.plan.attention import Attention
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Staged
 from codegen.plan.rows.reductions import Reduction
@@ -16,13 +17,15 @@ from codegen.plan.rows.selecting import Placement, Selection
 
 
 def words(
-    plan: Elementwise | Reduction | Selection | Gemm | Staged,
-) -> ElementwiseWords | ReductionWords | SelectionWords | GemmWords | StagedWords:
+    plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged,
+) -> ElementwiseWords | ReductionWords | SelectionWords | AttentionWords | GemmWords | StagedWords:
     """The words of a plan."""
     if isinstance(plan, Staged):
         return StagedWords(plan)
     if isinstance(plan, Gemm):
         return GemmWords(plan)
+    if isinstance(plan, Attention):
+        return AttentionWords(plan)
     if isinstance(plan, Placement):
         return PlacementWords(plan)
     if isinstance(plan, Selection):
@@ -245,6 +248,40 @@ class ReductionWords:
             f"where {columns} is not a multiple of the vector width, accesses stay wide; elements of a vector outside the "
             "row are neither read nor written, and do not count in a reduction"
         )
+
+
+class AttentionWords:
+    """The words of attention."""
+
+    def __init__(self, plan: Attention):
+        self.plan = plan
+
+    def kind(self) -> str:
+        plan = self.plan
+        first, second = plan.products
+        what = f"{first.a.name} @ {first.b.name} over {plan.contracted}, then {second.b.name} over {plan.column}"
+        how = f"each block has rows along {plan.row}, and walks over tiles along {plan.column}; no array of {plan.row} x {plan.column} is written"
+        if plan.rows_part is not None:
+            how += "; a row's maximum and sum follow the scores as they come (online softmax)"
+        if plan.condition is not None:
+            how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere runs without it"
+        return f"{plan.kind}: {what}: {how}"
+
+    def groups(self) -> str:
+        return f"a batch of {' x '.join(map(axis_word, self.plan.batch)) or 'one'}, each with rows along {self.plan.row} and columns along {self.plan.column}"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        name = value_name(self.plan, access)
+        if access.array is None:
+            return name, *coordinate_words(access)
+        if access.array in (*self.plan.factors, self.plan.o):
+            return name, "whole rows, in vectors of 16 bytes, through shared memory", "the same"
+        return name, "element by element, where a score or a row needs it", "the same"
+
+    def ragged(self) -> str:
+        plan = self.plan
+        return f"rows and columns past the last in a tile are neither read nor written; {plan.contracted} and {plan.value} are multiples of 8 up to 256, or the jnp form runs"
 
 
 class GemmWords:

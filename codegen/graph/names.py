@@ -26,10 +26,10 @@ REDUCING_NAMES = frozenset("""
     found there element_count once place some begin seen beside
 """.split())  # fmt: skip
 # Modules that only some generated files import.
-IMPORTED_NAMES = frozenset("flat functools gemm turned".split())
+IMPORTED_NAMES = frozenset("attend flat functools gemm turned".split())
 # The endings, after the op's name, of the other functions in its module.
 SUFFIXES = re.compile(
-    r"chain|row|kernel|launch|xla|reference|(backward|frozen|forward|rows|keep|stage\d+)_\w+|(columns|finish|stage)\d*"
+    r"chain|row|score|tiles|(score|full|row)_chain|kernel|launch|xla|reference|(backward|frozen|forward|rows|keep|stage\d+)_\w+|(columns|finish|stage)\d*"
 )
 # Names of the package and of the test module, with which an op would clash.
 PACKAGE_NAMES = IMPORTED_NAMES | frozenset("importlib sys types pytest check_op check_gradient".split())

@@ -17,7 +17,7 @@ from codegen.spec.spec import Spec
 
 def check(spec: Spec) -> Iterator[Diagnostic]:
     """An error for each broken rule. Formulas outside the chain are not checked if the chain could not be read."""
-    for rule in (fixed_extents_agree, saved_names_exist, gradients_read, domains_name_axes):
+    for rule in (fixed_extents_agree, groups_have_sizes, saved_names_exist, gradients_read, domains_name_axes):
         yield from rule(spec)
 
 
@@ -31,6 +31,18 @@ def fixed_extents_agree(spec: Spec) -> Iterator[Diagnostic]:
                     assert array.span
                     message = f"the axis {name} has the size {extent} here and {seen[name]} before"
                     yield spec.source.diagnostic(array.span, message, "give one of them another name")
+
+
+def groups_have_sizes(spec: Spec) -> Iterator[Diagnostic]:
+    """Of `(H G)` without a size, an input that is always there has one of the axes by itself."""
+    alone = {name for a in spec.inputs if a.default is None for d in a.dims if not d.is_open for name in d.names}
+    for array in spec.arrays:
+        for dim in array.dims:
+            if dim.is_open and not alone & {*dim.names}:
+                assert array.span
+                outer, inner = dim.names
+                message = f"no input says how large {outer} or {inner} of {dim} is"
+                yield spec.source.diagnostic(array.span, message, f"give it a size, as in ({outer} {inner}=4)")
 
 
 def saved_names_exist(spec: Spec) -> Iterator[Diagnostic]:

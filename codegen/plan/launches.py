@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.shared import Contraction, Launch, RowLaunch, SelectLaunch, WalkLaunch
+from codegen.shared import AttentionLaunch, Contraction, Launch, RowLaunch, SelectLaunch, WalkLaunch
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class GemmLaunch(Contraction):
         return {"how": Contraction(self.vec, self.ragged, self.tiles)}
 
 
-AnyLaunch = Launch | RowLaunch | WalkLaunch | SelectLaunch | GemmLaunch
+AnyLaunch = Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch | GemmLaunch
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from codegen.graph.nodes import DTYPES, Statement, topological
 from codegen.plan.access import BoundTypes
+from codegen.plan.attention import Attention
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.op import Gemm, Staged
@@ -47,8 +48,10 @@ def lacks(op: Described, types: BoundTypes, arch: str) -> str | None:
     return None
 
 
-def why_not_in_place(plan: Elementwise | Reduction | Selection | Gemm | Staged, output: str, source: str) -> str:
+def why_not_in_place(plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged, output: str, source: str) -> str:
     """Why no kernel of a plan writes an output into an input's buffer; "" if one does."""
+    if isinstance(plan, Attention):
+        return "rows are written while other blocks still read"
     if isinstance(plan, Gemm):
         return "tiles of a product (@) are written while others are still read"
     if isinstance(plan, Staged):
@@ -69,7 +72,7 @@ def why_not_in_place(plan: Elementwise | Reduction | Selection | Gemm | Staged, 
 
 
 def left_to_xla(
-    plan: Elementwise | Reduction | Selection | Gemm | Staged,
+    plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged,
     how: AnyLaunch,
     dtypes: Mapping[str, str],
     extents: Extents,

@@ -10,10 +10,12 @@ import re
 
 from codegen import extras, library
 from codegen.autodiff.backward import Derived, backward_of
+from codegen.plan.attention import Attention
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import Placement, Selection
+from codegen.render.attention import AttentionContext
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
@@ -54,6 +56,8 @@ def context_of(op: Op) -> Context:
         return PlacementContext(op)
     if isinstance(op.plan, Selection):
         return SelectionContext(op)
+    if isinstance(op.plan, Attention):
+        return AttentionContext(op)
     if isinstance(op.plan, Gemm):
         return GemmContext(op)
     if isinstance(op.plan, Staged):
@@ -68,6 +72,7 @@ def render_op(op: Op) -> str:
     module = Module(
         **vars(head),
         kernel=kernel_text(context, head),
+        kind=op.plan.kind if isinstance(op.plan, Attention) else "",
         derived={name: derived_kernel(derived) for name, derived in derived_ops(op).items()},
         spec=dict_literal(to_data(op.spec)),
         tuning=[line_literal(data_of(tuned)) for tuned in op.tuning if tuned.take != "plan"],

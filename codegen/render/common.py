@@ -16,6 +16,7 @@ from codegen.graph.nodes import DTYPES, topological
 from codegen.graph.ops import PINNED
 from codegen.graph.precision import deciding_types, widths
 from codegen.plan.access import Access, access_key
+from codegen.plan.attention import Attention
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import dtype_constant, unheld_types
@@ -45,6 +46,7 @@ def quoted(text: str) -> str:
 
 DEVICE = (
     "access",
+    "attend",
     "device",
     "flat",
     "gemm",
@@ -56,7 +58,7 @@ DEVICE = (
     "select",
 )  # the names that generated kernels use from `codegen.device`
 
-LAUNCHES = ("Contraction", "Launch", "RowLaunch", "ScanLaunch", "SelectLaunch", "Walk")  # and from `codegen.shared`
+LAUNCHES = ("AttentionLaunch", "Contraction", "Launch", "RowLaunch", "ScanLaunch", "SelectLaunch", "Walk")  # and from `codegen.shared`
 
 
 class Context:
@@ -83,7 +85,7 @@ class Context:
         # Parts that are neighbours are in one fragment
         self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}
 
-    def planned(self, op: Op) -> Elementwise | Reduction | Selection | Gemm | Staged:
+    def planned(self, op: Op) -> Elementwise | Reduction | Selection | Attention | Gemm | Staged:
         return op.plan
 
     def in_registers(self) -> frozenset[str]:
@@ -354,6 +356,7 @@ class Context:
         if "device" in used:
             lines[-1] = "from codegen import device, runtime"
             used.remove("device")
+        used = [{"attend": "attention as attend"}.get(name, name) for name in used]  # an op may be called attention
         lines += [f"from codegen.device import {', '.join(used)}"] if used else []
         launches = [name for name in LAUNCHES if f"Constexpr[{name}]" in body]
         return [*lines, f"from codegen.shared import {', '.join(launches)}"] if launches else lines

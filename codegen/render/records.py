@@ -109,6 +109,7 @@ class Module(Head):
     """The values of `op.py.jinja`."""
 
     kernel: str
+    kind: str  # of the op, where the runtime has a class for it
     derived: Mapping[str, DerivedKernel]
     spec: str
     tuning: list[str]
@@ -272,3 +273,44 @@ class GemmKernel(Kernel):
     heads: Heads
     made: list[str]
     stores: list[str]
+
+
+# Attention
+
+
+@dataclass(frozen=True)
+class PartFunction:
+    """The function of scores, or of rows, around its chain."""
+
+    head: list[str]
+    chain: Chain
+    given: str
+    stores: list[str]
+    factor: str
+
+
+@dataclass(frozen=True)
+class TileFunction:
+    """The function that says where a mask holds."""
+
+    head: list[str]
+    bounds: str
+
+
+@dataclass(frozen=True)
+class AttentionKernel(Kernel):
+    """The values of `attention.py.jinja`."""
+
+    chains: list[Chain]
+    product: str
+    static: str
+    score: PartFunction
+    full: PartFunction | None
+    tiles: TileFunction | None
+    row: PartFunction | None
+    output: str
+    sizes: str
+    batch: str
+    factors: list[str]
+    others: list[str]
+    functions: list[str]

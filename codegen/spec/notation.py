@@ -72,7 +72,7 @@ def _size(name: str, text: str, form: str) -> int:
 
 
 def _group(word: str) -> Axis:
-    form = "a group is (2 N) for halves, (N 2) for interleaved pairs, or (B G=128) for blocks of a fixed size"
+    form = "a group is (2 N) for halves, (N 2) for pairs, (B G=128) for blocks of a fixed size, or (H G) for groups"
     inner = word[1:-1].split() if word.endswith(")") else []
     if len(inner) == 2 and "," not in word:
         first, second = inner
@@ -83,6 +83,8 @@ def _group(word: str) -> Axis:
         name, equals, extent = second.partition("=")
         if equals and "=" not in first and not _is_number(first):
             return Axis((_axis(first), _axis(name)), extents=(None, _size(name, extent, form)))
+        if not equals and "=" not in first and not _is_number(first):
+            return Axis((_axis(first), _axis(second)), extents=(None, None))
     raise UserError(f"cannot read the group {shown(word)}", form)
 
 

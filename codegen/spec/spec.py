@@ -26,6 +26,11 @@ class Axis:
     parts_first: bool = True  # `(2 N)`: the parts are halves; `(N 2)`: they are interleaved
     extents: tuple[int | None, ...] = ()  # known sizes of `names`: `(B G=128)` is (None, 128)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is `(H G)`: two axes, the size of one of which other arrays give."""
+        return len(self.names) == 2 and self.extents == (None, None)
+
     def __str__(self) -> str:
         if self.parts is not None:
             if not self.names:

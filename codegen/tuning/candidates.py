@@ -8,7 +8,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
-from codegen.shared import WARP, Launch, RowLaunch, SelectLaunch, WalkLaunch
+from codegen.shared import AttentionLaunch, WARP, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 from codegen.tuning.choosing import Changes, changed, plan_carries
 
@@ -55,7 +55,7 @@ def settings(
     """Each setting of a launch with each value to try."""
     yield from (("threads", n) for n in THREADS)
     yield from (("vector_bytes", n) for n in VECTOR_BYTES)
-    if isinstance(how, Launch | SelectLaunch):
+    if isinstance(how, AttentionLaunch | Launch | SelectLaunch):
         return
     whole = how.holds_row if isinstance(how, RowLaunch) else how.whole and not plan.collapsed
     if whole:

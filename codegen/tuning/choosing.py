@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from codegen.plan.attention import Attention
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import left_to_xla as estimated_left_to_xla
@@ -111,7 +112,7 @@ def changed(
 
 
 def left_to_xla(
-    plan: Elementwise | Reduction | Selection | Gemm,
+    plan: Elementwise | Reduction | Selection | Attention | Gemm,
     how: AnyLaunch,
     dtypes: Mapping[str, str],
     extents: Extents,

@@ -55,7 +55,7 @@ def finish(
     first: the result of `first_columns`, where that was called.
     """
     tensors, row_parts, column_parts = memory
-    tensors = tuple(_compact(t) for t in tensors)
+    tensors = tuple(vectors.compacted(t) for t in tensors)
     lane = cute.arch.lane_idx()
     walk = gemm_pieces.walk_over(acc, place, extents, slab_step, form)
     shared = stage.iterator.toint() + warp * (form.stage * 4)
@@ -222,16 +222,6 @@ def _unrolled(
                 gemm_folds.fold(found, c, limit, at, turn, rRows, rColumns, form)
 
 
-def _compact(tensor: cute.Tensor | None) -> cute.Tensor | None:
-    """The same tensor with strides computed from its sizes: products of 32-bit numbers take fewer instructions than 64-bit
-    strides."""
-    if tensor is None or cute.rank(tensor) < 2:
-        return tensor
-    strides = tuple(vectors.compact_stride(tensor, mode) for mode in range(cute.rank(tensor)))
-    made = cute.make_tensor(tensor.iterator, cute.make_layout(tensor.shape, stride=strides))
-    return vectors.typed(made, tensor.element_type)
-
-
 def _bring_next(
     acc: cute.Tensor,
     shared: Int32,
@@ -293,7 +283,7 @@ def first_columns(
     None where `finish` loads them itself."""
     if not form.rolled:
         return None
-    tensors = tuple(_compact(t) for t in tensors)
+    tensors = tuple(vectors.compacted(t) for t in tensors)
     return _columns(gemm_pieces.walk_over(acc, place, extents, slab_step, form), 0, cute.arch.lane_idx(), tensors, form)
 
 

@@ -158,8 +158,8 @@ def _kernel(
     places = [(batch, m * tile_m, Int32(0))] + [place_b] * parts
     chunks = [_chunks(mX, p, threads, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
     sources = [_source(mX, p, some, tidx, c) for mX, p, c in zip((mA, *mBs), places, chunks, strict=True)]
-    own_a = _lane_of_a(lane, warp_m * warp_rows, panels[0])
-    own_b = _lane_of_b(lane, warp_n * warp_columns, panels[1], size)
+    own_a = lane_of_a(lane, warp_m * warp_rows, panels[0])
+    own_b = lane_of_b(lane, warp_n * warp_columns, panels[1], size)
 
     # All stages but one are filled; beyond K with zeros, here and below.
     for stage in cutlass.range_constexpr(tiles.stages - 1):
@@ -351,12 +351,12 @@ def _found(
 # From shared memory to registers
 
 
-def _lane_of_a(lane: Int32, row: Int32, panels: Panels) -> Int32:
+def lane_of_a(lane: Int32, row: Int32, panels: Panels) -> Int32:
     """The place of the first row whose address a lane gives ldmatrix: matrices of rows 0..7 and 8..15, then further along K."""
     return panels.place(row + lane % 16, lane // 16 * 16)
 
 
-def _lane_of_b(lane: Int32, column: Int32, panels: Panels, size: int) -> Int32:
+def lane_of_b(lane: Int32, column: Int32, panels: Panels, size: int) -> Int32:
     """The same for b; for words, the place of the lane's first word."""
     if panels.kind == "k":  # matrices of columns 0..7, then further along K, then of columns 8..15
         return panels.place(column + lane % 8 + lane // 16 * 8, lane // 8 % 2 * 16)
@@ -387,12 +387,12 @@ def _fragments(
     pairs = cute.size(rB, mode=[1]) // (len(panels) - 1) // 2
     for part, (shape, start) in enumerate(zip(panels[1:], starts[1:], strict=True)):
         for pair in range(pairs):  # of blocks of 8 columns
-            words = _pair_of_b(base + start, b, step, pair, shape)
+            words = pair_of_b(base + start, b, step, pair, shape)
             for w in range(4):
                 rB[w % 2, 2 * (part * pairs + pair) + w // 2] = words[w]
 
 
-def _pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) -> list[Uint32]:
+def pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) -> list[Uint32]:
     """The words of b for 16 columns: two blocks of 8 neighbours, or, from bytes across K, the even and the odd columns."""
     if panels.kind == "k":
         return tensorcore.ldmatrix(base + ((own ^ (step * STEP)) + pair * 16 * panels.panel))

@@ -176,6 +176,7 @@ def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
     """Binds each axis's size by the shapes of the given arrays. Raises ValueError."""
     rows: tuple[tuple[Any, ...], str] | None = None
     extents: dict[str, tuple[Any, str]] = {name: (n, "the spec") for name, n in spec.extents.items()}
+    groups: list[tuple[Array, tuple[Any, ...], Axis, Any]] = []
     for array in spec.inputs:
         value = arrays.get(array.name)
         if value is None:
@@ -193,12 +194,23 @@ def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
             elif rows[0] != shape[:lead]:
                 message = f"its leading axes are {shape[:lead]} but those of {rows[1]!r} are {rows[0]}"
                 raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}: {message}")
-        for dim, n in zip([d for d in array.dims if d.names != (ROWS,)], shape[lead:], strict=True):
+        named = list(zip([d for d in array.dims if d.names != (ROWS,)], shape[lead:], strict=True))
+        for dim, n in [pair for pair in named if not pair[0].is_open]:
             for name, extent in _dim_extents(spec, array, dim, n, shape):
                 first = extents.setdefault(name, (extent, repr(array.name)))
                 if first[0] != extent:
                     message = f"{name} is {extent} here but {first[0]} by {first[1]}"
                     raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}: {message}")
+        groups += [(array, shape, dim, n) for dim, n in named if dim.is_open]
+    for array, shape, dim, n in groups:  # the size of one of its axes is known by now
+        outer, inner = dim.names
+        given, other = (inner, outer) if inner in extents else (outer, inner)
+        size, where = extents[given]
+        first = extents.setdefault(other, (n // size if size else 0, repr(array.name)))
+        if first[0] * size != n:
+            message = f"{given} is {size} by {where}"
+            message += "" if first[1] == repr(array.name) else f", and {other} is {first[0]} by {first[1]}"
+            raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}, but {message}")
     return Axes(rows[0] if rows else (), {name: extent for name, (extent, _) in extents.items()})
 
 

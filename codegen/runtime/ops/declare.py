@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from codegen.runtime.ops.attention_op import AttentionOp
 from codegen.runtime.ops.backward import BackwardOp, GemmBackwardOp
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
@@ -24,5 +25,7 @@ def op(content: dict[str, Any], **parts: Any) -> Callable[[Callable[P, R]], Op[P
     derived ops: `backward_stage1_launch`. `result` is the NamedTuple of several outputs."""
     if "epilogue_launch" in parts:
         return lambda function: GemmOp(function, content, parts, GemmBackwardOp)
+    if parts.pop("kind", "") == "attention":
+        return lambda function: AttentionOp(function, content, parts, BackwardOp)
     kind = StagedOp if has_kernels("", parts) else Op
     return lambda function: kind(function, content, parts, BackwardOp)

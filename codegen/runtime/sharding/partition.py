@@ -36,8 +36,10 @@ from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, S
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from codegen.graph.nodes import ROWS, Along, Selected, topological
+from codegen.plan.attention import Attention
 from codegen.plan.op import contracted_axes
 from codegen.runtime.call import arguments, views
+from codegen.runtime.call.arguments import Axes
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding.shards import Shards, Split, axis_of
 from codegen.spec.spec import Array
@@ -56,6 +58,10 @@ def whole_axes(op: CalledOp) -> set[str]:
     found |= {axis for a in op.plan.loads for axis, _ in a.back}
     for at in (s.at for s in op.statements if s.at):  # each device would write what is not its own
         found |= {at.axis, *op.spec.array(at.index).axes} - {*op.spec.array(at.table).axes} | {at.axis}
+    if isinstance(op.plan, Attention):
+        plan = op.plan
+        found |= {plan.contracted, plan.column, plan.value}
+        found |= {str(n.attr) for n in topological(s.value for s in op.statements) if n.op in ("index", "size")}
     for array in op.spec.arrays:
         for dim in array.dims:
             if dim.parts is not None and dim.parts_first:
@@ -73,18 +79,18 @@ def asked_axes(op: CalledOp) -> set[str]:
     return found - whole_axes(op)
 
 
-def factors(op: CalledOp, array: Array, rows: int) -> list[tuple[str, int] | None]:
+def factors(op: CalledOp, array: Array, axes: Axes) -> list[tuple[str, int] | None]:
     """For each dimension of an array, the outermost factor, along which it may be sharded, and the number of elements in one
     position of that factor; None where it must be whole. `...` is a factor for each of its axes."""
     whole = whole_axes(op)
     found: list[tuple[str, int] | None] = []
     for dim in array.dims:
         if dim.names == (ROWS,):
-            found += [None if ROWS in whole else (f"{ROWS}{i}", 1) for i in range(rows)]
+            found += [None if ROWS in whole else (f"{ROWS}{i}", 1) for i in range(len(axes.rows))]
         elif not dim.names or dim.names[0] in whole:
             found.append(None)
         else:
-            found.append((dim.names[0], dim.parts or math.prod(n or 1 for n in dim.extents[1:])))
+            found.append((dim.names[0], dim.parts or math.prod(math.prod(axes.shape((n,))) for n in dim.names[1:])))
     return found
 
 
@@ -97,10 +103,10 @@ class ShardedCall:
         self.op, self.operands = op, len(operands)
         self.axes = arguments.bind_axes(op.spec, dict(zip(key.present, map(_Shaped, operands), strict=False)))
         self.shapes = [*operands, *(views.user_shape(a, self.axes) for a in op.spec.outputs)]
-        rows = len(self.axes.rows)
         scalars: list[list[tuple[str, int] | None]] = [[] for _ in operands[len(arrays) :]]
         self.factors = [
-            *(factors(op, a, rows) for a in arrays), *scalars, *(factors(op, a, rows) for a in op.spec.outputs)
+            *(factors(op, a, self.axes) for a in arrays), *scalars,
+            *(factors(op, a, self.axes) for a in op.spec.outputs),
         ]  # fmt: skip
         most = max((len(a.axes) for a in arrays), default=0)
         self.deciding = [len(a.axes) == most or a.name in op.multiplied for a in arrays]

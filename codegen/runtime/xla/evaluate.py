@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +13,16 @@ import jax
 import jax.numpy as jnp
 
 from codegen.graph.emit import leaf_key
-from codegen.graph.nodes import Node, topological
-from codegen.graph.ops import OPS
+from codegen.graph.nodes import Node, lost_axes, topological
+from codegen.graph.ops import OPS, REDUCTIONS
+from codegen.language.formula.products import type_of
 from codegen.plan.access import Access, access_key
 from codegen.plan.op import Op
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import cast
 from codegen.runtime.xla import random, scales, scatter, slopes
+from codegen.runtime.xla.products import sum_of_products
 from codegen.spec.spec import Array, Spec
 
 _NAMES = {"jax": jax, "jnp": jnp, "runtime": SimpleNamespace(**vars(slopes) | vars(scales) | vars(random))}
@@ -51,7 +55,8 @@ def evaluate_outputs(
     roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
     needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
     leaves = leaf_values(op, needed, arrays, params, axes, compute)
-    made = evaluate(roots, leaves, known, compute, op.spec.integer, dict(types.variables))
+    within = Within(op, axes, types) if plan.kind == "attention" else None
+    made = evaluate(roots, leaves, known, compute, op.spec.integer, dict(types.variables), within)
     return scatter.stored(plan, stores, made, arrays, axes, types)
 
 
@@ -74,6 +79,57 @@ def leaf_values(
     return leaves | {("param", p.name): jnp.asarray(params[p.name], dtypes[p.kind]) for p in spec.params}
 
 
+@dataclass(frozen=True)
+class Within:
+    """The axes of an op's values, which have a dimension for each, and its arrays' types."""
+
+    op: Op
+    axes: Axes
+    types: Types
+
+    @functools.cached_property
+    def dimensions(self) -> dict[str, tuple[int, ...]]:
+        """The dimensions of each axis."""
+        found: dict[str, tuple[int, ...]] = {}
+        for axis in self.op.plan.order:
+            start = sum(map(len, found.values()))
+            found[axis] = tuple(range(start, start + len(self.axes.shape((axis,)))))
+        return found
+
+    def of(self, axes: Sequence[str]) -> tuple[int, ...]:
+        return tuple(d for axis in axes for d in self.dimensions[axis])
+
+    def whole(self, value: jax.Array, axes: Sequence[str]) -> jax.Array:
+        """A value with all elements along some axes: one that lacks them is repeated."""
+        shape = list(value.shape)
+        for axis in axes:
+            for d, n in zip(self.dimensions[axis], self.axes.shape((axis,)), strict=True):
+                shape[d] = n
+        return jnp.broadcast_to(value, shape)
+
+    def reduced(self, node: Node, value: jax.Array) -> jax.Array:
+        function = getattr(jnp, REDUCTIONS[node.op][2].removeprefix("jnp."))
+        return function(self.whole(value, lost_axes(node)), axis=self.of(lost_axes(node)), keepdims=True)  # type: ignore[no-any-return]
+
+    def product(self, node: Node, left: jax.Array, right: jax.Array) -> jax.Array:
+        """The product of two factors in their own types, summed in the compute type."""
+        arrays = {a.name: a for a in self.op.spec.arrays}
+        lost, own = self.of(lost_axes(node)), [self.of([a for a in self.op.plan.order if a in n.dims]) for n in node.args]
+        dtypes = [type_of(side, arrays) for side in node.args]
+        both = [d for d in own[0] if d in own[1] and d not in lost]  # first: XLA on a CPU lacks other products
+        orders = [[*both, *(d for d in numbers if d not in both)] for numbers in own]
+        result = [*both, *(d for numbers in own for d in numbers if d not in both and d not in lost)]
+        operands = []
+        for value, numbers, order in zip((left, right), own, orders, strict=True):
+            value = value.squeeze(tuple(d for d in range(left.ndim) if d not in numbers))
+            operands.append(value.transpose([numbers.index(d) for d in order]))
+        narrow = left.dtype == jnp.float32 and dtypes[0] == dtypes[1]
+        dtype = self.types.dtype(dtypes[0]) if narrow and dtypes[0] is not None else left.dtype.name
+        made = sum_of_products(*operands, tuple(orders[0]), tuple(orders[1]), tuple(result), dtype)
+        made = made.transpose([result.index(d) for d in sorted(result)])
+        return jnp.expand_dims(made, tuple(d for d in range(left.ndim) if d not in result))
+
+
 def evaluate(
     roots: Sequence[Node],
     leaves: Mapping[tuple[Any, ...], Any],
@@ -81,9 +137,11 @@ def evaluate(
     compute: str,
     integer: str,
     types: Mapping[str, str],
+    within: Within | None = None,
 ) -> list[jax.Array]:
     """The values of `roots`. `leaves` holds the values that they read, by `leaf_key`, and `given` the known nodes, by identity.
-    Floats are computed in `compute`, integers in `integer`. `types` binds type variables for `cast`."""
+    Floats are computed in `compute`, integers in `integer`. `types` binds type variables for `cast`. Reductions and products
+    are computed `within` the arrays of an op."""
     typed = {"float": compute, "int": integer, "bool": "bool"}
     values: dict[int, Any] = dict(given)
 
@@ -101,6 +159,10 @@ def evaluate(
             return args[0].astype(compute)
         if node.op == "cast":
             return cast(args[0], types.get(str(node.attr), str(node.attr))).astype(typed[node.kind])
+        if node.op in REDUCTIONS and within is not None:
+            return within.reduced(node, args[0])
+        if node.op == "contract" and within is not None:
+            return within.product(node, *args)
         return _FUNCTIONS[node.op](*args, floating=compute, integer=integer)
 
     for node in topological(roots, lambda n: id(n) in given or leaf_key(n) in leaves):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from typing import Any
@@ -20,6 +21,32 @@ EXACT = {
     "int8": 1024,
     "uint8": 256,
 }  # the number of products, of at most 2**14 or nearly 2**16 each, whose sum is exact in float32
+
+
+Numbers = tuple[int, ...]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def sum_of_products(a: jax.Array, b: jax.Array, of_a: Numbers, of_b: Numbers, result: Numbers, dtype: str) -> jax.Array:
+    """The product of two arrays, whose dimensions have numbers, as in `jnp.einsum`: multiplied in `dtype`, with sums in the arrays'
+    own type. So are its derivatives, where jnp's would round sums to `dtype`."""
+    narrow = (x.astype(dtype) for x in (a, b))
+    x, y = narrow
+    return jnp.einsum(x, of_a, y, of_b, result, preferred_element_type=a.dtype)
+
+
+def _with_factors(a: jax.Array, b: jax.Array, *how: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return sum_of_products(a, b, *how), (a, b)
+
+
+def _of_factors(
+    of_a: Numbers, of_b: Numbers, result: Numbers, dtype: str, factors: tuple[jax.Array, jax.Array], g: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    a, b = factors
+    return sum_of_products(g, b, result, of_b, of_a, dtype), sum_of_products(a, g, of_a, result, of_b, dtype)
+
+
+sum_of_products.defvjp(_with_factors, _of_factors)
 
 
 def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool = False) -> jax.Array:

@@ -1,0 +1,8 @@
+"""Attention: the main loops, and what generated functions of scores and rows get."""
+
+from codegen.device.attention import bounds as bounds
+from codegen.device.attention.entry import arranged as arranged
+from codegen.device.attention.entry import launch as launch
+from codegen.device.attention.scores import Row as Row
+from codegen.device.attention.scores import Scores as Scores
+from codegen.device.attention.scores import Tile as Tile

@@ -1,0 +1,52 @@
+"""The entry of generated attention: runs the main loop that the launch selects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+from codegen.device import vectors
+from codegen.device.attention import sm80
+from codegen.shared import AttentionLaunch
+
+
+def arranged(tensor: cute.Tensor, sizes: tuple[Any, ...], batch: tuple[int | None, ...], row: int) -> cute.Tensor:
+    """A compact tensor as (batch, rows, columns). Batch is one mode of several axes, the innermost first: their `sizes`, and
+    which of the tensor's modes each is, None for an axis that it lacks. Columns are its last mode."""
+    last = cute.rank(tensor) - 1
+    strides = tuple(0 if mode is None else vectors.compact_stride(tensor, mode) for mode in batch)
+    shape = (sizes, tensor.shape[row], tensor.shape[last])
+    return cute.make_tensor(
+        tensor.iterator, cute.make_layout(shape, stride=(strides, vectors.compact_stride(tensor, row), 1))
+    )
+
+
+@cute.jit
+def launch(
+    stream: Any,
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    o: cute.Tensor,
+    tensors: tuple,
+    score: cutlass.Constexpr[Callable[..., Any]],
+    tiles: cutlass.Constexpr[Callable[..., Any] | None],
+    row: cutlass.Constexpr[Callable[..., Any] | None],
+    *,
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    """o = weights(q @ k) @ v, for each element of the batch.
+
+    q: (L, Q, D), k: (L, S, D), v: (L, S, E), o: (L, Q, E), as `arranged` makes them, of one 16-bit type.
+    tensors: the chain's other arrays and parameters, and outputs of one value a row.
+    score: (at: Scores, s, tensors, masked) -> the scores; without `masked`, where the mask holds for every one.
+    tiles: (at: Tile, tensors) -> whether the mask holds for some, and for every, of a tile's rows and columns; None without a
+        mask.
+    row: (at: Row, top, total, tensors) -> the factor of a row of o, from its largest score and sum(exp(score - top)); it
+        stores the row's other outputs. None where the scores are the weights.
+    """
+    if cute.size(q, mode=[0]) * q.shape[1] > 0:
+        sm80.launch(stream, q, k, v, o, tensors, score, tiles, row, how)

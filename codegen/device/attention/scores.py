@@ -1,0 +1,118 @@
+"""What a generated function of attention's scores, or of its rows, gets: positions, and loads of the chain's other arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Numeric
+
+from codegen.device import access
+from codegen.device.functions import Vector as Values
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Some scores of one row: `columns` has the position of each. The kernel gives a row that there is; columns may lie past the
+    last, where loads give the last one's element."""
+
+    batch: tuple[Int32, ...]  # positions along the batch's axes, the innermost first
+    row: Int32
+    columns: tuple[Int32, ...]
+    sizes: tuple[Int32, Int32]  # rows and columns
+
+    @property
+    def vec(self) -> int:
+        return len(self.columns)
+
+    def load_one(
+        self,
+        src: cute.Tensor | None,
+        place: cute.Coord,
+        default: float | None = None,
+        dtype: type[Numeric] = Float32,
+    ) -> cute.Tensor:
+        """Registers (vec,) with one element for all scores. `default` stands for an input that is left out."""
+        found = access.registers(src, (self.vec,), default, dtype)
+        if src is not None:
+            found.fill(src[place])
+        return found
+
+    def gather(
+        self,
+        src: cute.Tensor | None,
+        place: Callable[[Int32], cute.Coord],
+        default: float | None = None,
+        dtype: type[Numeric] = Float32,
+    ) -> cute.Tensor:
+        """Registers (vec,) with the elements at the places of the scores' columns."""
+        found = access.registers(src, (self.vec,), default, dtype)
+        if src is not None:
+            for i, column in enumerate(self.columns):
+                found[i] = src[place(cutlass.min(column, self.sizes[1] - 1))]
+        return found
+
+    def positions(self) -> cute.Tensor:
+        """Registers (vec,) with the columns."""
+        found = cute.make_rmem_tensor((self.vec,), Int32)
+        for i, column in enumerate(self.columns):
+            found[i] = column
+        return found
+
+    def fill(self, number: Int32) -> cute.Tensor:
+        """Registers (vec,) with one number."""
+        found = cute.make_rmem_tensor((self.vec,), Int32)
+        found.fill(number)
+        return found
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of scores: the first and the last of its rows, and of its columns."""
+
+    batch: tuple[Int32, ...]
+    rows: tuple[Int32, Int32]
+    columns: tuple[Int32, Int32]
+    sizes: tuple[Int32, Int32]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row. The thread that stores its results is `there`."""
+
+    batch: tuple[Int32, ...]
+    row: Int32
+    sizes: tuple[Int32, Int32]
+    there: Boolean
+    vec: int = 1
+
+    def load_one(
+        self,
+        src: cute.Tensor | None,
+        place: cute.Coord,
+        default: float | None = None,
+        dtype: type[Numeric] = Float32,
+    ) -> cute.Tensor:
+        """Registers (1,) with an element. `default` stands for an input that is left out."""
+        found = access.registers(src, (1,), default, dtype)
+        if src is not None:
+            found[0] = src[place]
+        return found
+
+    def fill(self, number: Int32) -> cute.Tensor:
+        """Registers (1,) with a number."""
+        found = cute.make_rmem_tensor((1,), Int32)
+        found.fill(number)
+        return found
+
+    def store(self, value: Values, dst: cute.Tensor, place: cute.Coord) -> None:
+        """A value (1,) to a place."""
+        _store(access.registers_of(value, dst, 1), dst, place, self.there)
+
+
+@cute.jit
+def _store(src: cute.Tensor, dst: cute.Tensor, place: tuple, there: cutlass.Boolean):
+    if there:
+        dst[place] = src[0]

@@ -1,0 +1,386 @@
+"""The plan of attention: a product, a function of its rows along an axis that a second product contracts, and that product.
+
+    s = q @ k                       the first product, over D
+    t = f(s, ...)                   the scores: any element-wise chain
+    p = exp(t - m) * g(row)         the weights: a softmax along S, or another function of sum(exp(t)) and max(t); or just t
+    o = p @ v                       the second product, over S
+
+The kernel never writes s, t or p. It walks over tiles of k and v, and keeps for each row the maximum `top` of the scores so
+far, `total` = sum(exp(t - top)) and sum(exp(t - top) * v), which it rescales where `top` rises. In the end the row's function
+gives the factor of o, and the outputs of one value a row, such as the logsumexp (Dao et al., arXiv:2205.14135).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from codegen.errors import UserError
+from codegen.graph.names import fresh
+from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, topological
+from codegen.graph.ops import IN_STAGES
+from codegen.language.formula.products import type_of
+from codegen.language.reference import Reference
+from codegen.language.transfer import Values, derived_spec
+from codegen.plan.access import Access, Extent, Group, View, tokens_of
+from codegen.plan.elementwise import Elementwise, tile_plan
+from codegen.plan.gemms.tiles import Product
+from codegen.plan.launches import Extents
+from codegen.plan.planner import Names, Planner
+from codegen.shared import AttentionLaunch
+from codegen.spec.spec import Array, Axis, Spec
+
+HEADS = 256  # the longest rows of q, k and v
+NARROW = ("float16", "bfloat16")  # the types of q, k and v
+SCORES, FACTOR, TOP, TOTAL, PRODUCT = "scores", "factor", "top", "total", "acc"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the chain as an element-wise spec, and its plan."""
+
+    spec: Spec
+    statements: tuple[Statement, ...]
+    plan: Elementwise
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The plan of attention. `groups`, `views`, `loads` and `stores` reach the op's arrays, each axis by itself."""
+
+    products: tuple[Product, Product]  # q @ k, and the weights @ v
+    o: Array
+    contracted: str  # D, the axis of the first product
+    batch: tuple[str, ...]  # the axes of q besides its rows and D, which k and v may lack
+    row: str  # Q
+    column: str  # S
+    value: str  # E, the last axis of v
+    scores: Part
+    unmasked: Part | None  # the scores where the mask holds everywhere; None without a mask
+    condition: Node | None  # the mask, in the graph of `scores`
+    rows_part: Part | None  # the function of rows; None for weights without one
+    groups: tuple[Group, ...]
+    views: tuple[View, ...]
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    extremes: tuple[Node, ...]
+    kind: str = "attention"
+    collapsed: bool = False
+    rows: tuple[()] = ()  # reductions are within a kernel's rows
+    columns: tuple[()] = ()
+    inner: tuple[()] = ()
+    apart: tuple[()] = ()
+    kernels: int = 1
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Every axis, in the order of the jnp form's operands."""
+        return tuple(axis for group in self.groups for axis in group.axes)
+
+    @property
+    def q(self) -> Array:
+        return self.products[0].a
+
+    @property
+    def k(self) -> Array:
+        return self.products[0].b
+
+    @property
+    def v(self) -> Array:
+        return self.products[1].b
+
+    @property
+    def factors(self) -> tuple[Array, Array, Array]:
+        return self.q, self.k, self.v
+
+    def view(self, name: str) -> View:
+        return next(v for v in self.views if v.array.name == name)
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """The sizes of rows and columns at which the kernel works in another way: a tile."""
+        del dtypes, schedule
+        return (64,)
+
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        return tuple((a, 1) for a in (*self.factors, self.o))
+
+    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
+        """The numbers of rows of scores, and of a row's scores."""
+        return extent((*self.batch, self.row)), extent((self.column,))
+
+    def launch(
+        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
+    ) -> AttentionLaunch:
+        """The launch for arrays of these dtypes (by name); rows of q have `columns` elements, those of v `inner`. Raises
+        `UserError` if there is none."""
+        del schedule, arch
+        for array in (*self.factors, self.o):
+            if (dtype := dtypes[array.name]) not in NARROW:
+                raise UserError(f"{array.name!r} is {dtype}, and attention has kernels for {' and '.join(NARROW)}")
+        d, e = (128, 128) if extents.columns is None else (extents.columns, extents.inner or 128)
+        for axis, size in ((self.contracted, d), (self.value, e)):
+            if not fits_heads(size):
+                raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
+        large = max(d, e) > 128
+        return AttentionLaunch(64, 32 if large else 64, d, e, warps=4, stages=1 if large else 2)
+
+
+def fits_heads(size: int) -> bool:
+    """Whether there is a kernel for rows of this size."""
+    return size % 8 == 0 and 8 <= size <= HEADS
+
+
+def attention(spec: Spec) -> Attention | None:
+    """The plan of a chain that is attention; None for other chains."""
+    try:
+        return _Matcher(spec).plan()
+    except _Other:
+        return None
+
+
+class _Other(Exception):
+    """The chain is not attention."""
+
+
+def _demand(condition: object) -> None:
+    if not condition:
+        raise _Other
+
+
+class _Matcher:
+    def __init__(self, spec: Spec):
+        self.spec, self.statements = spec, spec.read.statements
+        self.graph = spec.read.graph.fork()
+        self.nodes = list(topological(s.value for s in self.statements))
+        self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
+        self.given: dict[str, str] = {}
+
+    def plan(self) -> Attention:
+        spec = self.spec
+        products = [n for n in self.nodes if n.op == "contract"]
+        _demand(len(products) == 2 and not spec.doubles and not any(s.at for s in self.statements))
+        first, second = products
+        results = {a.name: next(s for s in self.statements if s.name == a.name and s.part is None) for a in spec.outputs if a.parts is None}
+        _demand(len(results) == len(spec.outputs))
+        made_by = [spec.array(n) for n, s in results.items() if s.value is second]
+        _demand(len(made_by) == 1 and len(lost_axes(first)) == len(lost_axes(second)) == 1)
+        (o,), (contracted,), (column,) = made_by, lost_axes(first), lost_axes(second)
+        weights, v = self.weights_and_values(second, first)
+        q, k = self.factors(first, column)
+        row, batch = self.rows_of(q, k, contracted, column)
+        value = v.axes[-1]
+        self.batch, self.row, self.column = batch, row, column
+        _demand({*k.axes} <= {*batch, column, contracted} and {*v.axes} <= {*batch, column, value})
+        _demand(value not in (*batch, row, column, contracted) or value == contracted)
+        _demand({*o.axes} == {*batch, row, value} and len(o.axes) == len(batch) + 2)
+        _demand(k.axes[-1] == q.axes[-1] == contracted and o.axes[-1] == value)
+        others = {n: s for n, s in results.items() if n != o.name}
+        _demand(ROWS not in (row, column, contracted, value))
+        scores, row_part = self.parts(weights, first, others, o)
+        score, condition, full = scores
+        planner = _Whole(spec, self.statements)
+        groups = tuple(Group("rows" if axis == ROWS else axis, (axis,)) for axis in planner.axes)
+        tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
+        names = Names(spec, self.statements)
+
+        def mode(_: object) -> str:
+            return "gather"
+
+        dims = self.dims(batch, row, column)
+        made = Array(self.named("weights"), v.dtype, dims)
+        products = (
+            Product(q, k, (contracted,), Array(self.named(PRODUCT), "float32", dims)),
+            Product(made, v, (column,), replace(o, name=self.named("weighted"), dtype="float32")),
+        )
+        return Attention(
+            products, o, contracted, batch, row, column, value, score, full, condition, row_part, groups,
+            tuple(View(a, tokens[a.name]) for a in spec.arrays),
+            tuple(planner.load(node, tokens, groups, names, mode) for node in planner.leaves()),
+            tuple(planner.store(s, tokens, groups, names, mode) for s in results.values()),
+            tuple(n for n in self.nodes if n.op in ("max", "min")),
+        )  # fmt: skip
+
+    # The products
+
+    def input(self, node: Node) -> Array:
+        """The array of a factor that is an input as it is."""
+        value = as_multiplied(node)
+        _demand(value.op == "input" and isinstance(value.attr, Leaf) and value.attr.part is None)
+        assert isinstance(value.attr, Leaf)
+        array = self.spec.array(value.attr.name)
+        _demand(array.default is None and array.parts is None and self.spec.kind(array) == "float")
+        return array
+
+    def weights_and_values(self, second: Node, first: Node) -> tuple[Node, Array]:
+        """The weights, before they are rounded to the type of v, and v."""
+        sides = [n for n in second.args if any(x is first for x in topological([n]))]
+        _demand(len(sides) == 1)
+        (weights,) = sides
+        v = self.input(next(n for n in second.args if n is not weights))
+        _demand(weights.op == "cast" and type_of(weights, {a.name: a for a in self.spec.arrays}) == v.dtype)
+        return weights.args[0], v
+
+    def factors(self, first: Node, column: str) -> tuple[Array, Array]:
+        """q and k."""
+        a, b = (self.input(n) for n in first.args)
+        _demand((column in a.axes) != (column in b.axes) and a.dtype == b.dtype)
+        return (b, a) if column in a.axes else (a, b)
+
+    def rows_of(self, q: Array, k: Array, contracted: str, column: str) -> tuple[str, tuple[str, ...]]:
+        """The axis of q's rows, and the batch axes. Of axes that q alone has, the rows are the one that stands where k has its rows,
+        after the same shared axes; the last of those."""
+        own = [a for a in q.axes if a not in k.axes]
+        _demand(own)
+
+        def before(array: Array, axis: str) -> set[str]:
+            return {*array.axes[: array.axes.index(axis)]} & {*q.axes} & {*k.axes}
+
+        rows = ([a for a in own if before(q, a) == before(k, column)] or own)[-1]
+        return rows, tuple(a for a in q.axes if a not in (rows, contracted))
+
+    # The chain between them
+
+    def parts(
+        self, weights: Node, first: Node, others: Mapping[str, Statement], o: Array
+    ) -> tuple[tuple[Part, Node | None, Part | None], Part | None]:
+        """The scores, their mask, the scores without it; and the function of rows."""
+        roots = [weights, *(s.value for s in others.values())]
+        found = [n for n in topological(roots, lambda n: n is first) if n.op in IN_STAGES]
+        if not found:
+            _demand(not others)
+            return self.score(weights, first, 0.0), None
+        tops = [n for n in found if n.op == "max"]
+        _demand(all(n.op in ("max", "sum") and lost_axes(n) == (self.column,) for n in found))
+        terms = [self.term(n.args[0]) for n in found if n.op == "sum"]
+        factors, term = self.peeled(weights)
+        score = term[0]
+        _demand(all(t is score for t, _ in terms) and all(n.args[0] is score for n in tops))
+        graph, dims = self.graph, self.graph.order((*self.batch, self.row))
+        # The function of rows: `top` and `total` instead of the reductions
+        top = graph.node("input", attr=Leaf(self.named(TOP)), kind="float", dims=dims)
+        total = graph.node("input", attr=Leaf(self.named(TOTAL)), kind="float", dims=dims)
+        known: dict[int, Node] = {id(n): top for n in tops}
+
+        def moved(shift: Node) -> Node:
+            """exp(top - shift)"""
+            apart = graph.node("sub", (top, self.rebuilt(shift, known)), kind="float", dims=dims)
+            return graph.node("exp", (apart,), kind="float", dims=dims)
+
+        for node in found:
+            if node.op == "sum":
+                known[id(node)] = graph.node("mul", (total, moved(self.term(node.args[0])[1])), kind="float", dims=dims)
+        factor = moved(term[1])
+        for op, value in factors:
+            factor = graph.node(op, (factor, self.rebuilt(value, known)), kind="float", dims=dims)
+        statements = [Statement(self.named(FACTOR), None, factor)]
+        statements += [Statement(n, None, self.rebuilt(s.value, known)) for n, s in others.items()]
+        for statement in statements:
+            _demand(not {self.column, o.axes[-1]} & {a for n in topological([statement.value]) for a in n.dims})
+        return self.score(score, first, -float("inf")), self.row_part(statements, [top, total])
+
+    def term(self, node: Node) -> tuple[Node, Node]:
+        """The score and what is subtracted, of exp(score - shift)."""
+        _demand(node.op == "exp" and node.args[0].op == "sub")
+        score, shift = node.args[0].args
+        _demand(self.column in score.dims and self.column not in shift.dims)
+        return score, shift
+
+    def peeled(self, weights: Node) -> tuple[list[tuple[str, Node]], tuple[Node, Node]]:
+        """The row's values that multiply or divide an exponential, and that exponential's `term`."""
+        factors: list[tuple[str, Node]] = []
+        while weights.op in ("mul", "div"):
+            left, right = weights.args
+            if weights.op == "mul" and self.column not in left.dims:
+                left, right = right, left
+            _demand(self.column in left.dims and self.column not in right.dims)
+            factors.append((weights.op, right))
+            weights = left
+        return factors[::-1], self.term(weights)
+
+    def rebuilt(self, value: Node, known: dict[int, Node]) -> Node:
+        """A value with `known` nodes in place of others, by identity. It adds to `known`."""
+        for node in topological([value], lambda n: id(n) in known):
+            if id(node) not in known:
+                args = tuple(known[id(a)] for a in node.args)
+                same = all(a is b for a, b in zip(args, node.args, strict=True))
+                dims = [axis for a in args for axis in a.dims]
+                known[id(node)] = node if same else self.graph.node(node.op, args, node.attr, kind=node.kind, dims=dims)
+        return known[id(value)]
+
+    def score(self, score: Node, first: Node, outside: float) -> tuple[Part, Node | None, Part | None]:
+        """The scores as a spec, their mask, and the scores where the mask holds everywhere. A mask is a condition outside of which
+        the scores are `outside`."""
+        inner, conditions = score, []
+        while inner.op == "where" and inner.args[2].is_const and float(str(inner.args[2].attr)) == outside:
+            conditions.append(inner.args[0])
+            inner = inner.args[1]
+        part = self.score_part("score", score, first)
+        if not conditions or self.column not in inner.dims:
+            return part, None, None
+        condition = conditions[0]
+        for other in conditions[1:]:
+            condition = self.graph.node("and", (condition, other), kind="bool", dims=(*condition.dims, *other.dims))
+        return part, condition, self.score_part("full", inner, first)
+
+    def score_part(self, which: str, score: Node, first: Node) -> Part:
+        _demand({*score.dims} <= {*self.batch, self.row, self.column})
+        name = self.named(PRODUCT)
+        acc = Array(name, "float32", self.dims(self.batch, self.row, self.column))
+        made = Array(self.named(SCORES), "float32", acc.dims)
+        values = Values(
+            (Statement(made.name, None, score),), self.spec.read.graph.calls, self.known_names(), {id(first): Leaf(name)}
+        )  # fmt: skip
+        return self.part(which, values, [acc], [made])
+
+    def row_part(self, statements: list[Statement], leaves: list[Node]) -> Part:
+        dims = self.dims(self.batch, self.row)
+        given = [Array(str(n.attr), "float32", dims) for n in leaves]
+        outputs = [Array(self.named(FACTOR), "float32", dims), *(self.spec.array(s.name) for s in statements[1:])]
+        found = {id(n): Leaf(str(n.attr)) for n in leaves}
+        values = Values(tuple(statements), self.spec.read.graph.calls, self.known_names(), found)
+        return self.part("row", values, given, outputs)
+
+    def part(self, which: str, values: Values, given: list[Array], outputs: list[Array]) -> Part:
+        spec = self.spec
+        nodes = list(topological((s.value for s in values.statements), values.is_leaf))
+        read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+        params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
+        inputs = (*given, *(a for a in spec.inputs if a.name in read))
+        # A kernel has only narrow types: then scores may be approximate
+        types = tuple((n, tuple(d for d in own if d in NARROW) if n == self.factor_type else own) for n, own in spec.types)
+        own = replace(
+            spec, op=f"{spec.op}_{which}", summary=f"The {which} of {spec.op}.", inputs=inputs, params=params,
+            outputs=tuple(outputs), save=(), aliases=(), domain=(), bench=(), types=types, grad="none",
+        )  # fmt: skip
+        made = derived_spec(own, f"{spec.path} ({which})", values, self.taken)
+        _demand(tuple(a for a in made.axes if a in given[0].axes) == given[0].axes)
+        _demand({*made.axes} == {*given[0].axes} or not {o for o in outputs if {*o.axes} - {*given[0].axes}})
+        return Part(made, made.read.statements, tile_plan(made, made.read.statements, made.axes))
+
+    @property
+    def factor_type(self) -> str:
+        first = next(n for n in self.nodes if n.op == "contract")
+        return self.input(first.args[0]).dtype
+
+    def named(self, name: str) -> str:
+        """This name, or one that is not taken."""
+        if name not in self.given:
+            self.given[name] = fresh(self.taken, name)
+        return self.given[name]
+
+    def known_names(self) -> dict[int, str]:
+        made = {a.name for a in self.spec.outputs}
+        return {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in made}
+
+    def dims(self, batch: tuple[str, ...], *others: str) -> tuple[Axis, ...]:
+        return tuple(Axis((axis,), extents=(self.spec.extents.get(axis),)) for axis in (*batch, *others))
+
+
+class _Whole(Planner):
+    """The arrays and axes of the whole op."""
+
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        super().__init__(spec, statements)
+        used = {*self.used_axes(), *self.axes} | {a for n in self.nodes if n.op == "contract" for a in lost_axes(n)}
+        self.axes = tuple(a for a in spec.axes if a in used)

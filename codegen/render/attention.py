@@ -1,0 +1,290 @@
+"""Attention's kernel: prepares the values of `templates/attention.py.jinja`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from codegen.graph import emit
+from codegen.graph.nodes import Node
+from codegen.language.reference import Reference
+from codegen.plan.access import Access, access_key
+from codegen.plan.attention import Attention, Part
+from codegen.plan.elementwise import Elementwise
+from codegen.plan.op import Op
+from codegen.render.common import Context
+from codegen.render.elementwise import ElementwiseContext, tuple_text
+from codegen.render.records import AttentionKernel, Chain, PartFunction, TileFunction
+from codegen.spec.spec import Array
+
+
+# Operations on bounds, by the operation of a condition
+BOUNDED = {n: n for n in ("add", "sub", "neg", "mul", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne")}
+BOUNDED |= {"and": "both", "or": "either", "not": "inverse"}
+
+
+class AttentionContext(Context):
+    """The values of the module of attention."""
+
+    template = "attention.py.jinja"
+
+    def __init__(self, op: Op):
+        super().__init__(op)
+        assert isinstance(op.plan, Attention)
+        self.attention = op.plan
+
+    def xla(self) -> None:
+        """The jnp form evaluates the graph."""
+        return None
+
+    @property
+    def others(self) -> list[str]:
+        """The tensors that the generated functions take: all but q, k and v."""
+        taken = {self.tensors[a.name] for a in self.attention.factors}
+        return [t.name for t in self.tensor_lines() if t.name not in taken]
+
+    def kernel(self) -> AttentionKernel:
+        plan, op = self.attention, self.spec.op
+        parts = [p for p in (plan.scores, plan.unmasked, plan.rows_part) if p is not None]
+        contexts = [PartContext(self, part) for part in parts]
+        score, row = contexts[0], contexts[-1] if plan.rows_part is not None else None
+        full = contexts[1] if plan.unmasked is not None else None
+        static = [p.constant for p in self.static]
+        bound = ", ".join(f"{name}={name}" for name in static)
+        tiles = None if plan.condition is None else self.tiles(score)
+        names = [f"{op}_score", f"{op}_tiles" if tiles else "None", f"{op}_row" if row else "None"]
+        batch = plan.batch[::-1]
+
+        def mode(array: Array, axis: str) -> int | None:
+            tokens = plan.view(array.name).tokens
+            place = next(i for i, g in enumerate(plan.groups) if g.axes == (axis,))
+            return tokens.index(place) if place in tokens else None
+
+        def arranged(array: Array, row: str) -> str:
+            modes = tuple_text(str(mode(array, axis)) for axis in batch) if batch else "(None,)"
+            return f"attend.arranged({self.tensors[array.name]}, sizes, {modes}, {mode(array, row)})"
+
+        q = self.tensors[plan.q.name]
+        return AttentionKernel(
+            chains=[c.named_chain() for c in contexts],
+            product=score.given()[0],
+            static="".join(f", {p.constant}: {p.kind}" for p in self.static),
+            score=score.function([full] if full else []),
+            full=full.function([]) if full else None,
+            tiles=tiles,
+            row=row.function([]) if row else None,
+            output=plan.o.name,
+            sizes=tuple_text(f"{q}.shape[{mode(plan.q, axis)}]" for axis in batch) if batch else "(1,)",
+            batch=", ".join(batch) or "no batch",
+            factors=[
+                arranged(plan.q, plan.row), arranged(plan.k, plan.column), arranged(plan.v, plan.column),
+                arranged(plan.o, plan.row),
+            ],
+            others=self.others,
+            functions=[f"functools.partial({n}, {bound})" if bound and n != "None" else n for n in names],
+        )  # fmt: skip
+
+    def tiles(self, score: PartContext) -> TileFunction:
+        """The bounds of the mask's condition."""
+        condition = self.attention.condition
+        assert condition is not None
+        text = score.bounds(condition)
+        return TileFunction(score.coordinates([text]), text)
+
+
+class PartContext(ElementwiseContext):
+    """What the template shows of a part of the chain: the scores of a row's vector, or the function of rows."""
+
+    template = "attention.py.jinja"
+    width = "at.vec"
+
+    def __init__(self, whole: AttentionContext, part: Part):
+        self.whole, self.attention, self.part_plan = whole, whole.attention, part.plan
+        super().__init__(Op(part.spec, part.statements, Reference(()), part.plan))
+        self.static = [p for p in self.spec.params if p.static]
+        self.of_rows = part is whole.attention.rows_part
+        self.accs = [a for a in part.plan.loads if self.is_given(a)]
+        self.leaf_names |= {access_key(part.plan, a): a.name for a in self.accs}
+
+    def given(self) -> list[str]:
+        """The inputs that the main loop gives: the products, or a row's largest score and sum."""
+        found = {a.name for a in self.whole.spec.inputs}
+        return [a.name for a in self.spec.inputs if a.name not in found]
+
+    def is_given(self, access: Access) -> bool:
+        return access.array is not None and access.array.name in self.given()
+
+    def planned(self, op: Op) -> Elementwise:
+        del op
+        own = tuple(a for a in self.part_plan.loads if not self.is_given_name(a))
+        return replace(self.part_plan, loads=own)
+
+    def is_given_name(self, access: Access) -> bool:
+        names = {a.name for a in self.whole.spec.inputs}
+        return access.array is not None and access.array.name not in names
+
+    def in_registers(self) -> frozenset[str]:
+        """All that is no tensor of the whole op."""
+        own = {a.name for a in self.whole.spec.arrays}
+        return frozenset(a.name for a in self.spec.arrays if a.name not in own)
+
+    def asking(self) -> tuple[Array, ...]:
+        """Scores need the precision of the weights, which are rounded to the type of v."""
+        own = self.in_registers()
+        return tuple(
+            replace(a, dtype=self.attention.v.dtype) if a.name in own else a for a in super().asking()
+        )
+
+    def extra_argument(self, name: str) -> str:
+        if name in dict(self.spec.types):
+            arrays = self.whole.spec.outputs + self.whole.spec.inputs
+            factors = {a.name for a in self.attention.factors}
+            array = next(a for a in arrays if a.dtype == name and a.default is None and a.name not in factors)
+            return f"{self.whole.tensors[array.name]}.element_type"
+        return super().extra_argument(name)
+
+    # The chain
+
+    def named_chain(self) -> Chain:
+        return replace(self.chain(), name=f"{self.spec.op}_chain")
+
+    def vector_names(self) -> list[str]:
+        return [*self.given(), *super().vector_names()]
+
+    def like(self) -> str:
+        return self.given()[0]
+
+    def chain_arguments(self) -> list[str]:
+        return [*self.given(), *super().chain_arguments()]
+
+    def size_text(self, group: int) -> str:
+        return f"at.sizes[{int(self.groups[group].axes[0] == self.attention.column)}]"
+
+    # The function around it
+
+    def function(self, others: list[PartContext]) -> PartFunction:
+        """The function; the `others` are chains within it."""
+        chain = self.named_chain()
+        contexts = [self, *others]
+        loads = {line: None for c in contexts for line in c.fragments()}
+        settings = {line: None for c in contexts for line in c.settings(c.chain())}
+        body = [*loads, *settings]
+        stores = self.row_stores() if self.of_rows else []
+        text = [*body, *stores, *(a for c in contexts for a in c.chain_arguments()), *chain.arguments]
+        factor = next((a.name for a in self.spec.outputs if a.name in self.in_registers()), "")
+        return PartFunction(
+            head=[*self.coordinates(text), *body],
+            chain=chain,
+            given=", ".join(self.given()),
+            stores=stores,
+            factor=factor,
+        )
+
+    def coordinates(self, text: list[str]) -> list[str]:
+        """The lines that give the tensors and positions that some text uses."""
+
+        def used(name: str) -> bool:
+            return any(re.search(rf"\b{name}\b", line) for line in text)
+
+        names = [n if used(n) else "_" for n in self.whole.others]
+        lines = [f"{', '.join(names)}{',' if len(names) == 1 else ''} = tensors"] if any(n != "_" for n in names) else []
+        batch = [g.coordinate for g in self.groups if g.axes[0] in self.attention.batch][::-1]
+        batch = [n if used(n) else "_" for n in batch]
+        if any(n != "_" for n in batch):
+            lines.append(f"{', '.join(batch)}{',' if len(batch) == 1 else ''} = at.batch")
+        row = next(g.coordinate for g in self.groups if g.axes == (self.attention.row,))
+        return [*lines, f"{row} = at.row"] if used(row) and "at.rows" not in " ".join(text) else lines
+
+    def fragments(self) -> list[str]:
+        """The lines that load what the chain reads."""
+        found = {}
+        for access in self.plan.loads:
+            if access.mode not in ("size", "table"):
+                found[self.fragment(access)] = self.loaded_text(access)
+        return [f"{name} = {text}" for name, text in found.items()]
+
+    def fragment(self, access: Access) -> str:
+        return super().fragment(replace(access, mode="gather"))
+
+    def loaded_part(self, access: Access) -> str:
+        return f"{self.fragment(access)}.load()"
+
+    def loaded_text(self, access: Access) -> str:
+        column = self.attention.column
+        if access.array is None:
+            assert access.group is not None
+            group = self.groups[access.group]
+            return "at.positions()" if group.axes == (column,) else f"at.fill({group.coordinate})"
+        array = access.array
+        where = self.at(access, "")
+        place = f"({where}{',' if ',' not in where else ''})"
+        last = next((g.coordinate for g in self.groups if g.axes == (column,)), None)
+        several = last is not None and re.search(rf"\b{last}\b", where)
+        words = [self.tensors[array.name], f"lambda {last}: {place}" if several else place]
+        if array.default is not None:
+            value, dtype = emit.literal(array.default), self.default(array)[1]
+            words += [f"default={value}", *([f"dtype={dtype}"] if dtype != "cutlass.Float32" else [])]
+        return f"at.{'gather' if several else 'load_one'}({', '.join(words)})"
+
+    # Where a mask holds
+
+    def bounds(self, node: Node) -> str:
+        """The bounds of a mask's condition over a tile, as an expression."""
+        found = self.bounds_of(node)
+        return found or "attend.bounds.UNKNOWN"
+
+    def bounds_of(self, node: Node) -> str:
+        """The bounds of a value over a tile; "" where nothing is known of a number."""
+        if node.is_const:
+            return f"attend.bounds.exact({emit.literal(node.attr)})" if node.kind != "bool" else ""
+        if node.op == "param":
+            param = next(p for p in self.spec.params if p.name == node.attr)
+            return f"attend.bounds.exact({self.parameter_text(param)})" if param.kind != "bool" else ""
+        if node.op in ("index", "size"):
+            axis = str(node.attr)
+            if axis in (self.attention.row, self.attention.column):
+                column = axis == self.attention.column
+                own = f"at.{'columns' if column else 'rows'}"
+                return own if node.op == "index" else f"attend.bounds.exact(at.sizes[{int(column)}])"
+            group = next(g for g in self.groups if axis in g.axes)
+            return f"attend.bounds.exact({group.coordinate})" if node.op == "index" else ""
+        if node.op == "input" and node.kind == "int":
+            return self.bounds_of_array(node)
+        if node.op in ("floordiv", "mod"):
+            divisor = node.args[1]
+            value = self.bounds_of(node.args[0])
+            known = value and divisor.is_const and int(str(divisor.attr)) > 0
+            return f"attend.bounds.{node.op}({value}, {divisor.attr})" if known else ""
+        if node.op not in BOUNDED:
+            return "attend.bounds.UNKNOWN" if node.kind == "bool" else ""
+        args = [self.bounds_of(a) for a in node.args]
+        if "" in args:
+            return "attend.bounds.UNKNOWN" if node.kind == "bool" else ""
+        return f"attend.bounds.{BOUNDED[node.op]}({', '.join(args)})"
+
+    def bounds_of_array(self, node: Node) -> str:
+        access = next((a for a in self.plan.loads if access_key(self.plan, a) == ("input", node.attr)), None)
+        if access is None or access.array is None or access.array.default is not None:
+            return ""
+        where, axes = self.at(access, ""), {*access.array.axes}
+        place, tensor = f"({where}{',' if ',' not in where else ''})", self.tensors[access.array.name]
+        along = axes & {self.attention.row, self.attention.column}
+        if len(along) > 1:
+            return ""
+        if not along:
+            return f"attend.bounds.exact(cutlass.Int32({tensor}[{place}]))"
+        (axis,) = along
+        group = next(g for g in self.groups if g.axes == (axis,))
+        positions = "at.columns" if axis == self.attention.column else "at.rows"
+        return f"attend.bounds.over({tensor}, lambda {group.coordinate}: {place}, {positions})"
+
+    def row_stores(self) -> list[str]:
+        own, lines = self.in_registers(), []
+        for access in self.plan.stores:
+            assert access.array is not None
+            if access.array.name not in own:
+                tensor = self.tensors[access.array.name]
+                value = self.converted(access).format(access.name, f"{tensor}.element_type")
+                where = self.at(access, "")
+                lines.append(f"at.store({value}, {tensor}, ({where}{',' if ',' not in where else ''}))")
+        return lines

@@ -1,0 +1,31 @@
+"""A generated op that is attention, as a JAX function. Gradients are those of the jnp form."""
+
+from __future__ import annotations
+
+import functools
+
+from codegen.runtime.call import arguments, views
+from codegen.runtime.call.arguments import Axes, Types
+from codegen.runtime.call.described import Key
+from codegen.runtime.ops.op import Op, P, R
+from codegen.runtime.xla.evaluate import evaluate_outputs, wide
+
+
+class AttentionOp(Op[P, R]):
+    """A generated op that is attention."""
+
+    def left_to_xla(self, types: Types, axes: Axes) -> str:
+        del types, axes
+        return ""
+
+    @functools.cached_property
+    def multiplied(self) -> frozenset[str]:
+        return frozenset(a.name for a in self.plan.factors)
+
+    def jnp_form(self, key: Key, *operands) -> tuple:
+        plan, arrays = self.plan, self.arrays(key, operands)
+        with wide(self.spec):
+            axes = arguments.bind_axes(self.spec, arrays)
+            read, params = views.widened(plan, arrays, self.compute(key)), self.parameters(key, operands)
+            found = evaluate_outputs(self.planned, plan.stores, read, params, axes, key.types, {}, self.compute(key))
+        return tuple(found[a] for a in self.spec.outputs)

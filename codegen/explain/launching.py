@@ -15,7 +15,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import Extents, Tuned
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.rows.reductions import Reduction
-from codegen.shared import Launch, RowLaunch, SelectLaunch, WalkLaunch
+from codegen.shared import AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Array, Spec
 from codegen.tuning import choosing
 
@@ -63,7 +63,7 @@ def launched(op: Op) -> Op:
 
 def launch_of(
     op: Op, binding: Binding, shape: Shape, arch: str | None = None
-) -> Launch | RowLaunch | WalkLaunch | SelectLaunch:
+) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch:
     """The launch of a call with these dtypes and sizes, by default on an architecture without clusters."""
     tuned, op = tuned_for(op, binding, shape, arch), launched(op)
     assert not isinstance(op.plan, Gemm | Staged)
@@ -94,7 +94,7 @@ def _extents(op: Op, shape: Shape) -> Extents:
     return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart, along)
 
 
-def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch | SelectLaunch, shape: Shape) -> int:
+def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch, shape: Shape) -> int:
     """The blocks of that launch."""
     plan = launched(op).plan
     assert not isinstance(plan, Staged)

@@ -26,10 +26,10 @@ from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_t
 from codegen.graph.ops import REDUCTIONS, SELECTIONS
 from codegen.language.chain import written_axes
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
+from codegen.plan.attention import Attention
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
-from codegen.plan.attention import Attention
 from codegen.plan.op import Gemm, Op, Staged, products_in
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array

@@ -20,7 +20,6 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, topological
 from codegen.graph.ops import IN_STAGES
 from codegen.language.formula.products import type_of
-from codegen.language.reference import Reference
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.access import Access, Extent, Group, View, tokens_of
 from codegen.plan.elementwise import Elementwise, tile_plan
@@ -158,10 +157,14 @@ class _Matcher:
 
     def plan(self) -> Attention:
         spec = self.spec
-        products = [n for n in self.nodes if n.op == "contract"]
-        _demand(len(products) == 2 and not spec.doubles and not any(s.at for s in self.statements))
-        first, second = products
-        results = {a.name: next(s for s in self.statements if s.name == a.name and s.part is None) for a in spec.outputs if a.parts is None}
+        multiplied = [n for n in self.nodes if n.op == "contract"]
+        _demand(len(multiplied) == 2 and not spec.doubles and not any(s.at for s in self.statements))
+        first, second = multiplied
+        results = {
+            a.name: next(s for s in self.statements if s.name == a.name and s.part is None)
+            for a in spec.outputs
+            if a.parts is None
+        }
         _demand(len(results) == len(spec.outputs))
         made_by = [spec.array(n) for n, s in results.items() if s.value is second]
         _demand(len(made_by) == 1 and len(lost_axes(first)) == len(lost_axes(second)) == 1)
@@ -348,7 +351,9 @@ class _Matcher:
         params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
         inputs = (*given, *(a for a in spec.inputs if a.name in read))
         # A kernel has only narrow types: then scores may be approximate
-        types = tuple((n, tuple(d for d in own if d in NARROW) if n == self.factor_type else own) for n, own in spec.types)
+        types = tuple(
+            (n, tuple(d for d in own if d in NARROW) if n == self.factor_type else own) for n, own in spec.types
+        )
         own = replace(
             spec, op=f"{spec.op}_{which}", summary=f"The {which} of {spec.op}.", inputs=inputs, params=params,
             outputs=tuple(outputs), save=(), aliases=(), domain=(), bench=(), types=types, grad="none",

@@ -48,7 +48,9 @@ def lacks(op: Described, types: BoundTypes, arch: str) -> str | None:
     return None
 
 
-def why_not_in_place(plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged, output: str, source: str) -> str:
+def why_not_in_place(
+    plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged, output: str, source: str
+) -> str:
     """Why no kernel of a plan writes an output into an input's buffer; "" if one does."""
     if isinstance(plan, Attention):
         return "rows are written while other blocks still read"

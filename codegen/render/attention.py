@@ -17,7 +17,6 @@ from codegen.render.elementwise import ElementwiseContext, tuple_text
 from codegen.render.records import AttentionKernel, Chain, PartFunction, TileFunction
 from codegen.spec.spec import Array
 
-
 # Operations on bounds, by the operation of a condition
 BOUNDED = {n: n for n in ("add", "sub", "neg", "mul", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne")}
 BOUNDED |= {"and": "both", "or": "either", "not": "inverse"}
@@ -131,9 +130,7 @@ class PartContext(ElementwiseContext):
     def asking(self) -> tuple[Array, ...]:
         """Scores need the precision of the weights, which are rounded to the type of v."""
         own = self.in_registers()
-        return tuple(
-            replace(a, dtype=self.attention.v.dtype) if a.name in own else a for a in super().asking()
-        )
+        return tuple(replace(a, dtype=self.attention.v.dtype) if a.name in own else a for a in super().asking())
 
     def extra_argument(self, name: str) -> str:
         if name in dict(self.spec.types):
@@ -187,7 +184,9 @@ class PartContext(ElementwiseContext):
             return any(re.search(rf"\b{name}\b", line) for line in text)
 
         names = [n if used(n) else "_" for n in self.whole.others]
-        lines = [f"{', '.join(names)}{',' if len(names) == 1 else ''} = tensors"] if any(n != "_" for n in names) else []
+        lines = (
+            [f"{', '.join(names)}{',' if len(names) == 1 else ''} = tensors"] if any(n != "_" for n in names) else []
+        )
         batch = [g.coordinate for g in self.groups if g.axes[0] in self.attention.batch][::-1]
         batch = [n if used(n) else "_" for n in batch]
         if any(n != "_" for n in batch):

@@ -58,7 +58,15 @@ DEVICE = (
     "select",
 )  # the names that generated kernels use from `codegen.device`
 
-LAUNCHES = ("AttentionLaunch", "Contraction", "Launch", "RowLaunch", "ScanLaunch", "SelectLaunch", "Walk")  # and from `codegen.shared`
+LAUNCHES = (
+    "AttentionLaunch",
+    "Contraction",
+    "Launch",
+    "RowLaunch",
+    "ScanLaunch",
+    "SelectLaunch",
+    "Walk",
+)  # and from `codegen.shared`
 
 
 class Context:

@@ -8,7 +8,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
-from codegen.shared import AttentionLaunch, WARP, Launch, RowLaunch, SelectLaunch, WalkLaunch
+from codegen.shared import WARP, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 from codegen.tuning.choosing import Changes, changed, plan_carries
 
@@ -50,7 +50,7 @@ def neighbours(
 
 
 def settings(
-    plan: Elementwise | Reduction | Selection, how: Launch | RowLaunch | WalkLaunch | SelectLaunch
+    plan: Elementwise | Reduction | Selection, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch
 ) -> Iterator[tuple[str, int | float | bool]]:
     """Each setting of a launch with each value to try."""
     yield from (("threads", n) for n in THREADS)

@@ -14,7 +14,7 @@ from codegen.plan.planner import overrides
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
 from codegen.plan.rows.walking import BESIDE_VALUES, REGISTERS_OF_SM, clusters, shared_memory
-from codegen.shared import Launch, RowLaunch, SelectLaunch, WalkLaunch
+from codegen.shared import AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 
 Changes = Mapping[str, int | float | bool]
@@ -29,7 +29,7 @@ MOST_REGISTERS = 255  # of a thread
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # that an SM holds
 
 
-def sizes_of(plan: Elementwise | Reduction | Selection, extents: Extents) -> dict[str, int]:
+def sizes_of(plan: Elementwise | Reduction | Selection | Attention, extents: Extents) -> dict[str, int]:
     """The sizes of a call by which measurements are found; {} if one is unknown."""
     if isinstance(plan, Elementwise) or plan.collapsed:
         known = extents.total is not None and extents.total > MOST_DIVISOR
@@ -65,13 +65,13 @@ def _is_of(tuned: Tuned, types: Mapping[str, str], sizes: Mapping[str, int]) -> 
 
 
 def launch(
-    plan: Elementwise | Reduction | Selection,
+    plan: Elementwise | Reduction | Selection | Attention,
     spec: Spec,
     dtypes: Mapping[str, str],
     extents: Extents,
     arch: str | None,
     tuned: Tuned | None = None,
-) -> Launch | RowLaunch | WalkLaunch | SelectLaunch:
+) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch:
     """The launch of a call: the planned one, with measured changes if there are any and they fit."""
     if tuned is not None and tuned.take == "launch":
         how = changed(plan, spec, dtypes, extents, arch, dict(tuned.launch))
@@ -81,13 +81,13 @@ def launch(
 
 
 def changed(
-    plan: Elementwise | Reduction | Selection,
+    plan: Elementwise | Reduction | Selection | Attention,
     spec: Spec,
     dtypes: Mapping[str, str],
     extents: Extents,
     arch: str | None,
     changes: Changes,
-) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | None:
+) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch | None:
     """The planned launch with changes; None if it does not exist, or could not run. The spec's own schedule takes
     precedence."""
     schedule = {name: int(changes[name]) for name in SCHEDULE if name in changes}
@@ -125,20 +125,20 @@ def left_to_xla(
     return estimated_left_to_xla(plan, how, dtypes, extents)
 
 
-def plan_carries(plan: Elementwise | Reduction | Selection) -> bool:
+def plan_carries(plan: Elementwise | Reduction | Selection | Attention) -> bool:
     return isinstance(plan, Reduction) and bool(plan.expensive)
 
 
 def unfit(
-    plan: Elementwise | Reduction | Selection,
-    how: Launch | RowLaunch | WalkLaunch | SelectLaunch,
+    plan: Elementwise | Reduction | Selection | Attention,
+    how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch,
     dtypes: Mapping[str, str],
     arch: str | None,
 ) -> str:
     """Why a launch could not run; "" if no reason is known."""
     if how.threads % 32 or not 32 <= how.threads <= 1024:
         return f"{how.threads} threads"
-    if isinstance(how, Launch | SelectLaunch):
+    if isinstance(how, AttentionLaunch | Launch | SelectLaunch):
         return ""
     if how.cluster not in ((1, 2, 4, 8) if clusters(arch) else (1,)):
         return f"clusters of {how.cluster} blocks"

@@ -30,7 +30,9 @@ def over(src: cute.Tensor, place: Callable[[Int32], Any], positions: Bounds) -> 
 
 
 @cute.jit
-def _over(src: cute.Tensor, place: cutlass.Constexpr[Callable[..., Any]], first: Int32, last: Int32, low: Any, high: Any):
+def _over(
+    src: cute.Tensor, place: cutlass.Constexpr[Callable[..., Any]], first: Int32, last: Int32, low: Any, high: Any
+):
     lane = cute.arch.lane_idx()
     for start in cutlass.range(first + WARP, last + 1, WARP):
         value = src[place(cutlass.min(start + lane, last))]

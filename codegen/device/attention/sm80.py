@@ -284,7 +284,9 @@ def _weights(
             shift = cutlass.select_(largest == -math.inf, Float32(0), largest) * Float32(-LOG2E)
             scaled = device.fma(cute.full((1,), top[half], Float32), LOG2E, cute.full((1,), shift, Float32))
             scale = cute.math.exp2(scaled, fastmath=True)[0]
-            held.store(cute.math.exp2(device.fma(held.load(), LOG2E, cute.full((count,), shift, Float32)), fastmath=True))
+            held.store(
+                cute.math.exp2(device.fma(held.load(), LOG2E, cute.full((count,), shift, Float32)), fastmath=True)
+            )
             top[half] = largest
             total[half] = total[half] * scale + held.load().reduce(cute.ReductionOp.ADD, Float32(0), 0)
             for j in range(cute.size(acc_o, mode=[1])):
@@ -331,5 +333,7 @@ def _store(
             held = cute.make_rmem_tensor((4,), Uint32)
             for w, word in enumerate(tensorcore.load_words(shared + panels.place(own + r, byte), 4)):
                 held[w] = word
-            pointer = cute.make_ptr(Uint32, base + Int64(r) * stride + Int64(byte), cute.AddressSpace.gmem, assumed_align=16)
+            pointer = cute.make_ptr(
+                Uint32, base + Int64(r) * stride + Int64(byte), cute.AddressSpace.gmem, assumed_align=16
+            )
             cute.autovec_copy(held, cute.make_tensor(pointer, cute.make_layout((4,))))

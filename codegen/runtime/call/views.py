@@ -139,7 +139,9 @@ def divisibility(plan: Plan, array: Array, how: AnyLaunch) -> tuple[int, ...]:
     reduces computes the places of its vectors itself."""
     tokens = plan.view(array.name).tokens
     if isinstance(plan, Attention):
-        return tuple(how.vec if whole_rows(plan, array) and i == len(tokens) - 1 else 1 for i in range(len(tokens))) or (1,)
+        return tuple(
+            how.vec if whole_rows(plan, array) and i == len(tokens) - 1 else 1 for i in range(len(tokens))
+        ) or (1,)
     whole = {len(plan.groups) - 1, plan.turned} if isinstance(plan, Elementwise) else set()
     return tuple(how.vec if token in whole and not how.ragged else 1 for token in tokens) or (1,)
 

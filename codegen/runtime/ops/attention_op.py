@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes, Types
@@ -22,7 +23,7 @@ class AttentionOp(Op[P, R]):
     def multiplied(self) -> frozenset[str]:
         return frozenset(a.name for a in self.plan.factors)
 
-    def jnp_form(self, key: Key, *operands) -> tuple:
+    def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
         plan, arrays = self.plan, self.arrays(key, operands)
         with wide(self.spec):
             axes = arguments.bind_axes(self.spec, arrays)

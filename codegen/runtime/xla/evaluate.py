@@ -109,12 +109,15 @@ class Within:
 
     def reduced(self, node: Node, value: jax.Array) -> jax.Array:
         function = getattr(jnp, REDUCTIONS[node.op][2].removeprefix("jnp."))
-        return function(self.whole(value, lost_axes(node)), axis=self.of(lost_axes(node)), keepdims=True)  # type: ignore[no-any-return]
+        return function(self.whole(value, lost_axes(node)), axis=self.of(lost_axes(node)), keepdims=True)
 
     def product(self, node: Node, left: jax.Array, right: jax.Array) -> jax.Array:
         """The product of two factors in their own types, summed in the compute type."""
         arrays = {a.name: a for a in self.op.spec.arrays}
-        lost, own = self.of(lost_axes(node)), [self.of([a for a in self.op.plan.order if a in n.dims]) for n in node.args]
+        lost, own = (
+            self.of(lost_axes(node)),
+            [self.of([a for a in self.op.plan.order if a in n.dims]) for n in node.args],
+        )
         dtypes = [type_of(side, arrays) for side in node.args]
         both = [d for d in own[0] if d in own[1] and d not in lost]  # first: XLA on a CPU lacks other products
         orders = [[*both, *(d for d in numbers if d not in both)] for numbers in own]

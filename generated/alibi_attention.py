@@ -6,7 +6,7 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Causal attention with biases that fall linearly with the distance (ALiBi), within packed documents."""
+"""Causal attention with biases that fall linearly with the distance (ALiBi)."""
 
 import functools
 
@@ -22,39 +22,29 @@ from codegen.shared import AttentionLaunch
 
 SPEC = {
     "op": "alibi_attention",
-    "summary": "Causal attention with biases that fall linearly with the distance (ALiBi), within packed documents.",
+    "summary": "Causal attention with biases that fall linearly with the distance (ALiBi).",
     "types": {"T": ["float16", "bfloat16"]},
-    "inputs": {
-        "q": "T[B, Q, H, D]",
-        "k": "T[B, S, H, D]",
-        "v": "T[B, S, H, D]",
-        "slopes": "float32[H]",
-        "q_document": "int32[B, Q]",
-        "k_document": "int32[B, S]",
-    },
+    "inputs": {"q": "T[B, Q, H, D]", "k": "T[B, S, H, D]", "v": "T[B, S, H, D]", "slopes": "float32[H]"},
     "outputs": {"o": "T[B, Q, H, D]"},
     "params": {"scale": 0.088388},
     "chain": """\
 s = (q @ k) * scale + slopes * (index(S) - index(Q))
-seen = (index(S) <= index(Q)) & (q_document == k_document)
-o = softmax(where(seen, s, -inf), axis=S) @ v
+o = softmax(where(index(S) <= index(Q), s, -inf), axis=S) @ v
 """,
     "reference": """\
 i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
 s = jnp.einsum("bqhd,bshd->bhqs", q, k) * scale + slopes[:, None, None] * (j - i)
-seen = (j <= i) & (q_document[:, :, None] == k_document[:, None, :])
-o = jnp.einsum("bhqs,bshd->bqhd", jax.nn.softmax(jnp.where(seen[:, None], s, -jnp.inf)), v)
+o = jnp.einsum("bhqs,bshd->bqhd", jax.nn.softmax(jnp.where(j <= i, s, -jnp.inf)), v)
 """,
-    "domain": {"slopes": [0.0, 1.0], "q_document": [0.0, 1.0], "k_document": [0.0, 1.0]},
+    "domain": {"slopes": [0.0, 1.0]},
     "bench": [{"B": 1, "Q": 16384, "H": 16, "D": 128, "S": 16384}],
 }
 
 
-def alibi_attention_score_chain(acc, slopes, q_document, k_document, index_s, index_q, scale):
+def alibi_attention_score_chain(acc, slopes, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
     scores = device.where(
-        (index_s <= index_q) & (q_document == k_document),
-        acc * scale + slopes * (index_s - index_q).to(cutlass.Float32), -float("inf"),
+        index_s <= index_q, acc * scale + slopes * (index_s - index_q).to(cutlass.Float32), -float("inf"),
     )
     return scores
 
@@ -74,12 +64,10 @@ def alibi_attention_row_chain(top, total):
 
 def alibi_attention_score(at: attend.Scores, acc, tensors: tuple, masked: bool, scale: float):
     """The scores of a row's vector, from its products; without `masked`, where the mask holds."""
-    mSlopes, mQDocument, mKDocument, _ = tensors
-    iH, iB = at.batch
+    mSlopes, _ = tensors
+    iH, _ = at.batch
     iQ = at.row
     rSlopes = at.load_one(mSlopes, (iH,))
-    rQDocument = at.load_one(mQDocument, (iB, iQ))
-    rKDocument = at.gather(mKDocument, lambda iS: (iB, iS))
     rIndexS = at.positions()
     rIndexQ = at.fill(iQ)
     if not masked:
@@ -88,22 +76,14 @@ def alibi_attention_score(at: attend.Scores, acc, tensors: tuple, masked: bool, 
             device.full(at.vec, scale),
         )
     return alibi_attention_score_chain(
-        acc, device.floats(rSlopes), rQDocument.load().to(cutlass.Int32), rKDocument.load().to(cutlass.Int32),
-        rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
+        acc, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
+        device.full(at.vec, scale),
     )
 
 
 def alibi_attention_tiles(at: attend.Tile, tensors: tuple, scale: float):
     """Whether the mask holds for some, and for every, of a tile's rows and columns: from the bounds of its condition."""
-    _, mQDocument, mKDocument, _ = tensors
-    _, iB = at.batch
-    return attend.bounds.both(
-        attend.bounds.le(at.columns, at.rows),
-        attend.bounds.eq(
-            attend.bounds.over(mQDocument, lambda iQ: (iB, iQ), at.rows),
-            attend.bounds.over(mKDocument, lambda iS: (iB, iS), at.columns),
-        ),
-    )
+    return attend.bounds.le(at.columns, at.rows)
 
 
 def alibi_attention_row(at: attend.Row, top, total, tensors: tuple, scale: float):
@@ -119,8 +99,6 @@ def alibi_attention_launch(
     mK: cute.Tensor,  # (B, S, H, D) T
     mV: cute.Tensor,  # (B, S, H, D) T
     mSlopes: cute.Tensor,  # (H) float32
-    mQDocument: cute.Tensor,  # (B, Q) int32
-    mKDocument: cute.Tensor,  # (B, S) int32
     mO: cute.Tensor,  # (B, Q, H, D) T
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -128,19 +106,17 @@ def alibi_attention_launch(
     sizes = (mQ.shape[2], mQ.shape[0])  # H, B
     attend.launch(
         stream, attend.arranged(mQ, sizes, (2, 0), 1), attend.arranged(mK, sizes, (2, 0), 1),
-        attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1),
-        (mSlopes, mQDocument, mKDocument, mO,), functools.partial(alibi_attention_score, scale=scale),
-        functools.partial(alibi_attention_tiles, scale=scale), functools.partial(alibi_attention_row, scale=scale),
-        how=how,
+        attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mSlopes, mO,),
+        functools.partial(alibi_attention_score, scale=scale), functools.partial(alibi_attention_tiles, scale=scale),
+        functools.partial(alibi_attention_row, scale=scale), how=how,
     )
 
 
-def alibi_attention_reference(q, k, v, slopes, q_document, k_document, scale):
+def alibi_attention_reference(q, k, v, slopes, scale):
     """The definition that tests hold every implementation to."""
     i, j = (jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1]))
     s = jnp.einsum('bqhd,bshd->bhqs', q, k) * scale + slopes[:, None, None] * (j - i)
-    seen = (j <= i) & (q_document[:, :, None] == k_document[:, None, :])
-    o = jnp.einsum('bhqs,bshd->bqhd', jax.nn.softmax(jnp.where(seen[:, None], s, -jnp.inf)), v)
+    o = jnp.einsum('bhqs,bshd->bqhd', jax.nn.softmax(jnp.where(j <= i, s, -jnp.inf)), v)
     return o
 
 
@@ -155,21 +131,17 @@ def alibi_attention(
     k: jax.Array,
     v: jax.Array,
     slopes: jax.Array,
-    q_document: jax.Array,
-    k_document: jax.Array,
     *,
     scale: float = 0.088388,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """Causal attention with biases that fall linearly with the distance (ALiBi), within packed documents.
+    """Causal attention with biases that fall linearly with the distance (ALiBi).
 
     Args:
       q: T[B, Q, H, D].
       k: T[B, S, H, D].
       v: T[B, S, H, D].
       slopes: float32[H].
-      q_document: int32[B, Q].
-      k_document: int32[B, S].
       scale: float, compiled in.
       implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 

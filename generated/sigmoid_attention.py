@@ -6,7 +6,7 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Attention whose weights are sigmoids instead of a softmax, with a bias for each pair of positions."""
+"""Attention within packed documents, its weights sigmoids instead of a softmax, with a bias for each pair of positions."""
 
 import functools
 
@@ -22,24 +22,39 @@ from codegen.shared import AttentionLaunch
 
 SPEC = {
     "op": "sigmoid_attention",
-    "summary": "Attention whose weights are sigmoids instead of a softmax, with a bias for each pair of positions.",
+    "summary": "Attention within packed documents, its weights sigmoids instead of a softmax, with a bias for each pair of positions.",
     "types": {"T": ["float16", "bfloat16"]},
-    "inputs": {"q": "T[..., Q, D]", "k": "T[..., S, D]", "v": "T[..., S, D]", "bias": "T[Q, S]"},
+    "inputs": {
+        "q": "T[..., Q, D]",
+        "k": "T[..., S, D]",
+        "v": "T[..., S, D]",
+        "bias": "T[Q, S]",
+        "q_document": "int32[..., Q]",
+        "k_document": "int32[..., S]",
+    },
     "outputs": {"o": "T[..., Q, D]"},
     "params": {"scale": 0.125},
     "chain": """\
 s = (q @ k) * scale + bias
-o = sigmoid(s) @ v
+o = where(q_document == k_document, sigmoid(s), 0) @ v
 """,
     "reference": """\
 s = jnp.einsum("...qd,...sd->...qs", q, k) * scale + bias
-o = jnp.einsum("...qs,...sd->...qd", jax.nn.sigmoid(s), v)
+same = q_document[..., :, None] == k_document[..., None, :]
+o = jnp.einsum("...qs,...sd->...qd", jnp.where(same, jax.nn.sigmoid(s), 0), v)
 """,
+    "domain": {"q_document": [0.0, 3.0], "k_document": [0.0, 3.0]},
     "bench": [{"...": 16, "Q": 4096, "D": 64, "S": 4096}],
 }
 
 
-def sigmoid_attention_score_chain(acc, bias, scale):
+def sigmoid_attention_score_chain(acc, bias, q_document, k_document, scale):
+    """The chain, on one vector of each operand."""
+    scores = device.where(q_document == k_document, device.sigmoid(acc * scale + bias, True), 0.0)
+    return scores
+
+
+def sigmoid_attention_full_chain(acc, bias, scale):
     """The chain, on one vector of each operand."""
     scores = device.sigmoid(acc * scale + bias, True)
     return scores
@@ -47,10 +62,28 @@ def sigmoid_attention_score_chain(acc, bias, scale):
 
 def sigmoid_attention_score(at: attend.Scores, acc, tensors: tuple, masked: bool, scale: float):
     """The scores of a row's vector, from its products; without `masked`, where the mask holds."""
-    mBias, _ = tensors
+    mBias, mQDocument, mKDocument, _ = tensors
+    row, = at.batch
     iQ = at.row
     rBias = at.gather(mBias, lambda iS: (iQ, iS))
-    return sigmoid_attention_score_chain(acc, device.floats(rBias), device.full(at.vec, scale))
+    rQDocument = at.load_one(mQDocument, (row, iQ))
+    rKDocument = at.gather(mKDocument, lambda iS: (row, iS))
+    if not masked:
+        return sigmoid_attention_full_chain(acc, device.floats(rBias), device.full(at.vec, scale))
+    return sigmoid_attention_score_chain(
+        acc, device.floats(rBias), rQDocument.load().to(cutlass.Int32), rKDocument.load().to(cutlass.Int32),
+        device.full(at.vec, scale),
+    )
+
+
+def sigmoid_attention_tiles(at: attend.Tile, tensors: tuple, scale: float):
+    """Whether the mask holds for some, and for every, of a tile's rows and columns: from the bounds of its condition."""
+    _, mQDocument, mKDocument, _ = tensors
+    row, = at.batch
+    return attend.bounds.eq(
+        attend.bounds.over(mQDocument, lambda iQ: (row, iQ), at.rows),
+        attend.bounds.over(mKDocument, lambda iS: (row, iS), at.columns),
+    )
 
 
 @cute.jit
@@ -60,6 +93,8 @@ def sigmoid_attention_launch(
     mK: cute.Tensor,  # (rows, S, D) T
     mV: cute.Tensor,  # (rows, S, D) T
     mBias: cute.Tensor,  # (Q, S) T
+    mQDocument: cute.Tensor,  # (rows, Q) int32
+    mKDocument: cute.Tensor,  # (rows, S) int32
     mO: cute.Tensor,  # (rows, Q, D) T
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -67,15 +102,17 @@ def sigmoid_attention_launch(
     sizes = (mQ.shape[0],)  # ...
     attend.launch(
         stream, attend.arranged(mQ, sizes, (0,), 1), attend.arranged(mK, sizes, (0,), 1),
-        attend.arranged(mV, sizes, (0,), 1), attend.arranged(mO, sizes, (0,), 1), (mBias, mO,),
-        functools.partial(sigmoid_attention_score, scale=scale), None, None, how=how,
+        attend.arranged(mV, sizes, (0,), 1), attend.arranged(mO, sizes, (0,), 1), (mBias, mQDocument, mKDocument, mO,),
+        functools.partial(sigmoid_attention_score, scale=scale),
+        functools.partial(sigmoid_attention_tiles, scale=scale), None, how=how,
     )
 
 
-def sigmoid_attention_reference(q, k, v, bias, scale):
+def sigmoid_attention_reference(q, k, v, bias, q_document, k_document, scale):
     """The definition that tests hold every implementation to."""
     s = jnp.einsum('...qd,...sd->...qs', q, k) * scale + bias
-    o = jnp.einsum('...qs,...sd->...qd', jax.nn.sigmoid(s), v)
+    same = q_document[..., :, None] == k_document[..., None, :]
+    o = jnp.einsum('...qs,...sd->...qd', jnp.where(same, jax.nn.sigmoid(s), 0), v)
     return o
 
 
@@ -90,17 +127,21 @@ def sigmoid_attention(
     k: jax.Array,
     v: jax.Array,
     bias: jax.Array,
+    q_document: jax.Array,
+    k_document: jax.Array,
     *,
     scale: float = 0.125,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """Attention whose weights are sigmoids instead of a softmax, with a bias for each pair of positions.
+    """Attention within packed documents, its weights sigmoids instead of a softmax, with a bias for each pair of positions.
 
     Args:
       q: T[..., Q, D].
       k: T[..., S, D].
       v: T[..., S, D].
       bias: T[Q, S].
+      q_document: int32[..., Q].
+      k_document: int32[..., S].
       scale: float, compiled in.
       implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 

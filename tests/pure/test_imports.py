@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "explain": "errors extras targets shared graph spec language plan autodiff tuning",
     "device": "shared",
     "device.gemm": "shared device",
+    "device.attention": "shared device device.gemm",
     "interpret": "errors extras",
     "runtime.call": "errors shared graph spec plan device",
     "runtime.xla": "graph spec language plan autodiff runtime.call",

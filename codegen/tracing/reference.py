@@ -184,6 +184,17 @@ class Printer:
             return f"{name}[..., {part}::{parts.count}{after}]", axes, rows
         return f"jnp.split({name}, {parts.count}, axis={axis})[{part}]", axes, rows
 
+    def factor(self, formula: Formula) -> tuple[str, list[Axis], bool]:
+        """A factor of a product without the axes that it lacks."""
+        if formula.op == "input":
+            return self.raw(formula)
+        axes, rows = [a for a in self.order if a in formula.axes], self.layout.has_rows(formula.axes)
+        marks = [":" if a in axes else "0" for a in self.order]
+        index = f"[{', '.join(['...', *marks])}]" if "0" in marks else ""
+        if not rows and self.layout.rows and "0" in marks:
+            raise UserError("a computed factor without rows has no reference", "")
+        return f"{self.at(formula, 10 if index else 0)}{index}", axes, rows
+
     def aligned(self, text: str, axes: list[Axis], rows: bool) -> str:
         """Text with these axes, in their order and with those missing of size 1."""
         wanted = [a for a in self.order if a in axes]
@@ -217,7 +228,7 @@ class Printer:
         if op == "own":
             return (self.written[id(args[0])], 10) if id(args[0]) in self.written else self.expression(args[0])
         if op == "dot":
-            (a, axes_a, rows_a), (b, axes_b, rows_b) = map(self.raw, args)
+            (a, axes_a, rows_a), (b, axes_b, rows_b) = map(self.factor, args)
             out = [x for x in self.order if x in formula.axes]
             rows = rows_a or rows_b
             text = f'jnp.einsum("{self.letters(axes_a, rows_a)},{self.letters(axes_b, rows_b)}->{self.letters(out, rows)}", {a}, {b})'

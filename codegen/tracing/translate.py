@@ -276,17 +276,12 @@ class Translator:
         (left, _), _ = step.params["dimension_numbers"]
         dims = self.axes.dims(step.inputs[0])
         contracted = [a for a in (dims[i] for i in left) if a is not None]
-        if len(contracted) != 1 or contracted[0].parts is not None:
-            raise UserError("a product that contracts several axes, or none", "`a @ b` contracts one: reshape before")
+        if not contracted or any(c.parts is not None for c in contracted):
+            raise UserError("a product that contracts no axis, or one that is cut", "multiply, and sum over the parts")
         a, b = (self.parts(i) for i in step.inputs)
         if len(a) > 1 and len(b) > 1:
             raise UserError("a product of two arrays that are cut", "")
         kind = DTYPES[step.outputs[0].dtype].kind
-        for factor in (*a, *b):
-            if factor.op != "input":
-                raise UserError(
-                    "a product of computed values", "trace what comes before the product as an op of its own"
-                )
         made = [(a[i % len(a)], b[i % len(b)]) for i in range(max(len(a), len(b)))]
         return [tuple(self.formulas.make("dot", pair, kind, frozenset(contracted)) for pair in made)]
 

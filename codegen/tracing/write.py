@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from codegen.tracing.axes import Axis
 from codegen.tracing.formulas import REDUCING, Formula, walk
 from codegen.tracing.layout import Layout
 
@@ -27,6 +28,7 @@ class Writer:
         self.layout, self.wished, self.taken = layout, wished, set(taken)
         self.written: dict[int, str] = {}
         self.lines: list[str] = []
+        self.results: frozenset[Axis] = frozenset()
 
     def write(self, targets: Sequence[str], roots: Sequence[Formula]) -> list[str]:
         """The statements that assign each target its formula."""
@@ -34,6 +36,7 @@ class Writer:
         for formula in walk(roots):
             for arg in formula.args:
                 uses[id(arg)] = uses.get(id(arg), 0) + 1
+        self.results = frozenset(axis for root in roots for axis in root.axes)
         own: dict[int, list[str]] = {}
         for target, root in zip(targets, roots, strict=True):
             own.setdefault(id(root), []).append(target)
@@ -90,7 +93,7 @@ class Writer:
             return (self.written[id(args[0])], ATOM) if id(args[0]) in self.written else self.expression(args[0])
         if op == "ne" and args[0] is args[1]:
             return f"isnan({self.at(args[0], 0)})", ATOM
-        if op in INFIX:
+        if op in INFIX and not (op == "dot" and self.names_axes(formula)):
             return self.infix(formula)
         if op in ("neg", "not", "invert"):
             return f"{'-' if op == 'neg' else '~'}{self.at(args[0], UNARY)}", UNARY
@@ -112,10 +115,20 @@ class Writer:
             given += [f"axis={self.layout.axis([attr[0]])}", *(["reverse=true"] if attr[1] else [])]
         return f"{op}({', '.join(given)})", ATOM
 
+    def names_axes(self, product: Formula) -> bool:
+        """Whether a product says which axes it contracts: `a @ b` contracts the one that both have, if it is no output's or a's last."""
+        a, b = product.args
+        if len(product.attr) != 1 or a.axes & b.axes != product.attr:
+            return True
+        (axis,) = product.attr
+        return axis in self.results and [x for x in self.layout.order if x in a.axes][-1] is not axis
+
     def infix(self, formula: Formula) -> tuple[str, int]:
         sign, strength = INFIX[formula.op]
         a, b = formula.args
         plain = formula.kind == "float" or formula.op in COMPARISONS
+        if formula.op == "dot":
+            return f"{self.at(a, ATOM)} @ {self.at(b, ATOM)}", strength
         left = self.operand(a, strength + (formula.op in COMPARISONS), plain and not b.is_number)
         right = self.operand(b, strength + 1, plain and not a.is_number)
         if formula.op == "add" and right.startswith("-") and right[1:2].isalpha():

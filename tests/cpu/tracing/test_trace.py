@@ -50,6 +50,15 @@ def geglu(x, wg, wu):
     return jax.nn.gelu(x @ wg) * (x @ wu)
 
 
+def mlp(x, w, gate, up, down):
+    n = norm(x, w)
+    return (jax.nn.silu(n @ gate) * (n @ up)) @ down + x
+
+
+def heads_merged(x, w):
+    return jnp.einsum("bshd,hdn->bsn", x, w)
+
+
 def masked(x, mask, scale=0.125):
     return jax.nn.softmax(jnp.where(mask, x * scale, -1e9), axis=-1)
 
@@ -77,6 +86,11 @@ CASES = {
         ["w: T[N, K]", "logits = 30 * tanh(x @ w / 30)", "where(index(N) == labels", "logsumexp(", "labels: index(N)"],
     ),
     "two products": (geglu, (X, like(8, 5), like(8, 5)), ["y = gelu_tanh(x @ wg) * (x @ wu)"]),
+    "an MLP": (
+        mlp, (X, like(8), like(8, 5), like(8, 5), like(5, 8)),
+        ["up: T[K, N]", "y = (silu(p @ gate) * (p @ up)) @ down + x"],
+    ),
+    "a product over two axes": (heads_merged, (like(2, 6, 3, 8), like(3, 8, 5)), ["y = dot(x, w, axis=(K, N))"]),
     "a softmax": (masked, (like(2, 3, 8), like(3, 8, dtype=bool)), ["y = softmax(where(mask, x * scale, -1e9), axis=N)"]),
     "a table": (embedded, (like(9, 8), like(2, 3, dtype=jnp.int32), like(8)), ["take(table, token, axis=P)"]),
     "over rows": (column_sums, (X, X), ["gelu(x) * g", "sum(h, axis=...)"]),

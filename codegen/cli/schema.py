@@ -39,111 +39,114 @@ DESCRIPTIONS = {
 }
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a spec: its keys and their forms. `codegen build` checks the formulas."""
-    dtype = {"enum": sorted(DTYPES)}
-    array = {
-        "type": "string",
-        "pattern": r"^\s*[A-Za-z_]\w*\s*\[.*\]\s*(=\s*.+)?$",
-        "description": "DTYPE[axes], as in T[..., N]; an input may have a default: T[N] = 0",
-    }
-    arrays = {"type": "object", "minProperties": 1, "additionalProperties": array}
-    number: dict[str, Any] = {"type": "number"}
-    param = {
-        "oneOf": [
-            {
-                "type": "number",
-                "description": "a static parameter with this default: an int where it is whole, else a float",
+# The forms of values
+_DTYPE = {"enum": sorted(DTYPES)}
+_ARRAY = {
+    "type": "string",
+    "pattern": r"^\s*[A-Za-z_]\w*\s*\[.*\]\s*(=\s*.+)?$",
+    "description": "DTYPE[axes], as in T[..., N]; an input may have a default: T[N] = 0",
+}
+_ARRAYS = {"type": "object", "minProperties": 1, "additionalProperties": _ARRAY}
+_NUMBER: dict[str, Any] = {"type": "number"}
+_PARAM = {
+    "oneOf": [
+        {
+            "type": "number",
+            "description": "a static parameter with this default: an int where it is whole, else a float",
+        },
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "type": {
+                    "enum": ["float", "int", "bool"],
+                    "description": "by default the default's type, or float without a default",
+                },
+                "default": {
+                    "type": ["number", "boolean", "null"],
+                    "description": "without one, every call passes a value",
+                },
+                "static": {
+                    "type": "boolean",
+                    "default": True,
+                    "description": "true: compiled in; false: it may change with every call and be traced",
+                },
+                "doc": {"type": "string", "description": "its line in the docstring"},
             },
-            {
+        },
+    ]
+}
+_DOMAIN = {
+    "oneOf": [
+        {"enum": ["positive", "nonzero", "finite"]},
+        {"type": "string", "pattern": r"^index\([A-Z]\w*\)$"},
+        {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+    ]
+}
+_POWER: dict[str, Any] = {"type": "integer", "minimum": 1}
+_SCHEDULE = {
+    "threads": _POWER | {"description": "threads per block"},
+    "vector_bytes": _POWER | {"description": "bytes that a thread loads and stores at once"},
+}
+PROPERTIES: dict[str, dict[str, Any]] = {
+    "op": {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"},
+    "summary": {"type": "string", "maxLength": 300},
+    "types": {
+        "type": "object",
+        "propertyNames": {"pattern": "^[A-Z][A-Za-z0-9]{0,15}$"},
+        "additionalProperties": {"type": "array", "items": _DTYPE, "minItems": 1, "uniqueItems": True},
+    },
+    "inputs": _ARRAYS,
+    "outputs": _ARRAYS,
+    "params": {"type": "object", "additionalProperties": _PARAM},
+    "chain": {"type": "string"},
+    "reference": {"type": "string"},
+    "grad": {"oneOf": [{"enum": ["auto", "none"]}, {"type": "object", "additionalProperties": {"type": "string"}}]},
+    "aliases": {"type": "object", "additionalProperties": {"type": "string"}},
+    "save": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    "math": {"enum": ["auto", "precise", "fast"], "default": "auto"},
+    "tolerance": {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["why"],
+        "properties": {
+            "rtol": _NUMBER | {"description": "relative to the reference's value"},
+            "atol": _NUMBER | {"description": "absolute"},
+            "why": {"type": "string", "description": "why the derived tolerance does not apply"},
+        },
+    },
+    "domain": {"type": "object", "additionalProperties": _DOMAIN},
+    "schedule": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": _SCHEDULE
+        | {
+            a: {
                 "type": "object",
                 "additionalProperties": False,
-                "properties": {
-                    "type": {
-                        "enum": ["float", "int", "bool"],
-                        "description": "by default the default's type, or float without a default",
-                    },
-                    "default": {
-                        "type": ["number", "boolean", "null"],
-                        "description": "without one, every call passes a value",
-                    },
-                    "static": {
-                        "type": "boolean",
-                        "default": True,
-                        "description": "true: compiled in; false: it may change with every call and be traced",
-                    },
-                    "doc": {"type": "string", "description": "its line in the docstring"},
-                },
-            },
-        ]
-    }
-    domain = {
-        "oneOf": [
-            {"enum": ["positive", "nonzero", "finite"]},
-            {"type": "string", "pattern": r"^index\([A-Z]\w*\)$"},
-            {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-        ]
-    }
-    power: dict[str, Any] = {"type": "integer", "minimum": 1}
-    schedule = {
-        "threads": power | {"description": "threads per block"},
-        "vector_bytes": power | {"description": "bytes that a thread loads and stores at once"},
-    }
-    properties: dict[str, dict[str, Any]] = {
-        "op": {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"},
-        "summary": {"type": "string", "maxLength": 300},
-        "types": {
-            "type": "object",
-            "propertyNames": {"pattern": "^[A-Z][A-Za-z0-9]{0,15}$"},
-            "additionalProperties": {"type": "array", "items": dtype, "minItems": 1, "uniqueItems": True},
+                "properties": _SCHEDULE,
+                "description": f"only for {a}",
+            }
+            for a in ARCHITECTURES
         },
-        "inputs": arrays,
-        "outputs": arrays,
-        "params": {"type": "object", "additionalProperties": param},
-        "chain": {"type": "string"},
-        "reference": {"type": "string"},
-        "grad": {"oneOf": [{"enum": ["auto", "none"]}, {"type": "object", "additionalProperties": {"type": "string"}}]},
-        "aliases": {"type": "object", "additionalProperties": {"type": "string"}},
-        "save": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
-        "math": {"enum": ["auto", "precise", "fast"], "default": "auto"},
-        "tolerance": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["why"],
-            "properties": {
-                "rtol": number | {"description": "relative to the reference's value"},
-                "atol": number | {"description": "absolute"},
-                "why": {"type": "string", "description": "why the derived tolerance does not apply"},
-            },
-        },
-        "domain": {"type": "object", "additionalProperties": domain},
-        "schedule": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": schedule
-            | {
-                a: {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": schedule,
-                    "description": f"only for {a}",
-                }
-                for a in ARCHITECTURES
-            },
-        },
-        "bench": {
-            "type": "array",
-            "items": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
-        },
-    }
-    assert set(properties) == set(DESCRIPTIONS) == set(KEYS)
+    },
+    "bench": {
+        "type": "array",
+        "items": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
+    },
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a spec: its keys and their forms. `codegen build` checks the formulas."""
+    assert set(PROPERTIES) == set(DESCRIPTIONS) == set(KEYS)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": TITLE,
         "type": "object",
         "additionalProperties": False,
         "required": list(REQUIRED),
-        "properties": {key: {"description": DESCRIPTIONS[key]} | value for key, value in properties.items()},
+        "properties": {key: {"description": DESCRIPTIONS[key]} | value for key, value in PROPERTIES.items()},
     }
 
 

@@ -405,41 +405,57 @@ def _instructions(op: Op, binding: Binding, shape: Shape) -> Work | None:
 # All of it
 
 
+def cost(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:
+    """The part of the report for one choice of dtypes: launches, bytes, instructions, and the least time on each GPU."""
+    fused = moved_bytes(op, binding, shape)
+    facts, clustered = (launch_facts(op, binding, shape, arch) for arch in (None, "sm_90a"))
+    keeps = saved(op)["names"]
+    instructions, many = _instructions(op, binding, shape), max(elements(op.spec.axes, shape), 1)
+    limits = {g.name: _limits(op, binding, fused, products(op, shape), g, instructions) for g in GPUS}
+    return {
+        "types": dict(binding.types),
+        "launch": facts,
+        "launch_in_clusters": None if clustered == facts else clustered,
+        "main_loop": main_loop(op, binding, shape),
+        "main_loops": [
+            {"stage": i + 1, **how}
+            for i, stage in enumerate(stages_of(op))
+            if isinstance(op.plan, Staged) and (how := main_loop(stage, binding, shape)) is not None
+        ],
+        "bytes": {
+            "fused": fused,
+            "unfused": unfused_bytes(op, binding, shape),
+            "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in _kept(op, keeps)),
+        },
+        "instructions": None
+        if instructions is None
+        else {name: round(n, 2) for name, n in asdict(instructions.times(1 / many)).items()},
+        "limits_us": limits,
+        "roofline_us": {name: None if of is None else max(of.values()) for name, of in limits.items()},
+    }
+
+
+def product_facts(op: Op, shape: Shape) -> dict[str, dict[str, Any]]:
+    """Each product of the chain: its result, its factors, what it contracts, and its number of operations."""
+    return {
+        name: {
+            "type": str(p.acc),
+            "shape": list(array_shape(p.acc, shape)),
+            "a": p.a.name,
+            "b": p.b.name,
+            "over": axes_text(p.axes),
+            "operations": count,
+        }
+        for name, (p, count) in zip(_sums(op).values(), products(op, shape), strict=True)
+    }
+
+
 def explain(op: Op, shape: Shape) -> dict[str, Any]:
     """The whole report, as --json prints it; `tables.as_text` shows the same."""
     spec, found = op.spec, graph(op)
     reducing = [graph(launched(stage)) for stage in stages_of(op)]
     calls = {id(o.node): f"{o.op}({', '.join(o.args)})" for one in reducing for o in one.operations}
-    costs = []
-    for binding in bindings(spec):
-        fused = moved_bytes(op, binding, shape)
-        facts, clustered = (launch_facts(op, binding, shape, arch) for arch in (None, "sm_90a"))
-        keeps = saved(op)["names"]
-        instructions, many = _instructions(op, binding, shape), max(elements(spec.axes, shape), 1)
-        limits = {g.name: _limits(op, binding, fused, products(op, shape), g, instructions) for g in GPUS}
-        costs.append(
-            {
-                "types": dict(binding.types),
-                "launch": facts,
-                "launch_in_clusters": None if clustered == facts else clustered,
-                "main_loop": main_loop(op, binding, shape),
-                "main_loops": [
-                    {"stage": i + 1, **how}
-                    for i, stage in enumerate(stages_of(op))
-                    if isinstance(op.plan, Staged) and (how := main_loop(stage, binding, shape)) is not None
-                ],
-                "bytes": {
-                    "fused": fused,
-                    "unfused": unfused_bytes(op, binding, shape),
-                    "saved": sum(array_bytes(a, shape, binding.dtype(a)) for a in _kept(op, keeps)),
-                },
-                "instructions": None
-                if instructions is None
-                else {name: round(n, 2) for name, n in asdict(instructions.times(1 / many)).items()},
-                "limits_us": limits,
-                "roofline_us": {name: None if of is None else max(of.values()) for name, of in limits.items()},
-            }
-        )
+    costs = [cost(op, binding, shape) for binding in bindings(spec)]
     return {
         "op": spec.op,
         "summary": spec.summary,
@@ -451,17 +467,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "outputs": {a.name: {"type": str(a), "shape": list(array_shape(a, shape))} for a in spec.outputs},
         "graph": [{"name": o.name, "op": o.op, "args": list(o.args), "type": o.type} for o in found.operations],
         "results": dict(found.outputs),
-        "products": {
-            name: {
-                "type": str(p.acc),
-                "shape": list(array_shape(p.acc, shape)),
-                "a": p.a.name,
-                "b": p.b.name,
-                "over": axes_text(p.axes),
-                "operations": count,
-            }
-            for name, (p, count) in zip(_sums(op).values(), products(op, shape), strict=True)
-        },
+        "products": product_facts(op, shape),
         "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
         "groups_why": words(op.plan).groups(),
         "statistics": [

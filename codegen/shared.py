@@ -194,7 +194,7 @@ class Tiles(Cut):
     cluster_n: int = 1  # tiles side by side that share what they read of a
     pingpong: bool = False  # whether each of two warpgroups has a tile of its own, or both share one
     group: int = 8  # rows of clusters that are walked column by column
-    blocks: int = 132  # at most: the multiprocessors
+    blocks: int = 132  # at most: the SMs
     piece: int = 64  # columns of accumulators that pass through shared memory at once
     ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
     rolled: bool = False  # whether a loop runs the epilogue of a piece
@@ -220,7 +220,7 @@ class Tiles(Cut):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """A thread's, where it loads and where it multiplies: together what a multiprocessor has."""
+        """A thread's, where it loads and where it multiplies: together what an SM has."""
         return (24, 240) if self.accumulators >= 160 else (40, 232)
 
     def shared(self, a: int, b: int) -> int:

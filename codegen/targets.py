@@ -33,7 +33,7 @@ class Work:
 
 
 # What an SM does in a clock, in instructions of a thread. CUDA C++ Programming Guide, "Arithmetic Instructions", table "Throughput
-# of Native Arithmetic Instructions": results per clock and multiprocessor of float32 (128 where all four schedulers issue), of
+# of Native Arithmetic Instructions": results per clock and SM of float32 (128 where all four schedulers issue), of
 # reciprocals, logarithms and exponentials, and of comparisons, shifts and integer additions. The same on all architectures here
 PER_CLOCK = Work(issue=128, special=16, half=64)
 LIMITS = {"issue": "issue slots", "special": "special functions", "half": "integers and comparisons"}

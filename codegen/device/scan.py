@@ -1,10 +1,10 @@
 """Device functions of kernels that scan along an axis.
 
 Threads walk along the axis tile by tile. In a tile a thread has some elements that follow each other; it combines them, and
-threads exchange what theirs come to: lanes by shuffles where the axis is innermost, then warps through shared memory. The states
+threads exchange their partial results: lanes by shuffles where the axis is innermost, then warps through shared memory. The states
 after a tile are carried to the next. Every combination has a fixed order: two runs agree to the bit.
 
-What elements come to is a tuple of numbers that `_combine` joins: (a, b) for h = a h + b, (largest, sum of exponentials) for
+A partial result is a tuple of numbers that `_combine` joins: (a, b) for h = a h + b, (largest, sum of exponentials) for
 cumlogsumexp, one number for others.
 """
 
@@ -140,7 +140,7 @@ def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) ->
     return Walk(how, tuple(extents), axis, reverse, tuple(first), there, tiles, warp % how.along, group)
 
 
-# What elements come to
+# Partial results
 
 
 def _identity(op: str, dtype: type[Numeric]) -> Element:
@@ -155,7 +155,7 @@ def _identity(op: str, dtype: type[Numeric]) -> Element:
 
 
 def _combine(op: str, first: Element, second: Element) -> Element:
-    """What two runs of elements come to, one after the other."""
+    """The partial result of two runs of elements, one after the other."""
     if op == "scan":
         return first[0] * second[0], second[0] * first[1] + second[1]
     (a, *_), (b, *_) = first, second
@@ -226,7 +226,7 @@ def states(
     """The states after (or before) each element of a thread's vectors."""
     dtype, vec, width = own.dtype, walk.how.vec, walk.width
     columns = [_elements(op, walk, steps, operands, w, dtype) for w in range(width)]
-    local = []  # for each scan: what the thread's elements come to, up to each
+    local = []  # for each scan: the partial results of the thread's elements up to each
     for elements in columns:
         runs = [elements[0]]
         for element in elements[1:]:
@@ -277,8 +277,8 @@ def _held(own: Carried, w: int) -> Element:
 def _exchanged(
     op: str, walk: Walk, own: Carried, totals: list[Element], starts: list[Element], tile: Int32
 ) -> list[Element]:
-    """For each scan of a thread, what all elements before its own come to, the earlier tiles' included; carries what the whole
-    tile comes to."""
+    """For each scan of a thread, the partial result of all elements before its own, the earlier tiles' included; carries that of
+    the whole tile."""
     lane, along = cute.arch.lane_idx(), walk.how.along
     within: list[Element] = []
     if walk.innermost:
@@ -306,7 +306,7 @@ def _exchanged(
 
 
 def _over_lanes(op: str, total: Element, dtype: type[Numeric]) -> tuple[Element, Element]:
-    """What the elements of the lanes before this one come to, and those of the whole warp."""
+    """The partial results of the lanes before this one, and of the whole warp."""
     lane, apart = cute.arch.lane_idx(), 1
     while apart < WARP:
         other = tuple(cute.arch.shuffle_sync_up(n, apart, mask_and_clamp=0) for n in total)
@@ -319,7 +319,7 @@ def _over_lanes(op: str, total: Element, dtype: type[Numeric]) -> tuple[Element,
 
 @cute.jit
 def _tell(tells: Boolean, shared: cute.Tensor, totals: cutlass.Constexpr[list], slot: Int32, warp: Int32, half: Int32):
-    """Write what a warp's elements come to where the others read it."""
+    """Write a warp's partial result where the others read it."""
     if tells:
         for w in cutlass.range_constexpr(len(totals)):
             for n in cutlass.range_constexpr(len(totals[w])):

@@ -117,10 +117,10 @@ EXCEPTIONS = {
     "a factor of the product, as well": "the same",
     "a product of vectors": "the same",
     "is a tile of": "the same",
-    "its tiles come to": "the same",
+    "over its tiles": "the same",
     "that is there in every call": "the same",
     "another one has to give first": "the same",
-    "no tile is folded by": "the same",
+    "no tile is reduced by": "the same",
     "a reduction along": "the same",
     "no main loop for": "the same",
     # Reasons why an op is several kernels, which are cut there: tests/pure/stages

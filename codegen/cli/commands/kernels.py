@@ -40,6 +40,7 @@ from codegen.cli.project import find_project
 from codegen.errors import named
 
 if TYPE_CHECKING:
+    from codegen.measuring.compiled.tasks import Outcome
     from codegen.spec.spec import Spec
 
 
@@ -130,7 +131,7 @@ def compile_ops(
     Example: codegen compile swiglu --arch sm_90a
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
     """
-    from codegen.measuring.compiled.compile import disassemble, variants
+    from codegen.measuring.compiled.compile import variants
     from codegen.measuring.compiled.tasks import Task, as_row, as_table, compile_tasks, is_of_gradients
     from codegen.plan.limits import lacks
 
@@ -156,14 +157,7 @@ def compile_ops(
     outcomes.sort(key=lambda outcome: order[outcome.task])
     failed = [o for o in outcomes if o.compiled is None]
     if (ptx or sass) and outcomes:
-        kernel = outcomes[0].compiled
-        if kernel is None:
-            raise UsageError(f"{outcomes[0].task.op} does not compile: {outcomes[0].error}")
-        text = disassemble(kernel.cubin) if sass else kernel.ptx
-        if text is None:
-            hint = "they come with the CUDA toolkit, or with `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
-            raise UsageError(f"--sass: neither cuobjdump nor nvdisasm is on PATH; {hint}")
-        print(text)
+        print(_code(outcomes[0], sass))
     elif as_json:
         print(json.dumps([as_row(o) for o in outcomes], indent=2))
     else:
@@ -172,6 +166,19 @@ def compile_ops(
         if left_out:
             print(f"{len(left_out)} left out, such as {left_out[0]}")
     end(bool(failed), whole, len(outcomes), len(tasks))
+
+
+def _code(outcome: Outcome, sass: bool) -> str:
+    """The SASS or the PTX of a compiled kernel."""
+    from codegen.measuring.compiled.compile import disassemble
+
+    if outcome.compiled is None:
+        raise UsageError(f"{outcome.task.op} does not compile: {outcome.error}")
+    text = disassemble(outcome.compiled.cubin) if sass else outcome.compiled.ptx
+    if text is None:
+        hint = "they come with the CUDA toolkit, or with `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
+        raise UsageError(f"--sass: neither cuobjdump nor nvdisasm is on PATH; {hint}")
+    return text
 
 
 def verify_ops(

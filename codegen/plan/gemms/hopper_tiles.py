@@ -43,7 +43,7 @@ def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K:
     own = tiles.tile_n // (2 if paired == "halves" else 1)
     step = 8 * tiles.cluster_m if b_is_nk else 64 if paired == "halves" else 32  # columns that are neighbours
     if own % step:
-        return f"a tile's {own} columns of each b are no multiple of {step}"
+        return f"a tile's {own} columns of each b are not a multiple of {step}"
     if tiles.multicast > 2:
         return f"two blocks at most load for each other; got {tiles.cluster_m} x {tiles.cluster_n}"
     if tiles.splits > 1 and (why := _unsplit(tiles, b, paired)):
@@ -94,7 +94,7 @@ TABLE = (
 
 def options(
     M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
-    paired: str = "", multiprocessors: int = 132, work: int = 12, reads: int = 0, ragged: bool = False,
+    paired: str = "", processors: int = 132, work: int = 12, reads: int = 0, ragged: bool = False,
     boxes: bool = False, folds: bool = False, keeps: bool = False, over_rows: int = 0,
 ) -> dict[Tiles, float]:  # fmt: skip
     """The tiles that fit a product of M x N outputs, and the cycles that each should take. `work`: instructions of the
@@ -123,7 +123,7 @@ def options(
         held = 2 * N if paired == "interleaved" else N
         alone = replace(row, cluster_m=1, cluster_n=1)
         for one in (tiles, *(replace(alone, splits=s) for s in (2, 4, 8) if K * size >= s * DEEP)):
-            one = replace(one, tile_k=row.tile_k * 2 // size, blocks=multiprocessors)
+            one = replace(one, tile_k=row.tile_k * 2 // size, blocks=processors)
             if not refusal(one, a, b, b_is_nk=b_is_nk, paired=paired, K=K, N=held):
                 found[one] = cycles(one, M, columns, K * size, L, work) * (1 if one.splits == 1 else DOUBT)
     return found

@@ -356,9 +356,9 @@ def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], ord
         raise UserError(f"no output is a tile of ({words})")
     for array in epilogue.outputs:
         if array in whole and array.name in late:
-            raise UserError(f"{array.name!r} needs what all of its tiles come to")
+            raise UserError(f"{array.name!r} needs reductions over its tiles")
         if array not in whole and array.name not in late:
-            raise UserError(f"{array.name!r} is no tile of ({words}), nor made of what its tiles come to")
+            raise UserError(f"{array.name!r} is no tile of ({words}), nor made of reductions over its tiles")
 
 
 def _check_extents(plan: Elementwise, held: set[str], batch: tuple[str, ...], rows: tuple[str, ...]) -> None:
@@ -384,7 +384,7 @@ def _check_fold(
     if any(n.op in REDUCTIONS for n in topological([value])):
         raise UserError("a reduction of what another one has to give first")
     if value.kind == "int" and integer != "int32":
-        raise UserError(f"no tile is folded by {node.op!r} of {integer}")
+        raise UserError(f"no tile is reduced by {node.op!r} of {integer}")
     lost = lost_axes(node)
     if set(value.dims) != set(order) or not (column in lost or set(rows) <= set(lost)):
         raise UserError(f"a reduction along ({', '.join(lost)}) of what has the axes ({', '.join(value.dims)})")

@@ -212,7 +212,7 @@ def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic,
 
 
 def known_extents(plan: Plan, axes: Axes) -> Extents:
-    """What the shapes come to; where symbolic, the largest vector width known to divide the innermost extent and the
+    """The sizes that a launch depends on; where symbolic, the largest vector width known to divide the innermost extent and the
     element count, and neither rows nor columns."""
     extents = group_extents(plan, axes)
     if not extents:

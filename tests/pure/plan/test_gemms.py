@@ -82,8 +82,8 @@ REASONS = {
         "y: T[B, S]",
     ),
     "has the axis whose size is": ("x: T[..., K]; w: T[K, N]", "y = max((x @ w) * size(N), axis=N)", "y: T[...]"),
-    "needs what all of its tiles come to": ("x: T[..., K]; w: T[K, N]", "z = x @ w; y = z / max(z, axis=N)"),
-    "nor made of what its tiles come to": (
+    "needs reductions over its tiles": ("x: T[..., K]; w: T[K, N]", "z = x @ w; y = z / max(z, axis=N)"),
+    "nor made of reductions over its tiles": (
         "x: T[..., K]; w: T[K, N]; s: T[...]",
         "y = x @ w; r = 2 * s; m = max(y, axis=N)",
         "y: T[..., N]; r: T[...]; m: T[...]",
@@ -93,7 +93,7 @@ REASONS = {
         "y = x @ w; v = sum(square(y - mean(y, axis=N)), axis=N)",
         "y: T[..., N]; v: T[...]",
     ),
-    "no tile is folded by 'sum' of int64": (
+    "no tile is reduced by 'sum' of int64": (
         "x: T[..., K]; w: T[K, N]; u: uint32[..., N]",
         "y = x @ w; p = sum(where(y > 0, u, 0), axis=N)",
         "y: T[..., N]; p: uint32[...]",

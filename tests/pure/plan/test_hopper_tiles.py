@@ -122,7 +122,7 @@ def test_the_epilogue_decides_how_registers_are_used():
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("paired", ["", "halves", "interleaved"])
 def test_what_is_chosen_fits(M, N, K, dtype, paired):
-    tiles = choose(M, N, K, a=dtype, b=dtype, b_is_nk=True, paired=paired, multiprocessors=114)
+    tiles = choose(M, N, K, a=dtype, b=dtype, b_is_nk=True, paired=paired, processors=114)
     assert tiles is not None and tiles.blocks == 114
     assert refusal(tiles, dtype, dtype, b_is_nk=True, paired=paired, K=K, N=N) == ""
     assert tiles.shared(DTYPES[dtype].size, DTYPES[dtype].size) <= SHARED and tiles.accumulators <= MOST_ACCUMULATORS

@@ -270,7 +270,7 @@ class AttentionLaunch:
     e: int
     warps: int
     stages: int  # tiles of k and of v in shared memory
-    hopper: bool = False  # which main loop
+    blocks: int = 0  # of Hopper's main loop, which each compute several tiles; 0 for the main loop of all architectures
 
     @property
     def vec(self) -> int:

@@ -275,7 +275,7 @@ class PartContext(ElementwiseContext):
         (axis,) = along
         group = next(g for g in self.groups if g.axes == (axis,))
         positions = "at.columns" if axis == self.attention.column else "at.rows"
-        return f"attend.bounds.over({tensor}, lambda {group.coordinate}: {place}, {positions})"
+        return f"at.over({tensor}, lambda {group.coordinate}: {place}, {positions})"
 
     def row_stores(self) -> list[str]:
         own, lines = self.in_registers(), []

@@ -43,6 +43,17 @@ def _over(
     return low, high
 
 
+@cute.jit
+def alone(src: cute.Tensor, place: cutlass.Constexpr[Callable[..., Any]], positions: tuple):
+    """The elements of an array at consecutive positions of this lane."""
+    first, last = positions
+    low = high = src[place(first)]
+    for position in cutlass.range(first + 1, last + 1):
+        value = src[place(position)]
+        low, high = least(low, value), greatest(high, value)
+    return low, high
+
+
 def least(a: Any, b: Any) -> Any:
     return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else cutlass.select_(a < b, a, b)
 

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 
 from codegen.device import vectors
-from codegen.device.attention import sm80
+from codegen.device.attention import sm80, sm90
 from codegen.shared import AttentionLaunch
 
 
@@ -49,4 +49,7 @@ def launch(
         stores the row's other outputs. None where the scores are the weights.
     """
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
-        sm80.launch(stream, q, k, v, o, tensors, score, tiles, row, how)
+        if cutlass.const_expr(how.blocks > 0):
+            sm90.launch(stream, q, k, v, o, tensors, score, tiles, row, how)
+        else:
+            sm80.launch(stream, q, k, v, o, tensors, score, tiles, row, how)

@@ -10,6 +10,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric
 
 from codegen.device import access
+from codegen.device.attention import bounds
+from codegen.device.attention.bounds import Bounds
 from codegen.device.functions import Vector as Values
 
 
@@ -76,6 +78,11 @@ class Tile:
     rows: tuple[Int32, Int32]
     columns: tuple[Int32, Int32]
     sizes: tuple[Int32, Int32]
+    apart: bool = False  # whether each lane of a warp has a tile of its own; else all have the same
+
+    def over(self, src: cute.Tensor, place: Callable[[Int32], cute.Coord], positions: Bounds) -> Bounds:
+        """The bounds of an array's elements at consecutive positions."""
+        return (bounds.alone if self.apart else bounds.over)(src, place, positions)
 
 
 @dataclass(frozen=True)

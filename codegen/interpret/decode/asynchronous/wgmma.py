@@ -8,7 +8,7 @@ a fence must come before the product.
 Registers have the layout of the PTX ISA: each warp has 16 of a warpgroup's 64 rows. Its lane l, with g = l//4 and
 q = l%4, has these accumulators of every 8 columns: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1); and the words of a first
 factor that mma.sync takes (`matrices`). Tiles in shared memory have TMA's layout:
-rows of 128 or 64 bytes, along K or along the other axis, with permuted chunks of 16 bytes (`tensormaps.swizzled`).
+rows of 128, 64 or 32 bytes, along K or along the other axis, with permuted chunks of 16 bytes (`tensormaps.swizzled`).
 
 PTX does not define how products are summed. Here the products of one instruction are summed in float64 and then added to the
 accumulator with one rounding to nearest. NVIDIA's GPUs differ in the last bits, and for float8 in more: they keep fewer bits
@@ -30,7 +30,11 @@ from codegen.interpret.ptx import Imm, Operand, Reg, Vector
 DEPTH = 32  # bytes of K that one instruction multiplies
 THREAD = np.arange(WARPGROUP)
 FLOAT8 = ("e4m3", "e5m2")
-ROW_BYTES = {1 << 16: 128, 2 << 16: 64}  # a descriptor's upper bits, which only give the length of permuted rows
+ROW_BYTES = {
+    1 << 16: 128,
+    2 << 16: 64,
+    3 << 16: 32,
+}  # a descriptor's upper bits, which only give the length of permuted rows
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 

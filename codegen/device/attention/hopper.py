@@ -1,0 +1,267 @@
+"""What Hopper's kernels of attention share: tiles that TMA loads into rings, the walk over the tiles that a mask leaves, and
+products by WGMMA of which accumulators and a factor stay in registers.
+
+A block has three warpgroups. One warp of the last is the producer: it loads tiles that stay, and fills two rings of stages in
+shared memory with the tiles that pass. The first two are consumers: each has 64 rows of the tiles that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import LayoutEnum
+from cutlass.utils import hopper_helpers
+
+from codegen.device.attention.scores import Tile
+from codegen.shared import WARP
+
+WARPGROUP = 128  # threads
+CONSUMERS = 2  # warpgroups, the first two of a block
+HELD = 64 * CONSUMERS  # rows of a tile that stays
+THREADS = (CONSUMERS + 1) * WARPGROUP
+PRODUCER = 4 * CONSUMERS  # the warp that loads
+REGISTERS = 24, 240  # of a producer's and of a consumer's thread
+LOG2E = 1.4426950408889634
+
+# Work
+
+
+def next_tile(turn: Int32) -> Int32:
+    """A block's tile of this turn. Blocks take the tiles forwards and backwards in turns, so that all get as much where a tile's work
+    falls with its number."""
+    grid, block = Int32(cute.arch.grid_dim()[0]), Int32(cute.arch.block_idx()[0])
+    return turn * grid + cutlass.select_(turn % 2 == 0, block, grid - 1 - block)
+
+
+def places_of(batch: Int32, sizes: Any) -> tuple[Int32, ...]:
+    """The positions along the batch's axes, the innermost first."""
+    found, rest = [], batch
+    for size in sizes[:-1]:
+        found.append(Int32(rest % size))
+        rest = rest // size
+    return (*found, Int32(rest))
+
+
+@cute.jit
+def _look(
+    group: cutlass.Int32, tile: cutlass.Int32, places: tuple, sizes: tuple, tensors: tuple,
+    tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int], turned: cutlass.Constexpr[bool],
+):  # fmt: skip
+    """Of a group of 32 passing tiles, as bits: which are to be computed, and which of them without the mask."""
+    first, own = (group * WARP + cute.arch.lane_idx()) * wide, tile * HELD
+    count, held = sizes[0 if turned else 1], sizes[1 if turned else 0]
+    some, every = Boolean(first < count), Boolean(first + wide <= count)
+    if cutlass.const_expr(turned):
+        every = every & (own + HELD <= held)
+    if cutlass.const_expr(tiles is not None):
+        passing = cutlass.min(first, count - 1), cutlass.min(first + wide, count) - 1
+        staying = own, cutlass.min(own + HELD, held) - 1
+        at = Tile(places, *((passing, staying) if turned else (staying, passing)), sizes, apart=True)
+        seen, whole = tiles(at, tensors)
+        some, every = some & Boolean(seen), every & Boolean(whole)
+    return Uint32(cute.arch.vote_ballot_sync(some)), Uint32(cute.arch.vote_ballot_sync(every))
+
+
+@cute.jit
+def step(
+    walk: tuple, tile: cutlass.Int32, places: tuple, sizes: tuple, tensors: tuple,
+    tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int],
+    turned: cutlass.Constexpr[bool] = False,
+):  # fmt: skip
+    """The next of the tiles, `wide` rows each, that pass a tile that stays. Those that stay are of q, or of k where `turned`. A walk is:
+    the group of 32 tiles, the bits of those that are left in it, the bits of those without a mask, and the tile, or a negative
+    number after the last. A warp finds out for 32 tiles at once, each lane for one."""
+    group, left, plain, _ = walk
+    groups = cute.ceil_div(cute.ceil_div(sizes[0 if turned else 1], wide), WARP)
+    while (left == 0) & (group + 1 < groups):
+        group += 1
+        left, plain = _look(group, tile, places, sizes, tensors, tiles, wide, turned)
+    place = Int32(cute.arch.popc((left & (~left + 1)) - 1))  # of the lowest bit
+    found = cutlass.select_(left == 0, Int32(-1), group * WARP + place)
+    return group, left & (left - 1), plain, found
+
+
+def begin() -> tuple[Int32, Uint32, Uint32, Int32]:
+    """A walk before its first step."""
+    return Int32(-1), Uint32(0), Uint32(0), Int32(-1)
+
+
+def is_plain(walk: tuple) -> Boolean:
+    """Whether the mask holds in the whole tile of a walk."""
+    return (walk[2] >> Uint32(walk[3] & (WARP - 1)) & 1) != 0
+
+
+# Tiles in shared memory
+
+
+def staying(tile: tuple[int, int], dtype: Any) -> Any:
+    """The layout of a tile that stays, (rows, columns, 1)."""
+    rows, columns = tile
+    return hopper_helpers.make_smem_layout_a(LayoutEnum.ROW_MAJOR, (rows, 8, columns), dtype, 1)
+
+
+def passing(tile: tuple[int, int], dtype: Any, stages: int) -> Any:
+    """The layout of tiles that pass, (rows, columns, stages), as factors of which columns are contracted."""
+    rows, columns = tile
+    return hopper_helpers.make_smem_layout_b(LayoutEnum.ROW_MAJOR, (HELD, rows, columns), dtype, stages)
+
+
+def across(tile: tuple[int, int], dtype: Any, stages: int) -> Any:
+    """The same bytes as (columns, rows, stages): factors of which rows are contracted."""
+    rows, columns = tile
+    return hopper_helpers.make_smem_layout_b(LayoutEnum.COL_MAJOR, (HELD, columns, rows), dtype, stages)
+
+
+def loader(tensor: cute.Tensor, modes: tuple[int, ...], layout: Any, box: tuple[int, int]) -> tuple[Any, Any]:
+    """TMA's copy of a tensor's boxes into shared memory, and the tensor of coordinates for it, with permuted modes."""
+    tensor = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
+    op = cpasync.CopyBulkTensorTileG2SOp()
+    info = cpasync.make_tiled_tma_atom(op, tensor, cute.select(layout, mode=[0, 1]), box)
+    return info[0], info[1]
+
+
+def partition(load: cute.CopyAtom, tensor: cute.Tensor, box: tuple[int, int], shared: cute.Tensor) -> tuple:
+    """The boxes of a tensor, in shared and in global memory: (box, stages) and (box, tiles, tiles, batch)."""
+    boxes: Any = cute.local_tile(tensor, box, (None,) * cute.rank(tensor))
+    found: Any = cpasync.tma_partition(
+        load, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(boxes, 0, 2)
+    )
+    return found
+
+
+def bytes_of(box: tuple[int, int], dtype: Any) -> int:
+    return box[0] * box[1] * dtype.width // 8
+
+
+Ring = tuple[Any, Any]  # barriers: a stage's bytes have come; all warps that read a stage have read it
+
+
+def rings(allocator: SmemAllocator, stages: tuple[int, ...]) -> tuple[Ring, ...]:
+    """The barriers of rings with these numbers of stages."""
+    return tuple((allocator.allocate_array(Int64, n), allocator.allocate_array(Int64, n)) for n in stages)
+
+
+@cute.jit
+def start(found: tuple, stages: cutlass.Constexpr[tuple[int, ...]], arrivals: cutlass.Constexpr[tuple[int, ...]]):
+    """Initialise the barriers of rings, each of which takes some arrivals until a stage is full."""
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+        with cute.arch.elect_one():
+            for r in cutlass.range_constexpr(len(stages)):
+                for i in cutlass.range_constexpr(stages[r]):
+                    cute.arch.mbarrier_init(found[r][0] + i, arrivals[r])
+                    cute.arch.mbarrier_init(found[r][1] + i, 4 * CONSUMERS)
+        cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+
+
+def place_in_ring(count: Uint32, stages: int) -> tuple[Int32, Int32]:
+    """The stage after `count` others, and the parity of its barriers' phases then."""
+    return Int32(count % stages), Int32(count // stages & 1)
+
+
+@cute.jit
+def fill(
+    boxes: tuple, ring: tuple, filled: cutlass.Uint32, stages: cutlass.Constexpr[int], size: cutlass.Constexpr[int]
+):
+    """Load boxes, together of so many bytes, into the next stage of a ring as soon as it is free. A box is TMA's copy, its partition,
+    and the coordinates of the box."""
+    full, empty = ring
+    at, phase = place_in_ring(filled, stages)
+    cute.arch.mbarrier_wait(empty + at, phase ^ 1)
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(full + at, size)
+    for i in cutlass.range_constexpr(len(boxes)):
+        load, (dst, src), where = boxes[i]
+        cute.copy(load, src[(None, *where)], dst[None, at], tma_bar_ptr=full + at)
+
+
+# Products
+
+
+def products(dtype: Any, columns: int) -> cute.TiledMma:
+    """a @ b^T of tiles in shared memory, both with contracted columns: (64, columns) for each consumer."""
+    major = OperandMajorMode.K
+    return hopper_helpers.make_trivial_tiled_mma(
+        dtype, dtype, major, major, Float32, (CONSUMERS, 1, 1), tiler_mn=(64, columns)
+    )
+
+
+def weighted(dtype: Any, columns: int) -> cute.TiledMma:
+    """a @ b of a in registers and b in shared memory: (64, columns) for each consumer."""
+    return hopper_helpers.make_trivial_tiled_mma(
+        dtype, dtype, OperandMajorMode.K, OperandMajorMode.MN, Float32, (CONSUMERS, 1, 1), tiler_mn=(64, columns),
+        a_source=warpgroup.OperandSource.RMEM,
+    )  # fmt: skip
+
+
+@cute.jit
+def multiply(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, adds: cutlass.Boolean | bool):
+    """Start the products of a tile, as a group. They are added to `acc`, or replace it."""
+    for block in cutlass.range_constexpr(cute.size(a, mode=[2])):
+        atom = cute.make_mma_atom(mma.op)
+        atom.set(warpgroup.Field.ACCUMULATE, adds if cutlass.const_expr(block == 0) else True)
+        cute.gemm(atom, acc, a[None, None, block], b[None, None, block], acc)
+    warpgroup.commit_group()
+
+
+def accumulators(columns: int) -> tuple[cute.Tensor, cute.Tensor]:
+    """Registers of a thread's part of 64 rows: (2 adjacent columns, 2 rows, columns / 8), and the same as WGMMA takes them. The rows are
+    lane // 4 + {0, 8} of the warp's 16, the columns 8j + 2(lane % 4) + {0, 1}."""
+    held = cute.make_rmem_tensor((2, 2, columns // 8), Float32)
+    return held, cute.make_tensor(held.iterator, cute.make_layout(((2, 2, columns // 8), 1, 1)))
+
+
+def factor(columns: int, dtype: Any) -> tuple[cute.Tensor, cute.Tensor]:
+    """Registers with two adjacent columns in a word: (2 rows, columns / 8), and the same as WGMMA takes a factor: 16 columns are two
+    groups of 8."""
+    words = cute.make_rmem_tensor((2, columns // 8), Uint32)
+    layout = cute.make_layout(((2, 2, 2), 1, columns // 16), stride=((1, 2, 4), 0, 8))
+    return words, cute.make_tensor(cute.recast_tensor(words, dtype).iterator, layout)
+
+
+@cute.jit
+def rounded(values: cute.Tensor, words: cute.Tensor, dtype: cutlass.Constexpr[Any]):
+    """Round accumulators to a factor."""
+    for j in cutlass.range_constexpr(cute.size(words, mode=[1])):
+        for r in cutlass.range_constexpr(2):
+            pair = cute.make_rmem_tensor((2,), dtype)
+            pair.store(values[None, r, j].load().to(dtype))
+            words[r, j] = cute.recast_tensor(pair, Uint32)[0]
+
+
+def row_of(values: cute.Tensor, r: int) -> cute.Tensor:
+    """A row's accumulators, copied to (columns,)."""
+    count = 2 * cute.size(values, mode=[2])
+    part = cute.make_rmem_tensor((count,), Float32)
+    for i in range(count):
+        part[i] = values[i % 2, r, i // 2]
+    return part
+
+
+def put_row(part: cute.Tensor, values: cute.Tensor, r: int) -> None:
+    """The reverse of `row_of`."""
+    for i in range(cute.size(part)):
+        values[i % 2, r, i // 2] = part[i]
+
+
+def columns_of(column: Int32, count: int) -> tuple[Int32, ...]:
+    """The columns of a thread's part of a row, from its first."""
+    return tuple(column + (i // 2 * 8 + i % 2) for i in range(count))
+
+
+@cute.jit
+def store(values: cute.Tensor, target: cute.Tensor, batch: Any, row: cutlass.Int32, column: cutlass.Int32, there: cutlass.Boolean,
+          r: cutlass.Constexpr[int]):  # fmt: skip
+    """Store one of a thread's two rows to (batch, rows, columns)."""
+    if there:
+        line = target.iterator + cute.crd2idx((batch, row, column), target.layout)
+        for j in cutlass.range_constexpr(cute.size(values, mode=[2])):
+            pair = cute.make_rmem_tensor((2,), target.element_type)
+            pair.store(values[None, r, j].load().to(target.element_type))
+            cute.autovec_copy(pair, cute.make_tensor((line + 8 * j).align(4), cute.make_layout((2,))))

@@ -1,0 +1,323 @@
+"""Attention for Hopper (sm_90a): o = weights(q @ k^T) @ v by TMA and WGMMA, in one pass over k and v.
+
+A tile of q stays, tiles of k and v pass (`hopper`). A consumer computes for its 64 rows, and for each tile of k and v
+
+    s = q @ k^T                             both factors in shared memory
+    p = exp(score(s) - top)                 top is the maximum of the row so far
+    o = o * exp(last top - top) + p @ v     p in registers
+
+While the tensor cores multiply p @ v of one tile, they already have the products q @ k^T of the next, and the other consumer
+computes its exponentials: the consumers take turns to start their products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+
+from codegen.device import vectors
+from codegen.device.attention import hopper
+from codegen.device.attention.hopper import CONSUMERS, HELD, LOG2E, WARPGROUP
+from codegen.device.attention.scores import Row, Scores
+from codegen.device.gemm import tensorcore
+from codegen.shared import AttentionLaunch
+
+TURN = 1  # named barriers, one for each consumer: for its turn to multiply
+
+
+def launch(
+    stream: Any,
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    o: cute.Tensor,
+    tensors: tuple,
+    score: Callable[..., Any],
+    tiles: Callable[..., Any] | None,
+    row: Callable[..., Any] | None,
+    how: AttentionLaunch,
+) -> None:
+    """As `attention.launch`. D and E are multiples of 16, and rows begin at multiples of 16 bytes."""
+    dtype = q.element_type
+    layouts = (
+        hopper.staying((HELD, how.d), dtype),
+        hopper.passing((how.tile_n, how.d), dtype, how.stages),
+        hopper.across((how.tile_n, how.e), dtype, how.stages),
+    )
+    loads = (
+        hopper.loader(q, (1, 2, 0), layouts[0], (HELD, how.d)),
+        hopper.loader(k, (1, 2, 0), layouts[1], (how.tile_n, how.d)),
+        hopper.loader(v, (2, 1, 0), layouts[2], (how.e, how.tile_n)),
+    )
+    mmas = hopper.products(dtype, how.tile_n), hopper.weighted(dtype, how.e)
+    batches = cute.size(q, mode=[0])
+    count = cute.ceil_div(q.shape[1], HELD) * batches
+    _kernel(
+        loads, layouts, mmas, (o, tensors), (q.shape[1], k.shape[1]), q.shape[0],
+        (count, cute.fast_divmod_create_divisor_v2(batches)), (score, tiles, row), how,
+    ).launch(
+        grid=(cutlass.min(count, how.blocks), 1, 1), block=(hopper.THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+    )  # fmt: skip
+
+
+@cute.kernel
+def _kernel(
+    loads: tuple,  # of q, k and v: TMA's copies, and tensors of coordinates
+    layouts: tuple,  # of their tiles in shared memory
+    mmas: tuple,  # q @ k^T and p @ v
+    memory: tuple,  # o, and the operands of the functions
+    sizes: tuple,  # rows of q and of k
+    batches: tuple,  # sizes of the batch's axes
+    work: tuple,  # tiles of q, and the divisor in `_place`
+    functions: cutlass.Constexpr,  # score, tiles, row
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    consumer = warp // 4  # which warpgroup
+    dtype = mmas[0].op.a_dtype
+    memory = memory[0], tuple(vectors.compacted(t) for t in memory[1])
+    allocator = SmemAllocator()
+    shared = tuple(allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner) for x in layouts)
+    stages = 1, how.stages, how.stages
+    rings = hopper.rings(allocator, stages)
+    hopper.start(rings, stages, (1, 1, 1))
+    if consumer == CONSUMERS:
+        cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
+        if warp == hopper.PRODUCER:
+            _produce(loads, shared, rings, memory, sizes, batches, work, functions, how)
+    else:
+        cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
+        _consume(shared, rings, mmas, memory, sizes, batches, work, consumer, functions, how)
+
+
+def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int32, tuple]:
+    """The tile of q, and the positions of its batch. The last tiles, which see most under a causal mask, come first."""
+    back, batch = map(Int32, divmod(index, work[1]))
+    return cute.ceil_div(sizes[0], HELD) - 1 - back, hopper.places_of(batch, batches)
+
+
+@cute.jit
+def _produce(
+    loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
+    functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free."""
+    boxes = (HELD, how.d), (how.tile_n, how.d), (how.e, how.tile_n)
+    to_q, to_k, to_v = (hopper.partition(*load, box, s) for load, box, s in zip(loads, boxes, shared, strict=True))
+    (load_q, _), (load_k, _), (load_v, _) = loads
+    for load in (load_q, load_k, load_v):
+        cpasync.prefetch_descriptor(load)
+    q_ring, k_ring, v_ring = rings
+    q_size, k_size, v_size = (hopper.bytes_of(box, shared[0].element_type) for box in boxes)
+    filled = Uint32(0)  # stages of each ring so far
+    turn = Int32(0)
+    index = hopper.next_tile(turn)
+    while index < work[0]:
+        tile, places = _place(index, sizes, batches, work)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[1], functions[1], how.tile_n)
+        now = walk[3]
+        if now >= 0:
+            hopper.fill(((load_k, to_k, (now, 0, places)),), k_ring, filled, how.stages, k_size)
+        hopper.fill(((load_q, to_q, (tile, 0, places)),), q_ring, Uint32(turn), 1, q_size)
+        while now >= 0:
+            walk = hopper.step(walk, tile, places, sizes, memory[1], functions[1], how.tile_n)
+            if walk[3] >= 0:
+                hopper.fill(((load_k, to_k, (walk[3], 0, places)),), k_ring, filled + 1, how.stages, k_size)
+            hopper.fill(((load_v, to_v, (0, now, places)),), v_ring, filled, how.stages, v_size)
+            filled += 1
+            now = walk[3]
+        turn += 1
+        index = hopper.next_tile(turn)
+
+
+@cute.jit
+def _consume(
+    shared: tuple, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
+    consumer: cutlass.Int32, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """A consumer warpgroup: computes 64 rows of each tile of this block."""
+    (sQ, sK, sV), (q_ring, k_ring, v_ring), (of_scores, of_values) = shared, rings, mmas
+    dtype, tensors, tiles = sQ.element_type, memory[1], functions[1]
+    lane = cute.arch.lane_idx()
+    signals = lane == 0
+    own, own_v = of_scores.get_slice(consumer * WARPGROUP), of_values.get_slice(consumer * WARPGROUP)
+    q = of_scores.make_fragment_A(own.partition_A(sQ))  # (MMA, 1, D / 16, 1)
+    k = of_scores.make_fragment_B(own.partition_B(sK))  # (MMA, 1, D / 16, stages)
+    v = of_values.make_fragment_B(own_v.partition_B(sV))  # (MMA, 1, tile_n / 16, stages)
+    s, acc_s = hopper.accumulators(how.tile_n)
+    o, acc_o = hopper.accumulators(how.e)
+    p, a_p = hopper.factor(how.tile_n, dtype)
+    # Of two rows: the maximum, this thread's sum of exponentials, the factor by which they last shrank
+    state = tuple(cute.make_rmem_tensor((2,), Float32) for _ in range(3))
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    own_row, own_column = warp * 16 + lane // 4, 2 * (lane % 4)
+    q_free, k_free, v_free = (ring[1].toint() for ring in (q_ring, k_ring, v_ring))
+    used, turn = Uint32(0), Int32(0)
+    index = hopper.next_tile(turn)
+    if consumer == 1:
+        cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
+    while index < work[0]:
+        tile, places = _place(index, sizes, batches, work)
+        row = tile * HELD + own_row
+        o.fill(0.0)
+        state[0].fill(-math.inf)
+        state[1].fill(0.0)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, tensors, tiles, how.tile_n)
+        cute.arch.mbarrier_wait(q_ring[0], turn & 1)
+        some = walk[3] >= 0
+        if some:
+            at, phase = hopper.place_in_ring(used, how.stages)
+            cute.arch.mbarrier_wait(k_ring[0] + at, phase)
+            warpgroup.fence()
+            hopper.multiply(of_scores, acc_s, q[None, None, None, 0], k[None, None, None, at], False)
+            warpgroup.wait_group(0)
+            tensorcore.arrive(k_free + at * 8, signals, False)
+            _weigh(
+                s,
+                state,
+                (places, row, walk[3] * how.tile_n + own_column),
+                hopper.is_plain(walk),
+                sizes,
+                tensors,
+                functions,
+            )
+            hopper.rounded(s, p, dtype)
+            walk = hopper.step(walk, tile, places, sizes, tensors, tiles, how.tile_n)
+        while walk[3] >= 0:
+            before, before_phase = hopper.place_in_ring(used, how.stages)
+            used += 1
+            at, phase = hopper.place_in_ring(used, how.stages)
+            cute.arch.mbarrier_wait(k_ring[0] + at, phase)
+            cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
+            warpgroup.fence()
+            hopper.multiply(of_scores, acc_s, q[None, None, None, 0], k[None, None, None, at], False)
+            cute.arch.mbarrier_wait(v_ring[0] + before, before_phase)
+            hopper.multiply(of_values, acc_o, a_p, v[None, None, None, before], True)
+            cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
+            warpgroup.wait_group(1)
+            tensorcore.arrive(k_free + at * 8, signals, False)
+            _weigh(
+                s,
+                state,
+                (places, row, walk[3] * how.tile_n + own_column),
+                hopper.is_plain(walk),
+                sizes,
+                tensors,
+                functions,
+            )
+            # A branch is here, or the assembler would wait for p @ v before the exponentials
+            walk = hopper.step(walk, tile, places, sizes, tensors, tiles, how.tile_n)
+            warpgroup.wait_group(0)
+            tensorcore.arrive(v_free + before * 8, signals, False)
+            hopper.rounded(s, p, dtype)
+            if cutlass.const_expr(functions[2] is not None):
+                _shrink(o, state[2])
+        tensorcore.arrive(q_free, signals, False)
+        if some:
+            at, phase = hopper.place_in_ring(used, how.stages)
+            used += 1
+            cute.arch.mbarrier_wait(v_ring[0] + at, phase)
+            warpgroup.fence()
+            hopper.multiply(of_values, acc_o, a_p, v[None, None, None, at], True)
+            warpgroup.wait_group(0)
+            tensorcore.arrive(v_free + at * 8, signals, False)
+        _finish(o, state, (places, row, own_column), sizes, memory, functions)
+        turn += 1
+        index = hopper.next_tile(turn)
+
+
+@cute.jit
+def _shrink(o: cute.Tensor, factors: cute.Tensor):
+    """Rescale sums to the last maximum. (To skip this where no row of the warp has a new one costs a sixth of the speed on an H100:
+    in a branch, accumulators of products in flight are copied.)"""
+    for r in cutlass.range_constexpr(2):
+        for j in cutlass.range_constexpr(cute.size(o, mode=[2])):
+            for c in cutlass.range_constexpr(2):
+                o[c, r, j] = o[c, r, j] * factors[r]
+
+
+def _score(
+    s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, score: Callable[..., Any], masked: bool
+) -> None:
+    """Replace products of a row with their scores."""
+    places, row, column = place
+    part = hopper.row_of(s, r)
+    columns = hopper.columns_of(column, cute.size(part))
+    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
+    part.store(score(at, part.load(), tensors, masked))
+    hopper.put_row(part, s, r)
+
+
+@cute.jit
+def _weigh(
+    s: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
+    functions: cutlass.Constexpr,
+):  # fmt: skip
+    """Replace products with weights: exponentials of scores relative to the row's maximum, which are added up, or scores
+    themselves."""
+    score, _, statistics = functions
+    if plain:
+        for r in cutlass.range_constexpr(2):
+            _score(s, r, place, sizes, tensors, score, False)
+    else:
+        outside = Float32(0.0 if cutlass.const_expr(statistics is None) else -math.inf)
+        last = sizes[1] - place[2]
+        for r in cutlass.range_constexpr(2):
+            _score(s, r, place, sizes, tensors, score, True)
+            for j in cutlass.range_constexpr(cute.size(s, mode=[2])):
+                for c in cutlass.range_constexpr(2):
+                    s[c, r, j] = cutlass.select_(8 * j + c < last, s[c, r, j], outside)
+    if cutlass.const_expr(statistics is not None):
+        for r in cutlass.range_constexpr(2):
+            _exponentials(s, r, state)
+
+
+@cute.jit
+def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple):
+    """Replace a row's scores with exponentials, and update its state."""
+    top, total, factor = state
+    count = 2 * cute.size(s, mode=[2])
+    largest = [Float32(top[r])] + [Float32(-math.inf)] * 3
+    for i in cutlass.range_constexpr(count):
+        largest[i % 4] = cute.arch.fmax(largest[i % 4], s[i % 2, r, i // 2])
+    now = cute.arch.fmax(cute.arch.fmax(largest[0], largest[1]), cute.arch.fmax(largest[2], largest[3]))
+    for other in cutlass.range_constexpr(1, 3):
+        now = cute.arch.fmax(now, cute.arch.shuffle_sync_bfly(now, offset=other))
+    # A row of -inf so far: exp(-inf - 0) is 0, where exp(-inf + inf) is NaN
+    start = cutlass.select_(now == -math.inf, Float32(0.0), now * LOG2E)
+    factor[r] = cute.math.exp2(top[r] * LOG2E - start, fastmath=True)
+    top[r] = now
+    sums = [total[r] * factor[r]] + [Float32(0.0)] * 3
+    for i in cutlass.range_constexpr(count):
+        e = cute.math.exp2(s[i % 2, r, i // 2] * LOG2E - start, fastmath=True)
+        s[i % 2, r, i // 2] = e
+        sums[i % 4] += e
+    total[r] = (sums[0] + sums[1]) + (sums[2] + sums[3])
+
+
+@cute.jit
+def _finish(o: cute.Tensor, state: tuple, place: tuple, sizes: tuple, memory: tuple, functions: cutlass.Constexpr):
+    """Store rows of o, and what else the rows give."""
+    target, tensors = memory
+    places, row, column = place
+    top, total, _ = state
+    for r in cutlass.range_constexpr(2):
+        here = row + 8 * r
+        if cutlass.const_expr(functions[2] is not None):
+            whole = Float32(total[r])
+            for other in cutlass.range_constexpr(1, 3):
+                whole += cute.arch.shuffle_sync_bfly(whole, offset=other)
+            at = Row(places, cutlass.min(here, sizes[0] - 1), sizes, (here < sizes[0]) & (column == 0))
+            one = cute.full((1,), Float32(top[r]), Float32), cute.full((1,), whole, Float32)
+            factor = functions[2](at, *one, tensors)[0]
+            for j in cutlass.range_constexpr(cute.size(o, mode=[2])):
+                for c in cutlass.range_constexpr(2):
+                    o[c, r, j] = o[c, r, j] * factor
+        hopper.store(o, target, places, here, column, here < sizes[0], r)

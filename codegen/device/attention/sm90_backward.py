@@ -1,0 +1,468 @@
+"""The backward of attention for Hopper (sm_90a), as two kernels that compute the scores again. Each gradient is added up by one
+thread in a fixed order.
+
+`keys`: a tile of k and v stays, tiles of q and do pass, of all heads that share k and v. A consumer computes for its 64 rows of k
+
+    s = k @ q^T, dp = v @ do^T      both factors in shared memory
+    p, ds = slope(s, dp)            the weights, and the gradient of the products
+    dv += p @ do, dk += ds @ q      p and ds in registers
+
+`queries`: a tile of q and do stays, tiles of k and v pass. It is s = q @ k^T, dp = do @ v^T and dq += ds @ k.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+
+from codegen.device import vectors
+from codegen.device.attention import hopper
+from codegen.device.attention.hopper import CONSUMERS, HELD, WARPGROUP
+from codegen.device.attention.scores import Scores
+from codegen.device.gemm import tensorcore
+from codegen.shared import WARP, AttentionLaunch
+
+
+def launch(
+    stream: Any,
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    do: cute.Tensor,
+    dq: cute.Tensor,
+    dk: cute.Tensor,
+    dv: cute.Tensor,
+    statistics: tuple[cute.Tensor, ...],
+    tensors: tuple,
+    slope: Callable[..., Any],
+    tiles: Callable[..., Any] | None,
+    how: AttentionLaunch,
+) -> None:
+    """As `attention.launch_backward`. `how.tile_m` rows of q pass a tile of k, and `how.tile_n` rows of k one of q. D and E are multiples
+    of 16, and rows begin at multiples of 16 bytes."""
+    factors = q, k, v, do
+    functions, sizes = (slope, tiles), (q.shape[1], k.shape[1])
+    launch_keys(stream, factors, (dk, dv), statistics, tensors, functions, sizes, how)
+    launch_queries(stream, factors, dq, statistics, tensors, functions, sizes, how)
+
+
+def launch_keys(
+    stream: Any, factors: tuple, gradients: tuple, statistics: tuple, tensors: tuple, functions: tuple, sizes: tuple,
+    how: AttentionLaunch,
+) -> None:  # fmt: skip
+    """Compute the gradients of k and v."""
+    q, k, v, do = factors
+    batches, columns = q.shape[0], (how.d, how.e)
+    loads, layouts = _prepare((k, v), (q, do), columns, how.tile_m, how.stages)
+    mmas = hopper.products(q.element_type, how.tile_m), *(hopper.weighted(q.element_type, c) for c in columns)
+    lacking = tuple(isinstance(stride, int) and stride == 0 for stride in k.stride[0])
+    count = cute.ceil_div(sizes[1], HELD) * _product(batches, lacking, False)
+    _keys(
+        loads, layouts, mmas, (gradients, statistics, tensors), sizes, batches, count, lacking, functions, how
+    ).launch(
+        grid=(cutlass.min(count, how.blocks), 1, 1), block=(hopper.THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+    )
+
+
+def launch_queries(
+    stream: Any, factors: tuple, gradient: cute.Tensor, statistics: tuple, tensors: tuple, functions: tuple, sizes: tuple,
+    how: AttentionLaunch,
+) -> None:  # fmt: skip
+    """Compute the gradient of q."""
+    q, k, v, do = factors
+    loads, layouts = _prepare((q, do), (k, v), (how.d, how.e), how.tile_n, how.stages)
+    mmas = hopper.products(q.element_type, how.tile_n), hopper.weighted(q.element_type, how.d)
+    batches = cute.size(q, mode=[0])
+    count = cute.ceil_div(sizes[0], HELD) * batches
+    work = (count, cute.fast_divmod_create_divisor_v2(batches))
+    _queries(loads, layouts, mmas, (gradient, statistics, tensors), sizes, q.shape[0], work, functions, how).launch(
+        grid=(cutlass.min(count, how.blocks), 1, 1), block=(hopper.THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+    )
+
+
+def _prepare(held: tuple, moving: tuple, columns: tuple[int, int], rows: int, stages: int) -> tuple[tuple, tuple]:
+    """The loads of two tensors whose tiles stay, and of two whose tiles of some rows pass; and their layouts in shared memory: those
+    of the second ones also with their rows as the contracted mode."""
+    dtype = held[0].element_type
+    layouts = [hopper.staying((HELD, c), dtype) for c in columns]
+    layouts += [hopper.passing((rows, c), dtype, stages) for c in columns]
+    boxes = [(HELD, c) for c in columns] + [(rows, c) for c in columns]
+    loads = [hopper.loader(t, (1, 2, 0), x, box) for t, x, box in zip((*held, *moving), layouts, boxes, strict=True)]
+    return tuple(loads), (*layouts, *(hopper.across((rows, c), dtype, stages) for c in columns))
+
+
+def _boxes(rows: int, how: AttentionLaunch) -> tuple[tuple[int, int], ...]:
+    return (HELD, how.d), (HELD, how.e), (rows, how.d), (rows, how.e)
+
+
+def _allocate(allocator: SmemAllocator, layouts: tuple, dtype: Any) -> tuple:
+    """The tiles in shared memory, and the passing ones with their rows as the contracted mode."""
+    made = tuple(allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner) for x in layouts[:4])
+    return *made, *(cute.make_tensor(t.iterator, x.outer) for t, x in zip(made[2:], layouts[4:], strict=True))
+
+
+# k and v stay
+
+
+@cute.kernel
+def _keys(
+    loads: tuple,  # of k, v, q and do: TMA's copies, and tensors of coordinates
+    layouts: tuple,
+    mmas: tuple,  # the first products; those of dk and of dv
+    memory: tuple,  # dk and dv; the statistics of rows; the operands of the functions
+    sizes: tuple,  # rows of q and of k
+    batches: tuple,  # sizes of the batch's axes
+    work: cutlass.Int32,  # tiles of k
+    lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch k and v lack
+    functions: cutlass.Constexpr,  # slope, tiles
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    consumer = warp // 4
+    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
+    allocator = SmemAllocator()
+    shared = _allocate(allocator, layouts, mmas[0].op.a_dtype)
+    numbers = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m, max(1, len(memory[1])), how.stages)), 16)
+    stages = 1, how.stages, how.stages
+    rings = hopper.rings(allocator, stages)
+    hopper.start(rings, stages, (1, 2, 1))  # a stage of q is full with its statistics
+    if consumer == CONSUMERS:
+        cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
+        if warp == hopper.PRODUCER:
+            _produce_keys(loads, (*shared[:4], numbers), rings, memory, sizes, batches, work, lacking, functions, how)
+    else:
+        cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
+        _consume_keys(shared, numbers, rings, mmas, memory, sizes, batches, work, consumer, lacking, functions, how)
+
+
+def _product(sizes: tuple, lacking: tuple[bool, ...], which: bool) -> Any:
+    """The number of elements along the batch's axes that k lacks, or along the others."""
+    return math.prod(n for n, lacks in zip(sizes, lacking, strict=True) if lacks == which)
+
+
+def _positions(number: Int32, sizes: tuple, lacking: tuple[bool, ...], which: bool) -> list[Int32]:
+    """The positions along these axes, 0 along the others."""
+    own = [n for n, lacks in zip(sizes, lacking, strict=True) if lacks == which]
+    found = iter(hopper.places_of(number, own) if own else ())
+    return [next(found) if lacks == which else Int32(0) for lacks in lacking]
+
+
+def _own(index: Int32, batches: tuple, lacking: tuple[bool, ...]) -> tuple[Int32, tuple]:
+    """The tile of k, and the positions of its batch. The first tiles, which are seen most under a causal mask, come first."""
+    count = Int32(_product(batches, lacking, False))
+    return index // count, tuple(_positions(index % count, batches, lacking, False))
+
+
+def _sharer(which: Int32, places: tuple, batches: tuple, lacking: tuple[bool, ...]) -> tuple:
+    """The positions of one of the elements of the batch that share a tile of k."""
+    return tuple(a + b for a, b in zip(places, _positions(which, batches, lacking, True), strict=True))
+
+
+@cute.jit
+def _produce_keys(
+    loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: cutlass.Int32,
+    lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """The producer warp: loads the tiles of this block, and the statistics of q's rows."""
+    boxes, dtype = _boxes(how.tile_m, how), shared[0].element_type
+    to = tuple(hopper.partition(*load, box, s) for load, box, s in zip(loads, boxes, shared[:4], strict=True))
+    for load in loads:
+        cpasync.prefetch_descriptor(load[0])
+    held_ring, q_ring, do_ring = rings
+    size = tuple(hopper.bytes_of(box, dtype) for box in boxes)
+    lane, numbers, statistics = cute.arch.lane_idx(), shared[4], memory[1]
+    steps = cute.ceil_div(how.tile_m, WARP)
+    filled, turn = Uint32(0), Int32(0)
+    index = hopper.next_tile(turn)
+    while index < work:
+        tile, own = _own(index, batches, lacking)
+        hopper.fill(
+            ((loads[0][0], to[0], (tile, 0, own)), (loads[1][0], to[1], (tile, 0, own))), held_ring, Uint32(turn), 1,
+            size[0] + size[1],
+        )  # fmt: skip
+        for which in cutlass.range(_product(batches, lacking, True), unroll=1):
+            places = _sharer(which, own, batches, lacking)
+            walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], how.tile_m, True)
+            while walk[3] >= 0:
+                found = cute.make_rmem_tensor((steps, max(1, len(statistics))), Float32)
+                for i in cutlass.range_constexpr(steps):
+                    for n in cutlass.range_constexpr(len(statistics)):
+                        row = cutlass.min(walk[3] * how.tile_m + i * WARP + lane, sizes[0] - 1)
+                        found[i, n] = statistics[n][places, row]
+                hopper.fill(((loads[2][0], to[2], (walk[3], 0, places)),), q_ring, filled, how.stages, size[2])
+                at, _ = hopper.place_in_ring(filled, how.stages)
+                for i in cutlass.range_constexpr(steps):
+                    if i * WARP + lane < how.tile_m:
+                        for n in cutlass.range_constexpr(len(statistics)):
+                            numbers[i * WARP + lane, n, at] = found[i, n]
+                cute.arch.sync_warp()
+                tensorcore.arrive(q_ring[0].toint() + at * 8, lane == 0, False)
+                hopper.fill(((loads[3][0], to[3], (walk[3], 0, places)),), do_ring, filled, how.stages, size[3])
+                filled += 1
+                walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], how.tile_m, True)
+        turn += 1
+        index = hopper.next_tile(turn)
+
+
+@cute.jit
+def _consume_keys(
+    shared: tuple, numbers: cute.Tensor, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: cutlass.Int32,
+    consumer: cutlass.Int32, lacking: cutlass.Constexpr, functions: cutlass.Constexpr,
+    how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """A consumer warpgroup: 64 rows of dk and dv of each tile of this block."""
+    (sK, sV, sQ, sDo, tQ, tDo), (held_ring, q_ring, do_ring), dtype = shared, rings, shared[0].element_type
+    first, of_k, of_v = mmas
+    own, own_k, own_v = (mma.get_slice(consumer * WARPGROUP) for mma in mmas)
+    k, v = (first.make_fragment_A(own.partition_A(x)) for x in (sK, sV))
+    q, do = (first.make_fragment_B(own.partition_B(x)) for x in (sQ, sDo))
+    across_q, across_do = of_k.make_fragment_B(own_k.partition_B(tQ)), of_v.make_fragment_B(own_v.partition_B(tDo))
+    wide = how.tile_m
+    (s, acc_s), (dp, acc_dp) = hopper.accumulators(wide), hopper.accumulators(wide)
+    (dk, acc_dk), (dv, acc_dv) = hopper.accumulators(how.d), hopper.accumulators(how.e)
+    (p, a_p), (ds, a_ds) = hopper.factor(wide, dtype), hopper.factor(wide, dtype)
+    lane = cute.arch.lane_idx()
+    signals = lane == 0
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    own_row, own_column = warp * 16 + lane // 4, 2 * (lane % 4)
+    q_free, do_free, held_free = (ring[1].toint() for ring in (q_ring, do_ring, held_ring))
+    used, turn = Uint32(0), Int32(0)
+    index = hopper.next_tile(turn)
+    while index < work:
+        tile, places = _own(index, batches, lacking)
+        row = tile * HELD + own_row
+        dk.fill(0.0)
+        dv.fill(0.0)
+        cute.arch.mbarrier_wait(held_ring[0], turn & 1)
+        for which in cutlass.range(_product(batches, lacking, True), unroll=1):
+            here = _sharer(which, places, batches, lacking)
+            walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2], functions[1], wide, True)
+            while walk[3] >= 0:
+                at, phase = hopper.place_in_ring(used, how.stages)
+                cute.arch.mbarrier_wait(q_ring[0] + at, phase)
+                warpgroup.fence()
+                hopper.multiply(first, acc_s, k[None, None, None, 0], q[None, None, None, at], False)
+                cute.arch.mbarrier_wait(do_ring[0] + at, phase)
+                hopper.multiply(first, acc_dp, v[None, None, None, 0], do[None, None, None, at], False)
+                warpgroup.wait_group(0)
+                place = here, row, walk[3] * wide + own_column
+                near = numbers[None, None, at].iterator.toint() + own_column * 4
+                _slope_keys(s, dp, place, near, hopper.is_plain(walk), sizes, memory, functions, how)
+                hopper.rounded(s, p, dtype)
+                hopper.rounded(dp, ds, dtype)
+                warpgroup.fence()
+                hopper.multiply(of_v, acc_dv, a_p, across_do[None, None, None, at], True)
+                hopper.multiply(of_k, acc_dk, a_ds, across_q[None, None, None, at], True)
+                walk = hopper.step(walk, tile, here, sizes, memory[2], functions[1], wide, True)
+                warpgroup.wait_group(0)
+                tensorcore.arrive(do_free + at * 8, signals, False)
+                tensorcore.arrive(q_free + at * 8, signals, False)
+                used += 1
+        tensorcore.arrive(held_free, signals, False)
+        for r in cutlass.range_constexpr(2):
+            there = row + 8 * r < sizes[1]
+            hopper.store(dk, memory[0][0], places, row + 8 * r, own_column, there, r)
+            hopper.store(dv, memory[0][1], places, row + 8 * r, own_column, there, r)
+        turn += 1
+        index = hopper.next_tile(turn)
+
+
+@cute.jit
+def _slope_keys(
+    s: cute.Tensor, dp: cute.Tensor, place: tuple, near: cutlass.Int32, plain: cutlass.Boolean, sizes: tuple, memory: tuple,
+    functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """Replace products with weights and their gradients: a column of accumulators is a row of q, with two rows of k."""
+    if plain:
+        for j in cutlass.range_constexpr(how.tile_m // 8):
+            _slope_column(s, dp, j, place, near, sizes, memory, functions, how, False)
+    else:
+        for j in cutlass.range_constexpr(how.tile_m // 8):
+            _slope_column(s, dp, j, place, near, sizes, memory, functions, how, True)
+
+
+def _slope_column(
+    s: cute.Tensor, dp: cute.Tensor, j: int, place: tuple, near: Int32, sizes: tuple, memory: tuple, functions: tuple,
+    how: AttentionLaunch, masked: bool,
+) -> None:  # fmt: skip
+    places, row, column = place
+    _, statistics, tensors = memory
+    held = [tensorcore.load_words(near + 4 * (8 * j + n * how.tile_m), 2) for n in range(len(statistics))]
+    for c in range(2):
+        here = column + (8 * j + c)
+        at = Scores(places, cutlass.min(here, sizes[0] - 1), (row, row + 8), sizes)
+        a, b = cute.make_rmem_tensor((2,), Float32), cute.make_rmem_tensor((2,), Float32)
+        for r in range(2):
+            a[r], b[r] = s[c, r, j], dp[c, r, j]
+        given = tuple(cute.full((1,), words[c].bitcast(Float32), Float32) for words in held)
+        weights, gradients = functions[0](at, a.load(), b.load(), given, tensors, masked)
+        a.store(weights)
+        b.store(gradients)
+        for r in range(2):
+            outside = Float32(0.0)
+            s[c, r, j] = cutlass.select_(here < sizes[0], a[r], outside) if masked else a[r]
+            dp[c, r, j] = cutlass.select_(here < sizes[0], b[r], outside) if masked else b[r]
+
+
+# q and do stay
+
+
+@cute.kernel
+def _queries(
+    loads: tuple,  # of q, do, k and v: TMA's copies, and tensors of coordinates
+    layouts: tuple,
+    mmas: tuple,  # the first products; those of dq
+    memory: tuple,  # dq; the statistics of rows; the operands of the functions
+    sizes: tuple,  # rows of q and of k
+    batches: tuple,  # sizes of the batch's axes
+    work: tuple,  # tiles of q, and the divisor in `_place`
+    functions: cutlass.Constexpr,  # slope, tiles
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    consumer = warp // 4
+    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
+    allocator = SmemAllocator()
+    shared = _allocate(allocator, layouts, mmas[0].op.a_dtype)
+    stages = 1, how.stages, how.stages
+    rings = hopper.rings(allocator, stages)
+    hopper.start(rings, stages, (1, 1, 1))
+    if consumer == CONSUMERS:
+        cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
+        if warp == hopper.PRODUCER:
+            _produce_queries(loads, shared[:4], rings, memory, sizes, batches, work, functions, how)
+    else:
+        cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
+        _consume_queries(shared, rings, mmas, memory, sizes, batches, work, consumer, functions, how)
+
+
+def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int32, tuple]:
+    """The tile of q, and the positions of its batch. The last tiles, which see most under a causal mask, come first."""
+    back, batch = map(Int32, divmod(index, work[1]))
+    return cute.ceil_div(sizes[0], HELD) - 1 - back, hopper.places_of(batch, batches)
+
+
+@cute.jit
+def _produce_queries(
+    loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
+    functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """The producer warp: loads the tiles of this block."""
+    boxes, dtype = _boxes(how.tile_n, how), shared[0].element_type
+    to = tuple(hopper.partition(*load, box, s) for load, box, s in zip(loads, boxes, shared, strict=True))
+    for load in loads:
+        cpasync.prefetch_descriptor(load[0])
+    held_ring, k_ring, v_ring = rings
+    size = tuple(hopper.bytes_of(box, dtype) for box in boxes)
+    filled, turn = Uint32(0), Int32(0)
+    index = hopper.next_tile(turn)
+    while index < work[0]:
+        tile, places = _place(index, sizes, batches, work)
+        hopper.fill(
+            ((loads[0][0], to[0], (tile, 0, places)), (loads[1][0], to[1], (tile, 0, places))), held_ring, Uint32(turn), 1,
+            size[0] + size[1],
+        )  # fmt: skip
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], how.tile_n)
+        while walk[3] >= 0:
+            hopper.fill(((loads[2][0], to[2], (walk[3], 0, places)),), k_ring, filled, how.stages, size[2])
+            hopper.fill(((loads[3][0], to[3], (walk[3], 0, places)),), v_ring, filled, how.stages, size[3])
+            filled += 1
+            walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], how.tile_n)
+        turn += 1
+        index = hopper.next_tile(turn)
+
+
+@cute.jit
+def _consume_queries(
+    shared: tuple, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
+    consumer: cutlass.Int32, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """A consumer warpgroup: 64 rows of dq of each tile of this block."""
+    (sQ, sDo, sK, sV, tK, _), (held_ring, k_ring, v_ring), dtype = shared, rings, shared[0].element_type
+    first, of_q = mmas
+    own, own_q = (mma.get_slice(consumer * WARPGROUP) for mma in mmas)
+    q, do = (first.make_fragment_A(own.partition_A(x)) for x in (sQ, sDo))
+    k, v = (first.make_fragment_B(own.partition_B(x)) for x in (sK, sV))
+    across_k = of_q.make_fragment_B(own_q.partition_B(tK))
+    wide, statistics = how.tile_n, memory[1]
+    (s, acc_s), (dp, acc_dp), (dq, acc_dq) = (hopper.accumulators(n) for n in (wide, wide, how.d))
+    ds, a_ds = hopper.factor(wide, dtype)
+    held = cute.make_rmem_tensor((2, max(1, len(statistics))), Float32)
+    lane = cute.arch.lane_idx()
+    signals = lane == 0
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    own_row, own_column = warp * 16 + lane // 4, 2 * (lane % 4)
+    k_free, v_free, held_free = (ring[1].toint() for ring in (k_ring, v_ring, held_ring))
+    used, turn = Uint32(0), Int32(0)
+    index = hopper.next_tile(turn)
+    while index < work[0]:
+        tile, places = _place(index, sizes, batches, work)
+        row = tile * HELD + own_row
+        dq.fill(0.0)
+        for r in cutlass.range_constexpr(2):
+            for n in cutlass.range_constexpr(len(statistics)):
+                held[r, n] = statistics[n][places, cutlass.min(row + 8 * r, sizes[0] - 1)]
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], wide)
+        cute.arch.mbarrier_wait(held_ring[0], turn & 1)
+        while walk[3] >= 0:
+            at, phase = hopper.place_in_ring(used, how.stages)
+            cute.arch.mbarrier_wait(k_ring[0] + at, phase)
+            warpgroup.fence()
+            hopper.multiply(first, acc_s, q[None, None, None, 0], k[None, None, None, at], False)
+            cute.arch.mbarrier_wait(v_ring[0] + at, phase)
+            hopper.multiply(first, acc_dp, do[None, None, None, 0], v[None, None, None, at], False)
+            warpgroup.wait_group(0)
+            tensorcore.arrive(v_free + at * 8, signals, False)
+            place = places, row, walk[3] * wide + own_column
+            _slope_queries(s, dp, held, place, hopper.is_plain(walk), sizes, memory, functions)
+            hopper.rounded(dp, ds, dtype)
+            warpgroup.fence()
+            hopper.multiply(of_q, acc_dq, a_ds, across_k[None, None, None, at], True)
+            walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], wide)
+            warpgroup.wait_group(0)
+            tensorcore.arrive(k_free + at * 8, signals, False)
+            used += 1
+        tensorcore.arrive(held_free, signals, False)
+        for r in cutlass.range_constexpr(2):
+            hopper.store(dq, memory[0], places, row + 8 * r, own_column, row + 8 * r < sizes[0], r)
+        turn += 1
+        index = hopper.next_tile(turn)
+
+
+@cute.jit
+def _slope_queries(
+    s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple, memory: tuple,
+    functions: cutlass.Constexpr,
+):  # fmt: skip
+    """Replace the weights' gradients with those of the products."""
+    if plain:
+        for r in cutlass.range_constexpr(2):
+            _slope_row(s, dp, held, r, place, sizes, memory, functions, False)
+    else:
+        for r in cutlass.range_constexpr(2):
+            _slope_row(s, dp, held, r, place, sizes, memory, functions, True)
+
+
+def _slope_row(
+    s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, r: int, place: tuple, sizes: tuple, memory: tuple, functions: tuple,
+    masked: bool,
+) -> None:  # fmt: skip
+    places, row, column = place
+    _, statistics, tensors = memory
+    a, b = hopper.row_of(s, r), hopper.row_of(dp, r)
+    columns = hopper.columns_of(column, cute.size(a))
+    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
+    given = tuple(cute.full((1,), Float32(held[r, n]), Float32) for n in range(len(statistics)))
+    _, gradients = functions[0](at, a.load(), b.load(), given, tensors, masked)
+    b.store(gradients)
+    if masked:
+        for i, here in enumerate(columns):
+            b[i] = cutlass.select_(here < sizes[1], b[i], Float32(0.0))
+    hopper.put_row(b, dp, r)

@@ -1,0 +1,105 @@
+"""Launchers of attention on Hopper with functions written by hand, as the generator writes them.
+
+They are in their own file because CuTe DSL reads a kernel's source.
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+from codegen import device
+from codegen.device.attention import arranged, sm90, sm90_backward
+from codegen.shared import AttentionLaunch
+
+LOG2E = 1.4426950408889634
+
+
+def within(at, values, width):
+    """The scores of a window of so many positions up to a row's own; -inf elsewhere."""
+    here, row = at.positions().load(), at.fill(at.row).load()
+    return device.where((here <= row) & (here > row - width), values, -float("inf"))
+
+
+def windowed(scale, width):
+    return lambda at, s, tensors, masked: within(at, s * scale, width) if masked else s * scale
+
+
+def window_tiles(width):
+    def tiles(at, tensors):
+        (first, last), (left, right) = at.rows, at.columns
+        return (left <= last) & (right > first - width), (right <= first) & (left > last - width)
+
+    return tiles
+
+
+def normalised(at, top, total, tensors):
+    at.store(top + cute.math.log(total), tensors[0], (at.batch[2], at.batch[1], at.batch[0], at.row))
+    return 1.0 / total
+
+
+def window_slope(scale, width):
+    """The weights, and the gradients of products, from those of weights."""
+
+    def slope(at, s, dp, row, tensors, masked):
+        base, delta = (cute.full((at.vec,), x[0], Float32) for x in row)
+        z = within(at, s * scale, width) if masked else s * scale
+        p = cute.math.exp2((z - base) * LOG2E, fastmath=True)
+        return p, p * (dp - delta) * scale
+
+    return slope
+
+
+def square(at, s, tensors, masked):
+    return s * s
+
+
+def grouped(tensor, heads, shared=False):
+    """(B, rows, heads, G, columns), or without G, as (batch, rows, columns)."""
+    modes = (None, 2, 0) if shared else (3, 2, 0)
+    return arranged(tensor, heads, modes, 1)
+
+
+def by_row(tensor):
+    """(B, heads, G, rows) as (batch, rows)."""
+    B, H, G, Q = tensor.shape
+    return cute.make_tensor(tensor.iterator, cute.make_layout(((G, H, B), Q), stride=((Q, G * Q, H * G * Q), 1)))
+
+
+@cute.jit
+def window(
+    stream: cuda.CUstream, mQ: cute.Tensor, mK: cute.Tensor, mV: cute.Tensor, mO: cute.Tensor, mL: cute.Tensor,
+    scale: cutlass.Constexpr[float], width: cutlass.Constexpr[int], how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])
+    sm90.launch(
+        stream, grouped(mQ, sizes), grouped(mK, sizes, True), grouped(mV, sizes, True), grouped(mO, sizes), (mL,),
+        windowed(scale, width), window_tiles(width), normalised, how,
+    )  # fmt: skip
+
+
+@cute.jit
+def squares(
+    stream: cuda.CUstream, mQ: cute.Tensor, mK: cute.Tensor, mV: cute.Tensor, mO: cute.Tensor,
+    how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])
+    sm90.launch(
+        stream, grouped(mQ, sizes), grouped(mK, sizes, True), grouped(mV, sizes, True), grouped(mO, sizes), (), square, None,
+        None, how,
+    )  # fmt: skip
+
+
+@cute.jit
+def window_backward(
+    stream: cuda.CUstream, mQ: cute.Tensor, mK: cute.Tensor, mV: cute.Tensor, mDo: cute.Tensor, mBase: cute.Tensor,
+    mDelta: cute.Tensor, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor,
+    scale: cutlass.Constexpr[float], width: cutlass.Constexpr[int], how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])
+    q, do, dq = (grouped(m, sizes) for m in (mQ, mDo, mDq))
+    k, v, dk, dv = (grouped(m, sizes, True) for m in (mK, mV, mDk, mDv))
+    sm90_backward.launch(
+        stream, q, k, v, do, dq, dk, dv, (by_row(mBase), by_row(mDelta)), (), window_slope(scale, width),
+        window_tiles(width), how,
+    )  # fmt: skip

@@ -1,0 +1,95 @@
+"""Attention's kernels for Hopper, interpreted, against float64: masks of which tiles are skipped, heads that share k and v, sizes
+that no tile divides, and every swizzle of TMA."""
+
+import attention_kernels
+import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16
+import numpy as np
+import pytest
+
+from codegen.runtime.compiled import interpreted, kernels
+from codegen.shared import AttentionLaunch
+
+WIDTH = 70  # of the window
+
+
+def run(name, inputs, outputs, tile_m, tile_n, **constants):
+    """The outputs of a launcher, for outputs given as shapes and dtypes."""
+
+    def described(shape, dtype):
+        return str(dtype), (*(1 for _ in shape[:-1]), 8 if len(shape) == 5 else 1), 16
+
+    d, e = inputs[0].shape[-1], inputs[2].shape[-1]
+    how = AttentionLaunch(tile_m, tile_n, d, e, 8, 2, blocks=3)
+    call = kernels.CompiledCall(
+        getattr(attention_kernels, name), tuple(described(x.shape, x.dtype) for x in inputs),
+        tuple(described(*x) for x in outputs), (*constants.items(), ("how", how)), "sm_90a",
+    )  # fmt: skip
+    names = [f"input {i}" for i in range(len(inputs))] + [f"output {i}" for i in range(len(outputs))]
+    return interpreted.run(call, names, inputs, [shape for shape, _ in outputs])
+
+
+def draw(rows, columns, groups, d, e, dtype):
+    """q, k, v and the cotangent of o."""
+    rng = np.random.default_rng(rows)
+    shapes = (2, rows, 1, groups, d), (2, columns, 1, d), (2, columns, 1, e), (2, rows, 1, groups, e)
+    return [rng.standard_normal(shape, np.float32).astype(dtype) for shape in shapes]
+
+
+def weights(q, k, scale):
+    """The weights of a window, and the logarithms of their sums: (B, H, G, Q, S) and (B, H, G, Q)."""
+    s = np.einsum("bqhgd,bshd->bhgqs", q, k) * scale
+    row, column = np.arange(q.shape[1])[:, None], np.arange(k.shape[1])
+    s = np.where((column <= row) & (column > row - WIDTH), s, -np.inf)
+    with np.errstate(all="ignore"):
+        base = np.log(np.exp(s).sum(-1))
+        return np.exp(s - base[..., None]), base
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "groups", "d", "e", "tile_n", "dtype"),
+    [
+        (300, 290, 2, 64, 64, 32, "bfloat16"),
+        (140, 130, 1, 80, 96, 64, "float16"),
+        (90, 1100, 1, 32, 32, 16, "bfloat16"),
+    ],
+    ids=str,
+)
+def test_a_window(rows, columns, groups, d, e, tile_n, dtype):
+    """The last case has 69 tiles of k, more than a warp finds at once, of which most are skipped."""
+    q, k, v, _ = draw(rows, columns, groups, d, e, dtype)
+    outputs = ((2, rows, 1, groups, e), dtype), ((2, 1, groups, rows), "float32")
+    o, base = run("window", [q, k, v], outputs, 128, tile_n, scale=d**-0.5, width=WIDTH)
+    p, expected = weights(*(x.astype(np.float64) for x in (q, k)), d**-0.5)
+    seen = np.isfinite(expected)
+    np.testing.assert_allclose(base[seen], expected[seen], rtol=1e-5, atol=1e-5)
+    wanted = np.einsum("bhgqs,bshe->bqhge", p, v.astype(np.float64))
+    np.testing.assert_allclose(o.astype(np.float64), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_weights_without_statistics():
+    """Columns past the last have no weight, though the square of nothing is not the least score."""
+    q, k, v, _ = draw(130, 50, 1, 64, 64, "bfloat16")
+    (o,) = run("squares", [q / 8, k, v], [(q.shape, "bfloat16")], 128, 64)
+    s = np.einsum("bqhgd,bshd->bhgqs", *(x.astype(np.float64) for x in (q / 8, k)))
+    wanted = np.einsum("bhgqs,bshe->bqhge", s * s, v.astype(np.float64))
+    np.testing.assert_allclose(o.astype(np.float64), wanted, rtol=3e-2, atol=0.3)
+
+
+def test_gradients():
+    """Of heads that share k and v, in a fixed order."""
+    q, k, v, do = draw(150, 140, 2, 64, 64, "bfloat16")
+    wide = q64, k64, v64, do64 = [x.astype(np.float64) for x in (q, k, v, do)]
+    p, base = weights(q64, k64, 0.125)
+    p, base = np.nan_to_num(p), np.where(np.isfinite(base), base, 0.0)
+    dp = np.einsum("bqhge,bshe->bhgqs", do64, v64)
+    delta = (p * dp).sum(-1)
+    ds = p * (dp - delta[..., None]) * 0.125
+    wanted = (
+        np.einsum("bhgqs,bshd->bqhgd", ds, k64), np.einsum("bhgqs,bqhgd->bshd", ds, q64),
+        np.einsum("bhgqs,bqhge->bshe", p, do64),
+    )  # fmt: skip
+    inputs = [q, k, v, do, base.astype(np.float32), delta.astype(np.float32)]
+    outputs = [(x.shape, "bfloat16") for x in wide[:3]]
+    made = run("window_backward", inputs, outputs, 64, 64, scale=0.125, width=WIDTH)
+    for ours, theirs in zip(made, wanted, strict=True):
+        np.testing.assert_allclose(ours.astype(np.float64), theirs, rtol=2e-2, atol=3e-2)

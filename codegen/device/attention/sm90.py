@@ -110,7 +110,9 @@ def _produce(
 ):  # fmt: skip
     """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free."""
     boxes = (HELD, how.d), (how.tile_n, how.d), (how.e, how.tile_n)
-    to_q, to_k, to_v = (hopper.partition(*load, box, s) for load, box, s in zip(loads, boxes, shared, strict=True))
+    to_q, to_k, to_v = (
+        hopper.partition(load[0], load[1], box, s) for load, box, s in zip(loads, boxes, shared, strict=True)
+    )
     (load_q, _), (load_k, _), (load_v, _) = loads
     for load in (load_q, load_k, load_v):
         cpasync.prefetch_descriptor(load)

@@ -172,7 +172,9 @@ def _produce_keys(
 ):  # fmt: skip
     """The producer warp: loads the tiles of this block, and the statistics of q's rows."""
     boxes, dtype = _boxes(how.tile_m, how), shared[0].element_type
-    to = tuple(hopper.partition(*load, box, s) for load, box, s in zip(loads, boxes, shared[:4], strict=True))
+    to = tuple(
+        hopper.partition(load[0], load[1], box, s) for load, box, s in zip(loads, boxes, shared[:4], strict=True)
+    )
     for load in loads:
         cpasync.prefetch_descriptor(load[0])
     held_ring, q_ring, do_ring = rings
@@ -356,7 +358,7 @@ def _produce_queries(
 ):  # fmt: skip
     """The producer warp: loads the tiles of this block."""
     boxes, dtype = _boxes(how.tile_n, how), shared[0].element_type
-    to = tuple(hopper.partition(*load, box, s) for load, box, s in zip(loads, boxes, shared, strict=True))
+    to = tuple(hopper.partition(load[0], load[1], box, s) for load, box, s in zip(loads, boxes, shared, strict=True))
     for load in loads:
         cpasync.prefetch_descriptor(load[0])
     held_ring, k_ring, v_ring = rings

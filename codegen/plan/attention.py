@@ -32,7 +32,7 @@ from codegen.spec.spec import Array, Axis, Spec
 HEADS = 256  # the longest rows of q, k and v
 SMS = 132  # of an H100: the blocks of Hopper's main loop
 MOST_AXES = 3  # of the batch: TMA's boxes have five
-SHARED = 227 << 10  # bytes that a block may have on Hopper
+SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types of q, k and v
 SCORES, FACTOR, TOP, TOTAL, PRODUCT = "scores", "factor", "top", "total", "acc"
 
@@ -125,25 +125,25 @@ class Attention:
             if not fits_heads(size):
                 raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
         if arch == "sm_90a" and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES:
-            return AttentionLaunch(128, _hopper_columns(d, e), d, e, warps=12, stages=2, blocks=SMS)
+            return AttentionLaunch(128, self._hopper_columns(d, e), d, e, warps=12, stages=2, blocks=SMS)
         large = max(d, e) > 128
         return AttentionLaunch(64, 32 if large else 64, d, e, warps=4, stages=1 if large else 2)
+
+    def _hopper_columns(self, d: int, e: int) -> int:
+        """The columns of a tile on Hopper: shared memory has a tile of q and two of k and v each; a thread's registers have products,
+        weights, sums of o, and what the scores read for each column. On an H100 with 16 thousand tokens, 160 columns were faster
+        than 128 or 176 where heads have 128 elements, and 192 than 128 where they have 64."""
+        reads = any(self.column in a.axes for a in self.scores.spec.inputs[1:])
+
+        def fits(n: int) -> bool:
+            return 2 * (128 * d + 2 * n * (d + e)) + 1024 <= SHARED and n // 2 + n // 4 + e // 2 <= REGISTERS
+
+        return next(n for n in range(128 if reads else 192, 0, -16) if fits(n))
 
 
 def fits_heads(size: int) -> bool:
     """Whether there is a kernel for rows of this size."""
     return size % 8 == 0 and 8 <= size <= HEADS
-
-
-def _hopper_columns(d: int, e: int) -> int:
-    """The columns of a tile on Hopper: shared memory has a tile of q and two of k and v each, and a thread's registers products,
-    weights and sums of o. On an H100 with 16 thousand tokens, 160 columns were faster than 128 or 176 where heads have 128
-    elements, and 192 than 128 where they have 64."""
-
-    def fits(n: int) -> bool:
-        return 2 * (128 * d + 2 * n * (d + e)) + 1024 <= SHARED and n // 2 + n // 4 + e // 2 <= 190
-
-    return next(n for n in range(192, 0, -16) if fits(n))
 
 
 def attention(spec: Spec) -> Attention | None:

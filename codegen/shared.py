@@ -270,7 +270,7 @@ class AttentionLaunch:
     e: int
     warps: int
     stages: int  # tiles of k and of v in shared memory
-    blocks: int = 0  # of Hopper's main loop, which each compute several tiles; 0 for the main loop of all architectures
+    processors: int = 0  # on Hopper, whose main loop has a block for each; 0 for the main loop of all architectures
 
     @property
     def vec(self) -> int:

@@ -81,8 +81,7 @@ def sigmoid_attention_tiles(at: attend.Tile, tensors: tuple, scale: float):
     _, mQDocument, mKDocument, _ = tensors
     row, = at.batch
     return attend.bounds.eq(
-        attend.bounds.over(mQDocument, lambda iQ: (row, iQ), at.rows),
-        attend.bounds.over(mKDocument, lambda iS: (row, iS), at.columns),
+        at.over(mQDocument, lambda iQ: (row, iQ), at.rows), at.over(mKDocument, lambda iS: (row, iS), at.columns),
     )
 
 

@@ -30,7 +30,7 @@ from codegen.shared import AttentionLaunch
 from codegen.spec.spec import Array, Axis, Spec
 
 HEADS = 256  # the longest rows of q, k and v
-SMS = 132  # of an H100: the blocks of Hopper's main loop
+SMS = 132  # of an H100
 MOST_AXES = 3  # of the batch: TMA's boxes have five
 SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types of q, k and v
@@ -125,7 +125,7 @@ class Attention:
             if not fits_heads(size):
                 raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
         if arch == "sm_90a" and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES:
-            return AttentionLaunch(128, self._hopper_columns(d, e), d, e, warps=12, stages=2, blocks=SMS)
+            return AttentionLaunch(128, self._hopper_columns(d, e), d, e, warps=12, stages=2, processors=SMS)
         large = max(d, e) > 128
         return AttentionLaunch(64, 32 if large else 64, d, e, warps=4, stages=1 if large else 2)
 

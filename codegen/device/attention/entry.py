@@ -49,7 +49,7 @@ def launch(
         stores the row's other outputs. None where the scores are the weights.
     """
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
-        if cutlass.const_expr(how.blocks > 0):
+        if cutlass.const_expr(how.processors > 0):
             sm90.launch(stream, q, k, v, o, tensors, score, tiles, row, how)
         else:
             sm80.launch(stream, q, k, v, o, tensors, score, tiles, row, how)

@@ -63,7 +63,7 @@ def launch(
         loads, layouts, mmas, (o, tensors), (q.shape[1], k.shape[1]), q.shape[0],
         (count, cute.fast_divmod_create_divisor_v2(batches)), (score, tiles, row), how,
     ).launch(
-        grid=(cutlass.min(count, how.blocks), 1, 1), block=(hopper.THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+        grid=(cutlass.min(count, how.processors), 1, 1), block=(hopper.THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
 
 

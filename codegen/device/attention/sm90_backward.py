@@ -67,7 +67,10 @@ def launch_keys(
     _keys(
         loads, layouts, mmas, (gradients, statistics, tensors), sizes, batches, count, lacking, functions, how
     ).launch(
-        grid=(cutlass.min(count, how.blocks), 1, 1), block=(hopper.THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+        grid=(cutlass.min(count, how.processors), 1, 1),
+        block=(hopper.THREADS, 1, 1),
+        min_blocks_per_mp=1,
+        stream=stream,
     )
 
 
@@ -83,7 +86,10 @@ def launch_queries(
     count = cute.ceil_div(sizes[0], HELD) * batches
     work = (count, cute.fast_divmod_create_divisor_v2(batches))
     _queries(loads, layouts, mmas, (gradient, statistics, tensors), sizes, q.shape[0], work, functions, how).launch(
-        grid=(cutlass.min(count, how.blocks), 1, 1), block=(hopper.THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+        grid=(cutlass.min(count, how.processors), 1, 1),
+        block=(hopper.THREADS, 1, 1),
+        min_blocks_per_mp=1,
+        stream=stream,
     )
 
 

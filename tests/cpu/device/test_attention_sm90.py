@@ -19,7 +19,7 @@ def run(name, inputs, outputs, tile_m, tile_n, **constants):
         return str(dtype), (*(1 for _ in shape[:-1]), 8 if len(shape) == 5 else 1), 16
 
     d, e = inputs[0].shape[-1], inputs[2].shape[-1]
-    how = AttentionLaunch(tile_m, tile_n, d, e, 8, 2, blocks=3)
+    how = AttentionLaunch(tile_m, tile_n, d, e, 8, 2, processors=3)
     call = kernels.CompiledCall(
         getattr(attention_kernels, name), tuple(described(x.shape, x.dtype) for x in inputs),
         tuple(described(*x) for x in outputs), (*constants.items(), ("how", how)), "sm_90a",

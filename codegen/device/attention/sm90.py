@@ -292,8 +292,9 @@ def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple):
     now = cute.arch.fmax(cute.arch.fmax(largest[0], largest[1]), cute.arch.fmax(largest[2], largest[3]))
     for other in cutlass.range_constexpr(1, 3):
         now = cute.arch.fmax(now, cute.arch.shuffle_sync_bfly(now, offset=other))
-    # A row of -inf so far: exp(-inf - 0) is 0, where exp(-inf + inf) is NaN
-    start = cutlass.select_(now == -math.inf, Float32(0.0), now * LOG2E)
+    # exp(-inf - 0) is 0, where exp(-inf + inf) is NaN; and the logarithm of a sum with exp(inf) is inf
+    infinite = (now == -math.inf) | (now == math.inf)
+    start = cutlass.select_(infinite, Float32(0.0), now * LOG2E)
     factor[r] = cute.math.exp2(top[r] * LOG2E - start, fastmath=True)
     top[r] = now
     sums = [total[r] * factor[r]] + [Float32(0.0)] * 3

@@ -281,7 +281,9 @@ def _weights(
             for apart in (1, 2):
                 largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, apart))
             # A row of -inf so far: exp(-inf - 0) is 0, where exp(-inf + inf) is NaN
-            shift = cutlass.select_(largest == -math.inf, Float32(0), largest) * Float32(-LOG2E)
+            shift = cutlass.select_((largest == -math.inf) | (largest == math.inf), Float32(0), largest) * Float32(
+                -LOG2E
+            )
             scaled = device.fma(cute.full((1,), top[half], Float32), LOG2E, cute.full((1,), shift, Float32))
             scale = cute.math.exp2(scaled, fastmath=True)[0]
             held.store(

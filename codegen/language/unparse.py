@@ -111,7 +111,7 @@ class _Writer:
             return f"cast({args[0][0]}, {node.attr})", ATOM
         if node.op == "contract":
             both, axes = {*node.args[0].dims} & {*node.args[1].dims}, lost_axes(node)
-            if both != {*axes}:
+            if both != {*axes} or node.args[0].dims[-1:] != axes:  # the axis would be another one, or unclear
                 return f"dot({args[0][0]}, {args[1][0]}, axis={axes_text(axes)})", ATOM
             texts = [parenthesised(*arg, BINDING["mul"], place) for place, arg in enumerate(args)]
             return " @ ".join(texts), BINDING["mul"]

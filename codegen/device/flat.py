@@ -22,7 +22,7 @@ from codegen.shared import Launch
 
 
 def grid(how: Launch, extents: Sequence[Int32], stream: Any) -> dict[str, Any]:
-    """How a kernel is launched for arrays of these extents: in one block more than full ones, for the rest, or where the arrays
+    """How a kernel is launched for arrays of these sizes: in one block more than full ones, for the rest, or where the arrays
     are empty."""
     blocks = _size(extents) // (how.vec * how.threads) + 1
     return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
@@ -247,7 +247,7 @@ class Flat:
 
 
 def vector(how: Launch, extents: Sequence[Int32]) -> Flat:
-    """This thread's vector of outputs with these extents."""
+    """This thread's vector of outputs with these sizes."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     size = _size(extents)

@@ -248,7 +248,7 @@ def counting(vec: int, first: cutlass.Int32) -> Vector:
 
 
 def clip_index(index: Numeric, extent: cutlass.Int32) -> cutlass.Int32:
-    """An index clamped to 0 .. extent - 1, as jnp.take(mode="clip"); a negative index becomes 0."""
+    """An index clamped to 0 .. `extent` - 1, as jnp.take(mode="clip"); a negative index becomes 0."""
     index = cutlass.Int64(index)
     index = cutlass.select_(index < 0, cutlass.Int64(0), index)
     last = cutlass.Int64(extent) - 1

@@ -28,7 +28,7 @@ Element = tuple[Any, ...]
 
 
 def grid(how: ScanLaunch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
-    """How a kernel is launched for outputs of these extents."""
+    """How a kernel is launched for outputs of these sizes."""
     return {"grid": (_others(extents, axis) // how.each + 1, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
 
 
@@ -115,7 +115,7 @@ class Walk:
 
 
 def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) -> Walk:
-    """This thread's way along an axis of outputs with these extents."""
+    """This thread's way along an axis of outputs with these sizes."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     innermost = axis == len(extents) - 1

@@ -38,7 +38,7 @@ def _tiles(extent: Int32, size: int) -> Int32:
 
 
 def grid(how: Launch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
-    """How a kernel is launched for outputs of these extents, of which `axis` is the turned one: one block for each tile."""
+    """How a kernel is launched for outputs of these sizes, of which `axis` is the turned one: one block for each tile."""
     blocks = Int64(1)
     for i, extent in enumerate(extents):
         size = _size_along(how, i, axis, len(extents))
@@ -170,7 +170,7 @@ class Tile:
 
 
 def tile(how: Launch, extents: Sequence[Int32], axis: int) -> Tile:
-    """This thread's tile of outputs with these extents, of which `axis` is the turned one."""
+    """This thread's tile of outputs with these sizes, of which `axis` is the turned one."""
     tidx, _, _ = cute.arch.thread_idx()
     rest = Int64(cute.arch.block_idx()[0])
     down = how.threads // how.across

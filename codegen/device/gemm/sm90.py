@@ -69,7 +69,7 @@ def launch(
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
     multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
-    (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any extent may be 0.
+    (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any size may be 0.
     row_parts: (L, M, tiles.row_pieces(N)), column_parts: (L, tiles.column_pieces(M), N), float32 or int32.
     reads: the functions that prefetch the epilogue's operands: columns and tiles of `Form`.
     whole: the tensors that `tiles` reads by `load`, in its order, the number of adjacent elements of each for a column of the

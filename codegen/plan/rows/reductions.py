@@ -251,8 +251,8 @@ class Reduction(Reads):
         return RowLaunch(vec, ragged, threads, threads, max(1, THREAD_BYTES // width), cluster, False, False, False)
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        """Extents of the innermost axis at which the kernel goes about it in another way: a vector, what a thread keeps, a
-        warp's vectors, what a warp keeps."""
+        """Sizes of the innermost axis at which the kernel changes: a vector, what a thread holds, a
+        warp's vectors, what a warp holds."""
         vec = self.width(dtypes, schedule)
         room = walking.most_kept(self.costly, False) if self.rows and self.columns else THREAD_BYTES
         kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))

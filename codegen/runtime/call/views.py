@@ -212,7 +212,7 @@ def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic,
 
 
 def known_extents(plan: Plan, axes: Axes) -> Extents:
-    """The sizes that a launch depends on; where symbolic, the largest vector width known to divide the innermost extent and the
+    """The sizes that a launch depends on; where symbolic, the largest vector width known to divide the innermost size and the
     element count, and neither rows nor columns."""
     extents = group_extents(plan, axes)
     if not extents:
@@ -234,18 +234,18 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
 
 
 def power_of_two(extent: Any, most: int) -> int:
-    """The largest power of two known to divide an extent, up to `most`."""
+    """The largest power of two known to divide a size, up to `most`."""
     found = divisor(extent) or 1
     return math.gcd(found, most) if found else most
 
 
 def stands_for(extent: Any) -> int:
-    """An extent; for a symbolic one a large number that the same powers of two divide, as far as vectors go."""
+    """A size; for a symbolic one a large number that the same powers of two divide, as far as vectors go."""
     return extent if isinstance(extent, int) else 8192 + (divisor(extent) or 1) % 16
 
 
 def divisor(extent: Any) -> int | None:
-    """An extent; where it is symbolic, the largest vector width known to divide it, or None."""
+    """A size; where it is symbolic, the largest vector width known to divide it, or None."""
     if isinstance(extent, int):
         return extent
     for width in (16, 8, 4, 2):

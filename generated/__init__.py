@@ -9,15 +9,15 @@ Element-wise:
   dequantize_awq, dequantize_codebook, dequantize_fp8, dequantize_gptq,
   dequantize_int8, dequantize_mxfp4, dequantize_mxfp8, dequantize_nvfp4,
   dgeglu, dgelu, dgelu_tanh, drelu, dropout, dropout_apply, dsilu, dswiglu,
-  dswiglu_pairs, elu, fatrelu_mul, filter_equal, float64_polynomial, geglu,
-  geglu_pairs, geglu_tanh, geglu_tanh_pairs, gelu, gelu_fp8, gelu_mul,
-  gelu_tanh, gelu_tanh_mul, glu, glu_pairs, hard_sigmoid, hard_swish,
-  integer_add_clip, kl_div_pointwise, leaky_relu, leaky_relu_dynamic, lerp,
-  log_sigmoid, lower_bound, mish, mixture, mul_silu, quantize_fp8,
-  quantize_int8, quick_gelu, reglu, reglu_pairs, relu, relu6, relu_mask,
-  rotary, rotary_pairs, row_column_scale, row_scale, saxpy, scale_shift,
-  scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul, silu_mul_fp8,
-  softcap, softplus, softsign, squared_relu, squareplus, swiglu,
+  dswiglu_pairs, elu, fatrelu_mul, filter_equal, float64_polynomial,
+  gaussian_sample, geglu, geglu_pairs, geglu_tanh, geglu_tanh_pairs, gelu,
+  gelu_fp8, gelu_mul, gelu_tanh, gelu_tanh_mul, glu, glu_pairs, hard_sigmoid,
+  hard_swish, integer_add_clip, kl_div_pointwise, leaky_relu,
+  leaky_relu_dynamic, lerp, log_sigmoid, lower_bound, mish, mixture, mul_silu,
+  quantize_fp8, quantize_int8, quick_gelu, reglu, reglu_pairs, relu, relu6,
+  relu_mask, rotary, rotary_pairs, row_column_scale, row_scale, saxpy,
+  scale_shift, scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul,
+  silu_mul_fp8, softcap, softplus, softsign, squared_relu, squareplus, swiglu,
   swiglu_clamped, swiglu_fp8_pairs, swiglu_pairs, tanh, threshold_relu,
   token_shift, total_variation_grad, triple_split, vector_add, where_select,
   write_kv_cache
@@ -190,6 +190,7 @@ if TYPE_CHECKING:
     from .float64_polynomial import float64_polynomial as float64_polynomial
     from .full_amax import full_amax as full_amax
     from .full_sum_squares import full_sum_squares as full_sum_squares
+    from .gaussian_sample import gaussian_sample as gaussian_sample
     from .geglu import geglu as geglu
     from .geglu_pairs import geglu_pairs as geglu_pairs
     from .geglu_tanh import geglu_tanh as geglu_tanh
@@ -461,6 +462,7 @@ __all__ = [
     "float64_polynomial",
     "full_amax",
     "full_sum_squares",
+    "gaussian_sample",
     "geglu",
     "geglu_pairs",
     "geglu_tanh",

@@ -168,6 +168,10 @@ def _bernoulli(own: Operations, tree: ast.Call, given: Given) -> Node:
     return own.apply(tree, "lt", [_uniform(own, tree, given), own.cast(tree, own.to_float(p), "float32")])
 
 
+def _normal(own: Operations, tree: ast.Call, given: Given) -> Node:
+    return own.expanded(tree, "_normal_of", _uniform(own, tree, given))
+
+
 def _uniform(own: Operations, tree: ast.Call, given: Given) -> Node:
     """The upper 23 bits, as a fraction."""
     upper = own.apply(tree, "shr", [_bits(own, tree, given), own.graph.const(9)])
@@ -292,6 +296,7 @@ OWN = {
     "shift": Form(_shift, ("x", "axis", "by", "fill"), {"by": ast.Constant(1), "fill": ast.Constant(0)}),
     "bits": Form(_bits, ("key", "axes"), DRAWN),
     "uniform": Form(_uniform, ("key", "axes"), DRAWN),
+    "normal": Form(_normal, ("key", "axes"), DRAWN),
     "bernoulli": Form(_bernoulli, ("key", "p", "axes"), DRAWN),
 }
 FORMS = {

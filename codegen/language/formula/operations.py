@@ -43,6 +43,10 @@ class Operations:
         """The value of an expression. Raises `Placed`."""
         raise NotImplementedError
 
+    def expanded(self, tree: ast.AST, name: str, value: Node) -> Node:
+        """A composite function of one float, called by an operator or by another function."""
+        raise NotImplementedError
+
     def fail(self, tree: ast.AST, message: str, hint: str = "") -> Placed:
         return Placed(self.site or tree, UserError(message, hint))
 

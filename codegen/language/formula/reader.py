@@ -196,7 +196,7 @@ class Reader(Operations):
         return value
 
     def expanded(self, tree: ast.AST, name: str, value: Node) -> Node:
-        """A composite function of one float, called by an operator."""
+        """A composite function of one float, called by an operator or by another function."""
         bound: dict[str, Node | tuple[str, ...]] = {"x": self.to_float(value)}
         result = Reader(self.scope, bound, self.site or tree).read(prelude()[name].body)
         self.graph.calls.setdefault(id(result), Call(name, bound))

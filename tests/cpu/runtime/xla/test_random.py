@@ -32,6 +32,13 @@ def test_bits_are_those_of_jax(tmp_path, implementation):
     np.testing.assert_array_equal(got.m, jnp.broadcast_to(mask, (3, 2, 5)))
 
 
+@pytest.mark.parametrize("implementation", ["interpret", "xla"])
+def test_normal_numbers_are_those_of_jax_but_for_the_last_bits(implementation):
+    zero = jnp.zeros((8, 256))
+    got = generated.gaussian_sample(zero, zero, KEY, implementation=implementation)
+    np.testing.assert_array_max_ulp(np.asarray(got), np.asarray(jax.random.normal(KEY, (8, 256))), 4)
+
+
 def test_a_gradient_has_the_mask_of_its_key(tmp_path):
     x, key = normal(3, 40), jax.random.key(3)
     slope = jax.grad(lambda x: jnp.sum(generated.dropout(x, x * 0, key, implementation="interpret")))(x)

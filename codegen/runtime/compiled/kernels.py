@@ -15,6 +15,7 @@ import ctypes
 import functools
 import hashlib
 import inspect
+import linecache
 import os
 import platform
 import sys
@@ -252,12 +253,13 @@ def _sources(
     functions, constants = _reached(launch, records)
     files: dict[str, set[CodeType]] = {__file__: set()}
     for code in map(_code, functions):
-        if not code.co_filename.startswith("<"):  # generated code, such as a dataclass's methods
-            files.setdefault(os.path.abspath(code.co_filename), set()).add(code)
+        if code.co_filename != "<string>":  # a dataclass's methods
+            in_memory = code.co_filename.startswith("<")
+            files.setdefault(code.co_filename if in_memory else os.path.abspath(code.co_filename), set()).add(code)
     hashes = {}
     for file, imported in sorted(files.items()):
         try:
-            content = Path(file).read_bytes()
+            content = _content(file)
             written = _written(content, file)
         except (OSError, SyntaxError, ValueError):
             return None
@@ -265,6 +267,15 @@ def _sources(
             return None
         hashes[file] = hashlib.sha256(content).hexdigest()
     return hashes, tuple(sorted(constants))
+
+
+def _content(file: str) -> bytes:
+    """A file's content, or the text of a module that exists in memory alone. Raises OSError where there is neither."""
+    if file.startswith("<"):
+        if not (lines := linecache.getlines(file)):
+            raise OSError(file)
+        return "".join(lines).encode()
+    return Path(file).read_bytes()
 
 
 @functools.lru_cache(maxsize=256)  # launchers share most of what they reach

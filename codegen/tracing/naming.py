@@ -7,12 +7,14 @@ import functools
 import inspect
 import linecache
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
 from codegen.graph.names import IMPORTED_NAMES, KERNEL_NAMES, REDUCING_NAMES, name_error
+from codegen.parsing import parse
 from codegen.tracing.steps import Place, Step, Value, plain
 
 TAKEN = KERNEL_NAMES | REDUCING_NAMES | IMPORTED_NAMES
@@ -59,7 +61,7 @@ def _assigned(path: str) -> dict[int, str]:
     """The name that the statement on each line of a file assigns, where it is one plain name."""
     source = "".join(linecache.getlines(path))
     try:
-        tree = ast.parse(source)
+        tree = parse(source)
     except (SyntaxError, ValueError):
         return {}
     found: dict[int, str] = {}
@@ -83,10 +85,8 @@ def assigned_names(steps: Iterable[Step]) -> dict[Value, str]:
 
 def function_tree(function: Callable[..., Any]) -> ast.FunctionDef | ast.Lambda | None:
     """The syntax tree of a function's source; None where it cannot be found."""
-    import textwrap
-
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+        tree = parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, TypeError, SyntaxError):
         return None
     return next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)), None)

@@ -44,13 +44,13 @@ y = (residual_out - jnp.mean(residual_out, axis=-1, keepdims=True)) / std * weig
 
 
 def add_layernorm_row_mean(x, residual):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     residual_out = x + residual
     return residual_out
 
 
 def add_layernorm_row_mean2(x, residual, row_mean):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     residual_out = x + residual
     centred = residual_out - row_mean
     return centred * centred
@@ -178,13 +178,13 @@ def add_layernorm_reference(x, residual, weight, bias, eps):
 
 
 def add_layernorm_forward_row_mean_(x, residual):
-    """What is folded into row_mean_ (mean), on one vector of each operand."""
+    """The values to reduce into row_mean_ (mean), from one vector of each operand."""
     residual_out = x + residual
     return residual_out
 
 
 def add_layernorm_forward_row_mean2(x, residual, row_mean_):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     residual_out = x + residual
     centred = residual_out - row_mean_
     return centred * centred
@@ -320,7 +320,7 @@ def add_layernorm_forward_xla(x, residual, weight, bias, eps):
 
 
 def add_layernorm_frozen_stage0(dy, residual_out, row_mean, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     centred = residual_out - row_mean
     return t0 * centred, t0
@@ -434,7 +434,7 @@ def add_layernorm_frozen_xla(dy, dresidual_out, residual_out, row_mean, rstd, we
 
 
 def add_layernorm_backward_rows_stage0(dy, residual_out, row_mean, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     return t0 * (residual_out - row_mean), t0
 
@@ -523,7 +523,7 @@ def add_layernorm_backward_rows_launch(
 
 
 def add_layernorm_backward_stage0(dy, residual_out, row_mean, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     centred = residual_out - row_mean
     return t0 * centred, t0
@@ -532,7 +532,7 @@ def add_layernorm_backward_stage0(dy, residual_out, row_mean, weight):
 def add_layernorm_backward_chain(
     dy, dresidual_out, residual_out, row_mean, rstd, weight, size_n, row_sum, row_sum2, approx,
 ):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     centred = residual_out - row_mean
     t1 = size_n.to(cutlass.Float32)
     t2 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred + weight * rstd * dy

@@ -22,7 +22,9 @@ from codegen.shared import RowLaunch
 
 SPEC = {
     "op": "add_rmsnorm_fp8",
-    "summary": "Add a residual, root mean square normalisation of each row, divide by one scale and round once to float8.",
+    "summary": (
+        "Add a residual, root mean square normalisation of each row, divide by one scale and round once to float8."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {"x": "T[..., N]", "residual": "T[..., N]", "weight": "T[N]", "scale": "float32[]"},
     "outputs": {"q": "float8_e4m3fn[..., N]", "residual_out": "T[..., N]"},
@@ -45,7 +47,7 @@ q = residual_out / rms * weight / scale
 
 
 def add_rmsnorm_fp8_row_mean(x, residual):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     residual_out = x + residual
     return residual_out * residual_out
 

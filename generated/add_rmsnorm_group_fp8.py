@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Add a residual, root mean square normalisation of each row, each block of 128 columns quantised to float8 with a scale of its own."""
+"""Add a residual, root mean square normalisation of each row, each block of 128 columns quantised to float8 with a
+scale of its own."""
 
 from typing import NamedTuple
 
@@ -22,7 +23,10 @@ from codegen.shared import RowLaunch
 
 SPEC = {
     "op": "add_rmsnorm_group_fp8",
-    "summary": "Add a residual, root mean square normalisation of each row, each block of 128 columns quantised to float8 with a scale of its own.",
+    "summary": (
+        "Add a residual, root mean square normalisation of each row, each block of 128 columns quantised to float8 "
+        "with a scale of its own."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {"x": "T[..., (B G=128)]", "residual": "T[..., (B G=128)]", "weight": "T[(B G=128)]"},
     "outputs": {"q": "float8_e4m3fn[..., (B G=128)]", "scale": "float32[..., B]", "residual_out": "T[..., (B G=128)]"},
@@ -51,7 +55,7 @@ q = (blocks / scale[..., None]).reshape(x.shape)
 
 
 def add_rmsnorm_group_fp8_row_mean(x, residual):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     residual_out = x + residual
     return residual_out * residual_out
 
@@ -181,7 +185,8 @@ def add_rmsnorm_group_fp8(
     amax_min: float = 1e-10,
     implementation: runtime.Implementation = None,
 ) -> AddRmsnormGroupFp8Outputs:
-    """Add a residual, root mean square normalisation of each row, each block of 128 columns quantised to float8 with a scale of its own.
+    """Add a residual, root mean square normalisation of each row, each block of 128 columns quantised to float8 with
+    a scale of its own.
 
     Args:
       x: T[..., (B G=128)].

@@ -41,7 +41,7 @@ y = residual_out / jnp.sqrt(jnp.mean(jnp.square(residual_out), axis=-1, keepdims
 
 
 def add_rmsnorm_rounded_row_mean(x, residual):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     residual_out = device.cast(x + residual, cutlass.BFloat16).to(cutlass.Float32)
     return residual_out * residual_out
 
@@ -147,7 +147,7 @@ def add_rmsnorm_rounded_reference(x, residual, weight, eps):
 
 
 def add_rmsnorm_rounded_frozen_stage0(dy, residual_out, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return residual_out * residual_out, weight * dy * residual_out
 
 
@@ -247,7 +247,7 @@ def add_rmsnorm_rounded_frozen_xla(dy, dresidual_out, residual_out, weight, size
 
 
 def add_rmsnorm_rounded_backward_rows_stage0(dy, residual_out, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return residual_out * residual_out, weight * dy * residual_out
 
 
@@ -331,12 +331,12 @@ def add_rmsnorm_rounded_backward_rows_launch(
 
 
 def add_rmsnorm_rounded_backward_stage0(dy, residual_out, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return residual_out * residual_out, weight * dy * residual_out
 
 
 def add_rmsnorm_rounded_backward_chain(dy, dresidual_out, residual_out, weight, size_n, eps, row_mean, row_sum):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, True)
     t0 = dresidual_out + weight * rstd * dy - device.divide(
         row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True,

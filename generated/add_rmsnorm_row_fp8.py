@@ -50,13 +50,13 @@ q = y / scale[..., None]
 
 
 def add_rmsnorm_row_fp8_row_mean(x, residual):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     residual_out = x + residual
     return residual_out * residual_out
 
 
 def add_rmsnorm_row_fp8_row_max(x, residual, weight, eps, row_mean, approx):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     residual_out = x + residual
     rstd = device.rsqrt(row_mean + eps, approx)
     y = residual_out * rstd * weight

@@ -82,7 +82,7 @@ def alibi_attention_score(at: attend.Scores, acc, tensors: tuple, masked: bool, 
 
 
 def alibi_attention_tiles(at: attend.Tile, tensors: tuple, scale: float):
-    """Whether the mask holds for some, and for every, of a tile's rows and columns: from the bounds of its condition."""
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
     return attend.bounds.le(at.columns, at.rows)
 
 

@@ -86,7 +86,7 @@ def alibi_bias_reference(x, slope):
 
 
 def alibi_bias_backward_chain(dy, index_k, index_q):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     t0 = device.cast(index_k, cutlass.Float32).to(cutlass.Float32) - device.cast(
         index_q, cutlass.Float32,
     ).to(cutlass.Float32)

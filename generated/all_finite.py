@@ -33,7 +33,7 @@ y = all(isfinite(x), axis=(..., N))
 
 
 def all_finite_chain(x):
-    """What is folded into total_all, on one vector of each operand."""
+    """The values to reduce into total_all, from one vector of each operand."""
     return device.isfinite(x)
 
 

@@ -147,7 +147,7 @@ def attention_scores_frozen_xla(dscores, scale):
 
 
 def attention_scores_backward_chain(dscores, scale):
-    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dacc, and the values to reduce into column_sum, from one vector of each operand."""
     dacc = scale * dscores
     return dacc, dscores
 

@@ -118,7 +118,7 @@ def axpby_frozen_xla(dz, alpha, beta):
 
 
 def axpby_backward_chain(dz, x, y, alpha, beta):
-    """The chain: dx, dy; what is folded into total_sum, total_sum2, on one vector of each operand."""
+    """The chain: dx, dy, and the values to reduce into total_sum, total_sum2, from one vector of each operand."""
     dx = alpha * dz
     dy = beta * dz
     return dx, dy, dz * x, dz * y

@@ -61,7 +61,7 @@ def batch_norm_train_reference(x, weight, bias, eps):
 
 
 def batch_norm_train_stage1_chain(x):
-    """What is folded into column_mean, on one vector of each operand."""
+    """The values to reduce into column_mean, from one vector of each operand."""
     return x
 
 
@@ -158,7 +158,7 @@ def batch_norm_train_stage1_xla(x, row_axes):
 
 
 def batch_norm_train_stage2_chain(x, mean):
-    """What is folded into column_mean, on one vector of each operand."""
+    """The values to reduce into column_mean, from one vector of each operand."""
     t0 = x - mean
     return t0 * t0
 
@@ -311,7 +311,7 @@ def batch_norm_train_stage3_xla(x, weight, bias, mean, var, eps):
 
 
 def batch_norm_train_backward_stage1_chain(dy, mean, x):
-    """What is folded into t5, t6, on one vector of each operand."""
+    """The values to reduce into t5, t6, from one vector of each operand."""
     return dy * (x - mean), dy
 
 

@@ -157,7 +157,7 @@ def batched_dense_gelu_forward_launch(
 
 
 def batched_dense_gelu_backward_chain(dy, z, approx):
-    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dacc, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = dy * device.dgelu(z, approx, False)
     dacc = t0
     return dacc, dacc

@@ -113,7 +113,7 @@ def bias_gelu_frozen_xla(dy, x, bias):
 
 
 def bias_gelu_backward_chain(dy, x, bias, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = dy * device.dgelu(x + bias, approx, False)
     dx = t0
     return dx, dx

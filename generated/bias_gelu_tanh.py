@@ -128,7 +128,7 @@ def bias_gelu_tanh_frozen_xla(dy, x, bias):
 
 
 def bias_gelu_tanh_backward_chain(dy, x, bias, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     z = x + bias
     t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t1 = t0 * t0

@@ -33,7 +33,7 @@ dbias = sum(dy, axis=...)
 
 
 def bias_grad_chain(dy):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return dy
 
 

@@ -111,7 +111,7 @@ def bias_relu_frozen_xla(dy, x, bias):
 
 
 def bias_relu_backward_chain(dy, x, bias):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = device.where(x + bias > 0.0, dy, 0.0)
     dx = t0
     return dx, dx

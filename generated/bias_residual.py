@@ -74,7 +74,7 @@ def bias_residual_reference(x, bias, residual):
 
 
 def bias_residual_backward_chain(dy):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return dy
 
 

@@ -115,7 +115,7 @@ def bias_silu_frozen_xla(dy, x, bias):
 
 
 def bias_silu_backward_chain(dy, x, bias, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     z = x + bias
     t1, t2 = device.both_sigmoids(z, approx)
     t0 = dy * t1 * (1.0 + z * t2)

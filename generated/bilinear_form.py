@@ -32,7 +32,7 @@ y = sum(left * x * right, axis=(..., N))
 
 
 def bilinear_form_chain(left, x, right):
-    """What is folded into total_sum, on one vector of each operand."""
+    """The values to reduce into total_sum, from one vector of each operand."""
     return left * x * right
 
 
@@ -140,7 +140,7 @@ def bilinear_form_reference(left, x, right):
 
 
 def bilinear_form_frozen_row_sum(x, right):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return right * x
 
 
@@ -235,7 +235,7 @@ def bilinear_form_frozen_xla(dy, left, x, right):
 
 
 def bilinear_form_backward_rows_row_sum(x, right):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return right * x
 
 
@@ -302,12 +302,12 @@ def bilinear_form_backward_rows_launch(
 
 
 def bilinear_form_backward_row_sum(x, right):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return right * x
 
 
 def bilinear_form_backward_chain(dy, left, x, right):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     dx = dy * right * left
     return dx, left * x
 

@@ -71,7 +71,7 @@ def broadcast_add_4d_reference(x, bias):
 
 
 def broadcast_add_4d_backward_chain(dy):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return dy
 
 

@@ -79,7 +79,7 @@ def causal_attention_score(at: attend.Scores, acc, tensors: tuple, masked: bool,
 
 
 def causal_attention_tiles(at: attend.Tile, tensors: tuple, scale: float):
-    """Whether the mask holds for some, and for every, of a tile's rows and columns: from the bounds of its condition."""
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
     return attend.bounds.le(at.columns, at.rows)
 
 

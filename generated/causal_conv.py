@@ -20,7 +20,9 @@ from codegen.shared import Launch, Walk
 
 SPEC = {
     "op": "causal_conv",
-    "summary": "Convolve each channel with four taps along the sequence, each place with those before it, then apply SiLU.",
+    "summary": (
+        "Convolve each channel with four taps along the sequence, each place with those before it, then apply SiLU."
+    ),
     "types": {"T": ["bfloat16", "float16", "float32"]},
     "inputs": {"x": "T[B, S, D]", "w": "float32[4, D]", "bias": "float32[D]"},
     "outputs": {"y": "T[B, S, D]"},
@@ -229,7 +231,8 @@ def causal_conv_backward_chain(
     dy, dy_after3_s, dy_after2_s, dy_after1_s, x, x_after2_s, x_after1_s, x_after3_s, x_before1_s, x_before2_s,
     x_before3_s, w0, w1, w2, w3, bias, index_s, size_s, approx,
 ):
-    """The chain: dx; what is folded into column_sum, column_sum2, column_sum3, column_sum4, column_sum5, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, column_sum3, column_sum4, column_sum5,
+    from one vector of each operand."""
     t0 = index_s - -3
     t1 = t0 >= 3
     t2 = x_after2_s

@@ -46,13 +46,13 @@ def causal_softmax_keep_value(x, index_k, index_q, scale, row_max, approx):
 
 
 def causal_softmax_row_max(x, index_k, index_q, scale):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     seen = index_k <= index_q
     return device.where(seen, device.multiply(x, scale), -float("inf"))
 
 
 def causal_softmax_row_sum(value):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return value
 
 
@@ -177,14 +177,14 @@ def causal_softmax_forward_keep_value(x, index_k, index_q, scale, row_max_, appr
 
 
 def causal_softmax_forward_row_max_(x, index_k, index_q, scale):
-    """What is folded into row_max_ (max), on one vector of each operand."""
+    """The values to reduce into row_max_ (max), from one vector of each operand."""
     seen = index_k <= index_q
     t0 = device.where(seen, device.multiply(x, scale), -float("inf"))
     return t0
 
 
 def causal_softmax_forward_row_sum_(value):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     return value
 
 
@@ -326,7 +326,7 @@ def causal_softmax_frozen_keep_t0(row_max, row_sum, x, index_k, index_q, scale, 
 
 
 def causal_softmax_frozen_row_sum_(dy, index_k, index_q, t0):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     seen = index_k <= index_q
     t1 = device.where(seen, dy, 0.0)
     return t1 * t0
@@ -444,7 +444,7 @@ def causal_softmax_frozen_xla(dy, row_max, row_sum, x, index_k, index_q, scale):
 
 
 def causal_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale, approx):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     t0 = index_k <= index_q
     t1 = device.divide_by_row(
         device.exp(device.where(t0, device.multiply(x, scale), -float("inf")) - row_max, approx), row_sum, False,
@@ -530,7 +530,7 @@ def causal_softmax_backward_rows_launch(
 
 
 def causal_softmax_backward_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale, approx):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     seen = index_k <= index_q
     t0 = device.divide_by_row(
         device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, approx), row_sum, False,
@@ -540,7 +540,7 @@ def causal_softmax_backward_row_sum_(dy, row_max, row_sum, x, index_k, index_q, 
 
 
 def causal_softmax_backward_chain(dy, row_max, row_sum, x, index_k, index_q, scale, row_sum_, approx):
-    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     seen = index_k <= index_q
     t0 = device.divide_by_row(
         device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, approx), row_sum, False,

@@ -107,7 +107,7 @@ def channel_affine_frozen_xla(dy, scale):
 
 
 def channel_affine_backward_chain(dy, x, scale):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     dx = scale * dy
     return dx, dy * x, dy
 

@@ -120,7 +120,7 @@ def clamp_frozen_xla(dy, x, lo, hi):
 
 
 def clamp_backward_chain(dy, x, lo, hi):
-    """The chain: dx; what is folded into total_sum, total_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into total_sum, total_sum2, from one vector of each operand."""
     t0 = device.maximum(x, lo)
     t1 = device.where(t0 == hi, 0.5, 0.0)
     t2 = dy * device.where(t0 < hi, 1.0, t1)

@@ -32,7 +32,7 @@ y = max(abs(x), axis=...)
 
 
 def column_amax_chain(x):
-    """What is folded into column_max, on one vector of each operand."""
+    """The values to reduce into column_max, from one vector of each operand."""
     return cute.math.abs(x)
 
 
@@ -125,7 +125,7 @@ def column_amax_reference(x):
 
 
 def column_amax_backward_stage1_chain(y, x):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return device.where(cute.math.abs(x) == y, 1.0, 0.0)
 
 

@@ -32,7 +32,7 @@ y = any(x, axis=...)
 
 
 def column_any_chain(x):
-    """What is folded into column_any, on one vector of each operand."""
+    """The values to reduce into column_any, from one vector of each operand."""
     return x
 
 

@@ -32,7 +32,7 @@ dot = sum(x * y, axis=...)
 
 
 def column_dot_chain(x, y):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return x * y
 
 

@@ -32,7 +32,7 @@ y = max(x, axis=...)
 
 
 def column_max_chain(x):
-    """What is folded into column_max, on one vector of each operand."""
+    """The values to reduce into column_max, from one vector of each operand."""
     return x
 
 
@@ -125,7 +125,7 @@ def column_max_reference(x):
 
 
 def column_max_backward_stage1_chain(y, x):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return device.where(x == y, 1.0, 0.0)
 
 

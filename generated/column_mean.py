@@ -32,7 +32,7 @@ y = mean(x, axis=...)
 
 
 def column_mean_chain(x):
-    """What is folded into column_mean, on one vector of each operand."""
+    """The values to reduce into column_mean, from one vector of each operand."""
     return x
 
 

@@ -39,7 +39,7 @@ mean_square = jnp.einsum("...n->n", x**2) / rows
 
 
 def column_moments_chain(x):
-    """What is folded into column_mean, column_mean2, on one vector of each operand."""
+    """The values to reduce into column_mean, column_mean2, from one vector of each operand."""
     return x, x * x
 
 

@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Quantise each column to float8 with a scale of its own, so that its largest magnitude is stored as the largest value."""
+"""Quantise each column to float8 with a scale of its own, so that its largest magnitude is stored as the largest
+value."""
 
 from typing import NamedTuple
 
@@ -22,7 +23,10 @@ from codegen.shared import Launch, Walk
 
 SPEC = {
     "op": "column_quantize_fp8",
-    "summary": "Quantise each column to float8 with a scale of its own, so that its largest magnitude is stored as the largest value.",
+    "summary": (
+        "Quantise each column to float8 with a scale of its own, so that its largest magnitude is stored as the "
+        "largest value."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"], "Q": ["float8_e4m3fn", "float8_e5m2"]},
     "inputs": {"x": "T[..., N]"},
     "outputs": {"q": "Q[..., N]", "scale": "float32[N]"},
@@ -67,7 +71,7 @@ def column_quantize_fp8_reference(x, largest, amax_min):
 
 
 def column_quantize_fp8_stage1_chain(x):
-    """What is folded into t0, on one vector of each operand."""
+    """The values to reduce into t0, from one vector of each operand."""
     return cute.math.abs(x)
 
 
@@ -229,7 +233,8 @@ def column_quantize_fp8(
     Q: str = "float8_e4m3fn",
     implementation: runtime.Implementation = None,
 ) -> ColumnQuantizeFp8Outputs:
-    """Quantise each column to float8 with a scale of its own, so that its largest magnitude is stored as the largest value.
+    """Quantise each column to float8 with a scale of its own, so that its largest magnitude is stored as the largest
+    value.
 
     Args:
       x: T[..., N].

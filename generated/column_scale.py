@@ -105,7 +105,7 @@ def column_scale_frozen_xla(dy, scale):
 
 
 def column_scale_backward_chain(dy, x, scale):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     dx = scale * dy
     return dx, dy * x
 

@@ -32,7 +32,7 @@ y = sum(x, axis=...)
 
 
 def column_sum_chain(x):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return x
 
 

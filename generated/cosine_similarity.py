@@ -40,7 +40,7 @@ similarity = jnp.sum(x_unit * y_unit, axis=-1)
 
 
 def cosine_similarity_stage0(x, y):
-    """What is folded into row_sum (sum), row_sum2 (sum), row_sum3 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), row_sum3 (sum), from one vector of each operand."""
     return x * x, y * y, x * y
 
 
@@ -123,7 +123,7 @@ def cosine_similarity_reference(x, y, eps):
 
 
 def cosine_similarity_forward_stage0(x, y):
-    """What is folded into row_sum (sum), row_sum2 (sum), row_sum3 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), row_sum3 (sum), from one vector of each operand."""
     return x * x, y * y, x * y
 
 

@@ -43,12 +43,12 @@ loss = jnp.where(label == ignore_index, 0, lse - picked)
 
 
 def cross_entropy_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return x
 
 
 def cross_entropy_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 

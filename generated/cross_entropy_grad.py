@@ -60,12 +60,12 @@ dx = jnp.where(counted[..., None], weight * (jax.nn.softmax(x, axis=-1) - one_ho
 
 
 def cross_entropy_grad_top(x):
-    """What is folded into top (max), on one vector of each operand."""
+    """The values to reduce into top (max), from one vector of each operand."""
     return x
 
 
 def cross_entropy_grad_row_sum(x, top, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     centred = x - top
     return device.exp_term(centred, approx)
 

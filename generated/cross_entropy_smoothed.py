@@ -40,12 +40,12 @@ loss = -(1 - smoothing) * picked - smoothing * jnp.mean(log_p, axis=-1)
 
 
 def cross_entropy_smoothed_stage0(x, label, index_n):
-    """What is folded into row_max (max), picked (sum), row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_max (max), picked (sum), row_mean (mean), from one vector of each operand."""
     return x, device.where(device.equal_index(index_n, label), x, 0.0), x
 
 
 def cross_entropy_smoothed_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
@@ -150,12 +150,12 @@ def cross_entropy_smoothed_reference(x, label, smoothing):
 
 
 def cross_entropy_smoothed_forward_stage0(x, label, index_n):
-    """What is folded into row_max (max), picked (sum), row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_max (max), picked (sum), row_mean (mean), from one vector of each operand."""
     return x, device.where(device.equal_index(index_n, label), x, 0.0), x
 
 
 def cross_entropy_smoothed_forward_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 

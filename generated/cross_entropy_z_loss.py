@@ -54,12 +54,12 @@ loss = jnp.where(counted, lse - picked, 0) + z_loss
 
 
 def cross_entropy_z_loss_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return x
 
 
 def cross_entropy_z_loss_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
@@ -182,12 +182,12 @@ def cross_entropy_z_loss_reference(x, label, ignore_index, z_weight):
 
 
 def cross_entropy_z_loss_forward_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return x
 
 
 def cross_entropy_z_loss_forward_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
@@ -357,7 +357,7 @@ def cross_entropy_z_loss_frozen_xla(dloss, dz_loss, lse, x, label, index_n, size
 
 
 def cross_entropy_z_loss_backward_chain(dloss, dz_loss, lse, x, label, index_n, size_n, ignore_index, z_weight, approx):
-    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
     t1 = t0 + device.where(ignored, 0.0, dz_loss)

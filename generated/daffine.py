@@ -41,7 +41,7 @@ dx, dscale, dbias = jax.vjp(lambda x, s, b: x * s + b, x, scale, bias)[1](dy)
 
 
 def daffine_chain(dy, x, scale):
-    """The chain: dx; what is folded into column_sum, total_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, total_sum, from one vector of each operand."""
     dx = dy * scale
     return dx, dy, dy * x
 

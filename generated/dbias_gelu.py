@@ -42,7 +42,7 @@ dbias = jnp.einsum("...n->n", dx)
 
 
 def dbias_gelu_chain(dy, x, bias, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     z = x + bias
     dx = dy * device.dgelu(z, approx, False)
     return dx, dx

@@ -41,7 +41,7 @@ dx, dscale, dshift = jax.vjp(affine, x, scale, jnp.zeros_like(scale))[1](dy)
 
 
 def dchannel_affine_chain(dy, x, scale):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     dx = dy * scale
     return dx, dy * x, dy
 

@@ -107,7 +107,7 @@ def dense_epilogue_xla(acc, bias):
 
 
 def dense_backward_chain(dy):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return dy
 
 

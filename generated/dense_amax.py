@@ -98,7 +98,7 @@ def dense_amax_reference(x, w, bias):
 
 
 def dense_amax_epilogue_row_max(acc, bias):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     z = acc + bias
     y = z
     return cute.math.abs(y)

@@ -197,7 +197,7 @@ def dense_gelu_frozen_xla(dy, z):
 
 
 def dense_gelu_backward_chain(dy, z, approx):
-    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dacc, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = dy * device.dgelu(z, approx, False)
     dacc = t0
     return dacc, dacc

@@ -215,7 +215,7 @@ def dense_gelu_aux_frozen_xla(dy, dz, z2):
 
 
 def dense_gelu_aux_backward_chain(dy, dz, z2, approx):
-    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dacc, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = dz + dy * device.dgelu(z2, approx, False)
     dacc = t0
     return dacc, dacc

@@ -204,7 +204,7 @@ def dense_gelu_tanh_frozen_xla(dy, z):
 
 
 def dense_gelu_tanh_backward_chain(dy, z, approx):
-    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dacc, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t1 = t0 * t0
     t2 = (t0 + t1 * t0 * 0.044715) * 1.5957691216057308

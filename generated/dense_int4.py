@@ -20,7 +20,10 @@ from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "dense_int4",
-    "summary": "A dense layer with a weight in int4, two numbers in a byte, and a scale for each group of 128 rows of a column.",
+    "summary": (
+        "A dense layer with a weight in int4, two numbers in a byte, and a scale for each group of 128 rows of a "
+        "column."
+    ),
     "types": {"T": ["float16", "bfloat16"]},
     "inputs": {"x": "T[..., K]", "q": "uint8[P, N]", "scale": "T[B, N]"},
     "outputs": {"y": "T[..., N]"},
@@ -229,7 +232,8 @@ def dense_int4(
     *,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """A dense layer with a weight in int4, two numbers in a byte, and a scale for each group of 128 rows of a column.
+    """A dense layer with a weight in int4, two numbers in a byte, and a scale for each group of 128 rows of a
+    column.
 
     Args:
       x: T[..., K].

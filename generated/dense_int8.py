@@ -243,7 +243,7 @@ def dense_int8_backward_stage1_epilogue_xla(acc):
 
 
 def dense_int8_backward_stage2_epilogue_row_sum(acc, q, T):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     z = acc * device.cast(q, T).to(cutlass.Float32)
     return z
 

@@ -193,7 +193,7 @@ def dense_relu_frozen_xla(dy, z):
 
 
 def dense_relu_backward_chain(dy, z):
-    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dacc, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = device.where(z > 0.0, dy, 0.0)
     dacc = t0
     return dacc, dacc

@@ -117,7 +117,7 @@ def dense_residual_epilogue_xla(acc, residual, bias):
 
 
 def dense_residual_backward_chain(dy):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return dy
 
 

@@ -22,7 +22,9 @@ from codegen.shared import Contraction, Launch, RowLaunch
 
 SPEC = {
     "op": "dense_residual_squares",
-    "summary": "A product added to a residual, and the sum of squares of each row (the statistics of the norm after it).",
+    "summary": (
+        "A product added to a residual, and the sum of squares of each row (the statistics of the norm after it)."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {"x": "T[..., K]", "w": "T[K, N]", "residual": "T[..., N]"},
     "outputs": {"y": "T[..., N]", "squares": "float32[...]"},
@@ -99,7 +101,7 @@ def dense_residual_squares_reference(x, w, residual):
 
 
 def dense_residual_squares_epilogue_row_sum(acc, residual):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     z = acc + residual
     y = z
     return y * y

@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""A product whose rows are scaled by a norm's statistics, then weighted by column and GELU in its tanh form (a norm before a dense layer, moved behind it)."""
+"""A product whose rows are scaled by a norm's statistics, then weighted by column and GELU in its tanh form (a norm
+before a dense layer, moved behind it)."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -20,7 +21,10 @@ from codegen.shared import Contraction, Launch, RowLaunch, Walk
 
 SPEC = {
     "op": "dense_rms_scaled",
-    "summary": "A product whose rows are scaled by a norm's statistics, then weighted by column and GELU in its tanh form (a norm before a dense layer, moved behind it).",
+    "summary": (
+        "A product whose rows are scaled by a norm's statistics, then weighted by column and GELU in its tanh form (a "
+        "norm before a dense layer, moved behind it)."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {"x": "T[..., K]", "w": "T[K, N]", "rstd": "float32[...]", "weight": "T[N]"},
     "outputs": {"y": "T[..., N]"},
@@ -192,7 +196,7 @@ def dense_rms_scaled_frozen_keep_t5(acc, rstd, weight):
 
 
 def dense_rms_scaled_frozen_row_sum(dy, acc, weight, t5):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return weight * dy * t5 * acc
 
 
@@ -316,7 +320,7 @@ def dense_rms_scaled_frozen_xla(dy, acc, rstd, weight):
 
 
 def dense_rms_scaled_backward_rows_row_sum(dy, acc, rstd, weight):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = acc * rstd * weight
     t1 = device.minimum(device.maximum(t0, -1000.0), 1000.0)
     t2 = t1 * t1
@@ -395,7 +399,7 @@ def dense_rms_scaled_backward_rows_launch(
 
 
 def dense_rms_scaled_backward_row_sum(dy, acc, rstd, weight):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = acc * rstd
     z = t0 * weight
     t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
@@ -408,7 +412,7 @@ def dense_rms_scaled_backward_row_sum(dy, acc, rstd, weight):
 
 
 def dense_rms_scaled_backward_chain(dy, acc, rstd, weight):
-    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dacc, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = acc * rstd
     z = t0 * weight
     t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
@@ -620,7 +624,8 @@ def dense_rms_scaled(
     *,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """A product whose rows are scaled by a norm's statistics, then weighted by column and GELU in its tanh form (a norm before a dense layer, moved behind it).
+    """A product whose rows are scaled by a norm's statistics, then weighted by column and GELU in its tanh form (a
+    norm before a dense layer, moved behind it).
 
     Args:
       x: T[..., K].

@@ -150,7 +150,7 @@ def dense_row_bias_forward_launch(
 
 
 def dense_row_bias_backward_row_sum(dy, z):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = device.where(z > 0.0, dy, 0.0)
     dacc = t0
     return dacc

@@ -182,7 +182,7 @@ def dense_row_scaled_residual_backward_keep_t4(acc, scale):
 
 
 def dense_row_scaled_residual_backward_row_sum(dy, acc, t4):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dy * t4 * acc
 
 

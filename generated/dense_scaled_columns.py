@@ -20,7 +20,9 @@ from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
     "op": "dense_scaled_columns",
-    "summary": "A product scaled by column, with a bias, ReLU, then a tile scaled by column (CUTLASS' per-column residual).",
+    "summary": (
+        "A product scaled by column, with a bias, ReLU, then a tile scaled by column (CUTLASS' per-column residual)."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {
         "x": "T[..., K]",
@@ -249,7 +251,8 @@ def dense_scaled_columns_frozen_xla(dy, acc, alpha, beta, bias):
 
 
 def dense_scaled_columns_backward_chain(dy, acc, c, alpha, beta, bias):
-    """The chain: dacc, dc; what is folded into column_sum, column_sum2, column_sum3, on one vector of each operand."""
+    """The chain: dacc, dc, and the values to reduce into column_sum, column_sum2, column_sum3, from one vector of
+    each operand."""
     t0 = device.where(alpha * acc + bias > 0.0, dy, 0.0)
     dacc = alpha * t0
     dc = beta * dy

@@ -222,7 +222,7 @@ def dense_silu_residual_frozen_xla(dy, z):
 
 
 def dense_silu_residual_backward_chain(dy, z, approx):
-    """The chain: dacc; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dacc, and the values to reduce into column_sum, from one vector of each operand."""
     t1, t2 = device.both_sigmoids(z, approx)
     t0 = dy * t1 * (1.0 + z * t2)
     dacc = t0

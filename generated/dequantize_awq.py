@@ -20,7 +20,9 @@ from codegen.shared import Launch, Walk
 
 SPEC = {
     "op": "dequantize_awq",
-    "summary": "Unpack the int4 weights of an AWQ checkpoint, with a zero point and a scale for each group of 128 rows.",
+    "summary": (
+        "Unpack the int4 weights of an AWQ checkpoint, with a zero point and a scale for each group of 128 rows."
+    ),
     "types": {"T": ["float16", "bfloat16"]},
     "inputs": {"qweight": "int32[(B G=128), N]", "qzeros": "int32[B, N]", "scales": "T[B, (N 8)]"},
     "outputs": {"w": "T[(B G=128), (N 8)]"},
@@ -131,7 +133,8 @@ def dequantize_awq_reference(qweight, qzeros, scales):
 
 
 def dequantize_awq_backward_chain(dw0, dw1, dw2, dw3, dw4, dw5, dw6, dw7, qweight, qzeros):
-    """What is folded into column_sum, column_sum2, column_sum3, column_sum4, column_sum5, column_sum6, column_sum7, column_sum8, on one vector of each operand."""
+    """The values to reduce into column_sum, column_sum2, column_sum3, column_sum4, column_sum5, column_sum6,
+    column_sum7, column_sum8, from one vector of each operand."""
     t0 = ((device.shift_right(qweight, 16) & 15) - (device.shift_right(qzeros, 16) & 15)).to(cutlass.Float32)
     t1 = ((device.shift_right(qweight, 4) & 15) - (device.shift_right(qzeros, 4) & 15)).to(cutlass.Float32)
     t2 = ((device.shift_right(qweight, 20) & 15) - (device.shift_right(qzeros, 20) & 15)).to(cutlass.Float32)

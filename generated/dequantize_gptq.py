@@ -132,7 +132,7 @@ def dequantize_gptq_reference(qweight, scales):
 
 
 def dequantize_gptq_backward_chain(dw0, dw1, dw2, dw3, dw4, dw5, dw6, dw7, qweight):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     t0 = dw7 * ((device.shift_right(qweight, 28) & 15) - 8).to(cutlass.Float32) + dw6 * (
         (device.shift_right(qweight, 24) & 15) - 8
     ).to(cutlass.Float32)

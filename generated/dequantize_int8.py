@@ -70,7 +70,7 @@ def dequantize_int8_reference(q, scale):
 
 
 def dequantize_int8_backward_row_sum(dy, q):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dy * device.cast(q, cutlass.Float32).to(cutlass.Float32)
 
 

@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Unpack float4 values (e2m1), two in a byte, and multiply each block by its float8 scale and all by one scale (nvfp4)."""
+"""Unpack float4 values (e2m1), two in a byte, and multiply each block by its float8 scale and all by one scale
+(nvfp4)."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -20,7 +21,10 @@ from codegen.shared import Launch
 
 SPEC = {
     "op": "dequantize_nvfp4",
-    "summary": "Unpack float4 values (e2m1), two in a byte, and multiply each block by its float8 scale and all by one scale (nvfp4).",
+    "summary": (
+        "Unpack float4 values (e2m1), two in a byte, and multiply each block by its float8 scale and all by one scale "
+        "(nvfp4)."
+    ),
     "types": {"T": ["float32", "bfloat16"]},
     "inputs": {"q": "uint8[..., B, G]", "scale": "float8_e4m3fn[..., B]", "global_scale": "float32[]"},
     "outputs": {"y": "T[..., B, (G 2)]"},
@@ -133,7 +137,8 @@ def dequantize_nvfp4(
     T: str = "float32",
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """Unpack float4 values (e2m1), two in a byte, and multiply each block by its float8 scale and all by one scale (nvfp4).
+    """Unpack float4 values (e2m1), two in a byte, and multiply each block by its float8 scale and all by one scale
+    (nvfp4).
 
     Args:
       q: uint8[..., B, G].

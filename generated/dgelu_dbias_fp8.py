@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Backward of GELU in its erf form, divided by one scale and rounded to float8, with the bias gradient and the largest magnitude."""
+"""Backward of GELU in its erf form, divided by one scale and rounded to float8, with the bias gradient and the
+largest magnitude."""
 
 from typing import NamedTuple
 
@@ -22,7 +23,10 @@ from codegen.shared import Walk
 
 SPEC = {
     "op": "dgelu_dbias_fp8",
-    "summary": "Backward of GELU in its erf form, divided by one scale and rounded to float8, with the bias gradient and the largest magnitude.",
+    "summary": (
+        "Backward of GELU in its erf form, divided by one scale and rounded to float8, with the bias gradient and the "
+        "largest magnitude."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"], "Q": ["float8_e5m2", "float8_e4m3fn"]},
     "inputs": {"dy": "T[..., N]", "x": "T[..., N]", "scale": "float32[]"},
     "outputs": {"q": "Q[..., N]", "dbias": "T[N]", "amax": "float32[]"},
@@ -47,7 +51,7 @@ amax = jnp.linalg.norm(dx.reshape(-1), ord=jnp.inf)
 
 
 def dgelu_dbias_fp8_chain(dy, x, scale):
-    """The chain: q; what is folded into column_sum, total_max, on one vector of each operand."""
+    """The chain: q, and the values to reduce into column_sum, total_max, from one vector of each operand."""
     dx = dy * device.dgelu(x, True, False)
     q = device.divide_by_row(dx, scale, True)
     return q, dx, cute.math.abs(dx)
@@ -218,7 +222,8 @@ def dgelu_dbias_fp8(
     Q: str = "float8_e5m2",
     implementation: runtime.Implementation = None,
 ) -> DgeluDbiasFp8Outputs:
-    """Backward of GELU in its erf form, divided by one scale and rounded to float8, with the bias gradient and the largest magnitude.
+    """Backward of GELU in its erf form, divided by one scale and rounded to float8, with the bias gradient and the
+    largest magnitude.
 
     Args:
       dy: T[..., N].

@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Backward of GELU in its erf form, quantised to float8 in blocks of 128 columns, and the gradient of the bias before it."""
+"""Backward of GELU in its erf form, quantised to float8 in blocks of 128 columns, and the gradient of the bias
+before it."""
 
 from typing import NamedTuple
 
@@ -22,7 +23,10 @@ from codegen.shared import Walk
 
 SPEC = {
     "op": "dgelu_dbias_group_fp8",
-    "summary": "Backward of GELU in its erf form, quantised to float8 in blocks of 128 columns, and the gradient of the bias before it.",
+    "summary": (
+        "Backward of GELU in its erf form, quantised to float8 in blocks of 128 columns, and the gradient of the bias "
+        "before it."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {"dy": "T[..., (B G=128)]", "x": "T[..., (B G=128)]"},
     "outputs": {"q": "float8_e5m2[..., (B G=128)]", "scale": "float32[..., B]", "dbias": "T[(B G=128)]"},
@@ -49,7 +53,7 @@ dbias = jnp.einsum("...n->n", dx)
 
 
 def dgelu_dbias_group_fp8_chain(dy, x, amax_min):
-    """The chain: scale, q; what is folded into column_sum, on one vector of each operand."""
+    """The chain: scale, q, and the values to reduce into column_sum, from one vector of each operand."""
     dx = dy * device.dgelu(x, True, False)
     scale = device.divide_by_normal(
         device.maximum(reduce.over_group(cute.math.abs(dx), "max", 128), amax_min), 57344.0, True,
@@ -196,7 +200,8 @@ def dgelu_dbias_group_fp8(
     amax_min: float = 1e-10,
     implementation: runtime.Implementation = None,
 ) -> DgeluDbiasGroupFp8Outputs:
-    """Backward of GELU in its erf form, quantised to float8 in blocks of 128 columns, and the gradient of the bias before it.
+    """Backward of GELU in its erf form, quantised to float8 in blocks of 128 columns, and the gradient of the bias
+    before it.
 
     Args:
       dy: T[..., (B G=128)].

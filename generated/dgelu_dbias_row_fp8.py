@@ -22,7 +22,10 @@ from codegen.shared import RowLaunch, Walk
 
 SPEC = {
     "op": "dgelu_dbias_row_fp8",
-    "summary": "Backward of GELU in its erf form, quantised to float8 with a scale a row, and the gradient of the bias before it.",
+    "summary": (
+        "Backward of GELU in its erf form, quantised to float8 with a scale a row, and the gradient of the bias before "
+        "it."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {"dy": "T[..., N]", "x": "T[..., N]"},
     "outputs": {"q": "float8_e5m2[..., N]", "scale": "float32[...]", "dbias": "T[N]"},
@@ -47,7 +50,7 @@ dbias = jnp.einsum("...n->n", dx)
 
 
 def dgelu_dbias_row_fp8_rows_row_max(dy, x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return cute.math.abs(dy * device.dgelu(x, True, False))
 
 
@@ -110,13 +113,13 @@ def dgelu_dbias_row_fp8_rows_launch(
 
 
 def dgelu_dbias_row_fp8_row_max(dy, x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     dx = dy * device.dgelu(x, True, False)
     return cute.math.abs(dx)
 
 
 def dgelu_dbias_row_fp8_chain(dy, x, amax_min, row_max):
-    """The chain: q; what is folded into column_sum, on one vector of each operand."""
+    """The chain: q, and the values to reduce into column_sum, from one vector of each operand."""
     dx = dy * device.dgelu(x, True, False)
     scale = device.divide_by_normal(device.maximum(row_max, amax_min), 57344.0, True)
     q = device.divide_by_row(dx, scale, True)
@@ -316,7 +319,8 @@ def dgelu_dbias_row_fp8(
     amax_min: float = 1e-10,
     implementation: runtime.Implementation = None,
 ) -> DgeluDbiasRowFp8Outputs:
-    """Backward of GELU in its erf form, quantised to float8 with a scale a row, and the gradient of the bias before it.
+    """Backward of GELU in its erf form, quantised to float8 with a scale a row, and the gradient of the bias before
+    it.
 
     Args:
       dy: T[..., N].

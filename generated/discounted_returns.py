@@ -229,7 +229,7 @@ def discounted_returns_backward_stage2_xla(dy, reward, discount, bootstrap, scan
 
 
 def discounted_returns_backward_stage3_row_sum(dy, discount, scan_of_rows_s, index_s, size_s):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.where(device.equal_index(index_s, size_s - 1), discount * (dy + scan_of_rows_s), 0.0)
 
 

@@ -47,12 +47,12 @@ dx, dweight, dbias = jax.vjp(layernorm, x, weight, jnp.zeros_like(weight))[1](dy
 
 
 def dlayernorm_rows_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_mean3 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean3 (mean), from one vector of each operand."""
     return x, dy * weight
 
 
 def dlayernorm_rows_stage1(dy, x, weight, row_mean):
-    """What is folded into row_mean2 (mean), row_mean4 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), row_mean4 (mean), from one vector of each operand."""
     row_mean_of_rows = row_mean
     t0 = x - row_mean_of_rows
     return t0 * t0, dy * weight * t0
@@ -169,20 +169,20 @@ def dlayernorm_rows_launch(
 
 
 def dlayernorm_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_mean3 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean3 (mean), from one vector of each operand."""
     g = device.multiply(dy, weight)
     return x, g
 
 
 def dlayernorm_stage1(dy, x, weight, row_mean):
-    """What is folded into row_mean2 (mean), row_mean4 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), row_mean4 (mean), from one vector of each operand."""
     centred = x - row_mean
     g = device.multiply(dy, weight)
     return centred * centred, g * centred
 
 
 def dlayernorm_chain(dy, x, weight, eps, row_mean, row_mean3, row_mean2, row_mean4, approx):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     rstd = device.rsqrt(row_mean2 + eps, approx)
     centred = x - row_mean
     g = device.multiply(dy, weight)

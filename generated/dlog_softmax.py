@@ -34,7 +34,7 @@ dx = dy - exp(y) * sum(dy, axis=N)
 
 
 def dlog_softmax_row_sum(dy):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dy
 
 

@@ -39,7 +39,7 @@ dbias = jnp.einsum("...n->n", dx)
 
 
 def drelu_dbias_chain(dy, x):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     dx = device.where(x > 0.0, dy, 0.0)
     return dx, dx
 

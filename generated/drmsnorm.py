@@ -44,7 +44,7 @@ dx, dweight = jax.vjp(rmsnorm, x, weight)[1](dy)
 
 
 def drmsnorm_rows_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), from one vector of each operand."""
     return x * x, dy * weight * x
 
 
@@ -123,13 +123,13 @@ def drmsnorm_rows_launch(
 
 
 def drmsnorm_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), from one vector of each operand."""
     g = device.multiply(dy, weight)
     return x * x, g * x
 
 
 def drmsnorm_chain(dy, x, weight, eps, row_mean, row_mean2, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
     g = device.multiply(dy, weight)
     dx = rstd * (g - x * (rstd * rstd * row_mean2))

@@ -41,12 +41,12 @@ dx = jax.vjp(rmsnorm, x)[1](dy)[0]
 
 
 def drmsnorm_x_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
 def drmsnorm_x_row_mean2(dy, x, weight, eps, row_mean, approx):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
     normed = x * rstd
     g = device.multiply(dy, weight)

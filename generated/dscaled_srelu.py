@@ -41,7 +41,7 @@ dscale = jnp.sum(dy * srelu, axis=-1)
 
 
 def dscaled_srelu_row_sum(dy, x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     r = device.where(x <= 0.0, 0.0, x)
     return dy * (r * r)
 

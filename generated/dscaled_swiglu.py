@@ -53,7 +53,7 @@ def dscaled_swiglu_keep_value(x0):
 
 
 def dscaled_swiglu_row_sum(dy, x1, value):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     u = x1
     return dy * (value * u)
 

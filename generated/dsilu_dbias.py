@@ -40,7 +40,7 @@ dbias = jnp.einsum("...n->n", dx)
 
 
 def dsilu_dbias_chain(dy, x, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     s = device.sigmoid(x, approx)
     dx = dy * (s + x * s * (1.0 - s))
     return dx, dx

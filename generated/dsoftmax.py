@@ -35,7 +35,7 @@ dx = y * (dy - sum(dy * y, axis=N))
 
 
 def dsoftmax_row_sum(dy, y):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dy * y
 
 

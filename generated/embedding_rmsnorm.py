@@ -39,7 +39,7 @@ y = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
 
 
 def embedding_rmsnorm_row_mean(table_at_token):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     x = table_at_token
     return x * x
 
@@ -134,7 +134,7 @@ def embedding_rmsnorm_reference(table, token, weight, eps):
 
 
 def embedding_rmsnorm_frozen_stage0(dy, table_at_token, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     x = table_at_token
     return x * x, weight * dy * x
 
@@ -235,7 +235,7 @@ def embedding_rmsnorm_frozen_xla(dy, table_at_token, weight, size_n, eps):
 
 
 def embedding_rmsnorm_backward_rows_stage0(dy, table_at_token, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return table_at_token * table_at_token, weight * dy * table_at_token
 
 
@@ -316,13 +316,13 @@ def embedding_rmsnorm_backward_rows_launch(
 
 
 def embedding_rmsnorm_backward_stage0(dy, table_at_token, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     x = table_at_token
     return x * x, weight * dy * x
 
 
 def embedding_rmsnorm_backward_chain(dy, table_at_token, weight, size_n, eps, row_mean, row_sum):
-    """The chain: dtable; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dtable, and the values to reduce into column_sum, from one vector of each operand."""
     x = table_at_token
     rstd = device.rsqrt(row_mean + eps, False)
     dtable = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False) * x

@@ -32,7 +32,7 @@ amax = max(abs(x), axis=(..., N))
 
 
 def full_amax_chain(x):
-    """What is folded into total_max, on one vector of each operand."""
+    """The values to reduce into total_max, from one vector of each operand."""
     return cute.math.abs(x)
 
 
@@ -128,7 +128,7 @@ def full_amax_reference(x):
 
 
 def full_amax_backward_stage1_chain(amax, x):
-    """What is folded into total_sum, on one vector of each operand."""
+    """The values to reduce into total_sum, from one vector of each operand."""
     return device.where(cute.math.abs(x) == amax, 1.0, 0.0)
 
 

@@ -32,7 +32,7 @@ y = sum(square(x), axis=(..., N))
 
 
 def full_sum_squares_chain(x):
-    """What is folded into total_sum, on one vector of each operand."""
+    """The values to reduce into total_sum, from one vector of each operand."""
     return x * x
 
 

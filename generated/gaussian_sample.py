@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""A sample of a normal distribution for each mean and logarithm of a variance, with the numbers of jax.random.normal."""
+"""A sample of a normal distribution for each mean and logarithm of a variance, with the numbers of
+jax.random.normal."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -20,14 +21,19 @@ from codegen.shared import Launch
 
 SPEC = {
     "op": "gaussian_sample",
-    "summary": "A sample of a normal distribution for each mean and logarithm of a variance, with the numbers of jax.random.normal.",
+    "summary": (
+        "A sample of a normal distribution for each mean and logarithm of a variance, with the numbers of "
+        "jax.random.normal."
+    ),
     "types": {"T": ["float32", "bfloat16"]},
     "inputs": {"center": "T[..., N]", "log_variance": "T[..., N]", "key": "uint32[2]"},
     "outputs": {"z": "T[..., N]"},
     "chain": """\
 z = center + exp(0.5 * log_variance) * normal(key)
 """,
-    "reference": "center + jnp.exp(0.5 * log_variance) * jax.random.normal(key, center.shape, \"float32\").astype(center.dtype)",
+    "reference": (
+        "center + jnp.exp(0.5 * log_variance) * jax.random.normal(key, center.shape, \"float32\").astype(center.dtype)"
+    ),
     "domain": {"log_variance": [-20.0, 20.0]},
     "bench": [{"...": 8192, "N": 4096}],
 }
@@ -189,7 +195,8 @@ def gaussian_sample(
     *,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """A sample of a normal distribution for each mean and logarithm of a variance, with the numbers of jax.random.normal.
+    """A sample of a normal distribution for each mean and logarithm of a variance, with the numbers of
+    jax.random.normal.
 
     Args:
       center: T[..., N].

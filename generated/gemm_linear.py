@@ -232,7 +232,8 @@ def gemm_linear_frozen_xla(dy, alpha, beta):
 
 
 def gemm_linear_backward_chain(dy, acc, c, alpha, beta):
-    """The chain: dacc, dc; what is folded into column_sum, total_sum, total_sum2, on one vector of each operand."""
+    """The chain: dacc, dc, and the values to reduce into column_sum, total_sum, total_sum2, from one vector of each
+    operand."""
     dacc = alpha * dy
     dc = beta * dy
     return dacc, dc, dy, dy * acc, dy * c

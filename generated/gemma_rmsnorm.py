@@ -35,7 +35,7 @@ y = x * rstd * (1 + weight)
 
 
 def gemma_rmsnorm_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -116,7 +116,7 @@ def gemma_rmsnorm_reference(x, weight, eps):
 
 
 def gemma_rmsnorm_frozen_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     t0 = 1.0 + weight
     return x * x, t0 * dy * x
 
@@ -208,7 +208,7 @@ def gemma_rmsnorm_frozen_xla(dy, x, weight, size_n, eps):
 
 
 def gemma_rmsnorm_backward_rows_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, (1.0 + weight) * dy * x
 
 
@@ -289,13 +289,13 @@ def gemma_rmsnorm_backward_rows_launch(
 
 
 def gemma_rmsnorm_backward_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     t0 = 1.0 + weight
     return x * x, t0 * dy * x
 
 
 def gemma_rmsnorm_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = 1.0 + weight
     rstd = device.rsqrt(row_mean + eps, approx)
     dx = t0 * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x

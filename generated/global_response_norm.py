@@ -20,7 +20,9 @@ from codegen.shared import Launch, RowLaunch, Walk
 
 SPEC = {
     "op": "global_response_norm",
-    "summary": "Global response normalisation of channels-last arrays, each channel scaled by its norm over all positions.",
+    "summary": (
+        "Global response normalisation of channels-last arrays, each channel scaled by its norm over all positions."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {"x": "T[B, S, C]", "gamma": "T[C]", "beta": "T[C]"},
     "outputs": {"y": "T[B, S, C]"},
@@ -48,7 +50,7 @@ def global_response_norm_reference(x, gamma, beta, eps):
 
 
 def global_response_norm_stage1_chain(x):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return x * x
 
 
@@ -206,7 +208,7 @@ def global_response_norm_stage2_keep_length(sum_of_b_c, approx):
 
 
 def global_response_norm_stage2_row_mean(length):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return length
 
 
@@ -297,7 +299,7 @@ def global_response_norm_stage2_xla(x, gamma, beta, sum_of_b_c, eps):
 
 
 def global_response_norm_frozen_stage1_row_mean(sum_of_b_c):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return device.sqrt(sum_of_b_c, False)
 
 
@@ -359,7 +361,7 @@ def global_response_norm_frozen_stage1_xla(sum_of_b_c):
 
 
 def global_response_norm_frozen_stage2_chain(dy, sum_of_b_c, x, gamma, mean_of_b, eps, approx):
-    """What is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     return dy * x, gamma * device.divide_by_row(device.sqrt(sum_of_b_c, approx), mean_of_b + eps, approx) * dy * x
 
 
@@ -585,7 +587,7 @@ def global_response_norm_frozen_stage3_xla(dy, sum_of_b_c, x, gamma, mean_of_b, 
 
 
 def global_response_norm_backward_stage1_row_mean(sum_of_b_c):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return device.sqrt(sum_of_b_c, False)
 
 
@@ -647,7 +649,7 @@ def global_response_norm_backward_stage1_xla(sum_of_b_c):
 
 
 def global_response_norm_backward_stage2_chain(dy, sum_of_b_c, x, gamma, mean_of_b, eps, approx):
-    """What is folded into column_sum, column_sum2, column_sum3, column_sum4, on one vector of each operand."""
+    """The values to reduce into column_sum, column_sum2, column_sum3, column_sum4, from one vector of each operand."""
     t1 = device.divide_by_row(device.sqrt(sum_of_b_c, approx), mean_of_b + eps, approx)
     return dy * x, gamma * t1 * dy * x, dy * (x * t1), dy
 

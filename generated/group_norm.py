@@ -42,12 +42,12 @@ y = centred / jnp.sqrt(jnp.var(x, axis=(2, 3), keepdims=True) + eps) * w + b
 
 
 def group_norm_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x
 
 
 def group_norm_row_mean2(x, row_mean):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     centred = x - row_mean
     return centred * centred
 
@@ -149,12 +149,12 @@ def group_norm_reference(x, weight, bias, eps):
 
 
 def group_norm_forward_row_mean_(x):
-    """What is folded into row_mean_ (mean), on one vector of each operand."""
+    """The values to reduce into row_mean_ (mean), from one vector of each operand."""
     return x
 
 
 def group_norm_forward_row_mean2(x, row_mean_):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     centred = x - row_mean_
     return centred * centred
 
@@ -266,7 +266,7 @@ def group_norm_forward_xla(x, weight, bias, eps):
 
 
 def group_norm_frozen_stage0(dy, row_mean, x, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     centred = x - row_mean
     return t0 * centred, t0
@@ -369,7 +369,7 @@ def group_norm_frozen_xla(dy, rstd, row_mean, x, weight, size_c, size_s):
 
 
 def group_norm_backward_rows_stage0(dy, row_mean, x, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     return t0 * (x - row_mean), t0
 
@@ -449,14 +449,14 @@ def group_norm_backward_rows_launch(
 
 
 def group_norm_backward_stage0(dy, row_mean, x, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     centred = x - row_mean
     return t0 * centred, t0
 
 
 def group_norm_backward_chain(dy, rstd, row_mean, x, weight, size_c, size_s, row_sum, row_sum2, approx):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     centred = x - row_mean
     t1 = size_c.to(cutlass.Float32) * size_s.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide(

@@ -44,7 +44,7 @@ def gumbel_softmax_keep_value(x, key0, key1, index_rows, size_n, index_n, temper
 
 
 def gumbel_softmax_row_max(x, key0, key1, index_rows, size_n, index_n, temperature, approx):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     t0 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9).to(cutlass.Float32)
     t1 = device.settled(device.log(device.maximum(t0 * 1.1920928955078125e-07, 1.1754943508222875e-38), approx))
     noise = -device.settled(device.log(-t1, approx))
@@ -52,7 +52,7 @@ def gumbel_softmax_row_max(x, key0, key1, index_rows, size_n, index_n, temperatu
 
 
 def gumbel_softmax_row_sum(value):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return value
 
 
@@ -176,7 +176,7 @@ def gumbel_softmax_reference(x, key, temperature):
 
 
 def gumbel_softmax_backward_row_sum(dy, y):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dy * y
 
 

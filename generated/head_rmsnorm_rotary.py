@@ -20,7 +20,9 @@ from codegen.shared import RowLaunch, Walk
 
 SPEC = {
     "op": "head_rmsnorm_rotary",
-    "summary": "Root mean square normalisation of each attention head, then the rotary position embedding on its halves.",
+    "summary": (
+        "Root mean square normalisation of each attention head, then the rotary position embedding on its halves."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {"x": "T[B, S, H, (2 D)]", "weight": "T[(2 D)]", "cos": "float32[S, D]", "sin": "float32[S, D]"},
     "outputs": {"y": "T[B, S, H, (2 D)]"},
@@ -45,7 +47,7 @@ y = normed * c + jnp.concatenate([-b, a], axis=-1) * s
 
 
 def head_rmsnorm_rotary_stage0(x0, x1):
-    """What is folded into row_mean (mean), row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), from one vector of each operand."""
     return x0 * x0, x1 * x1
 
 
@@ -156,7 +158,7 @@ def head_rmsnorm_rotary_reference(x, weight, cos, sin, eps):
 
 
 def head_rmsnorm_rotary_frozen_stage0(dy0, dy1, x0, x1, weight0, weight1, cos, sin):
-    """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), row_sum (sum), from one vector of each operand."""
     t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
     t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
     return x0 * x0, x1 * x1, weight1 * t1 * x1 + weight0 * t0 * x0
@@ -288,7 +290,7 @@ def head_rmsnorm_rotary_frozen_xla(dy0, dy1, x0, x1, weight0, weight1, cos, sin,
 
 
 def head_rmsnorm_rotary_backward_rows_stage0(dy0, dy1, x0, x1, weight0, weight1, cos, sin):
-    """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), row_sum (sum), from one vector of each operand."""
     return x0 * x0, x1 * x1, weight1 * (cos * dy1 - sin * dy0) * x1 + weight0 * (sin * dy1 + cos * dy0) * x0
 
 
@@ -387,7 +389,7 @@ def head_rmsnorm_rotary_backward_rows_launch(
 
 
 def head_rmsnorm_rotary_backward_stage0(dy0, dy1, x0, x1, weight0, weight1, cos, sin):
-    """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), row_sum (sum), from one vector of each operand."""
     t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
     t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
     return x0 * x0, x1 * x1, weight1 * t1 * x1 + weight0 * t0 * x0
@@ -396,7 +398,8 @@ def head_rmsnorm_rotary_backward_stage0(dy0, dy1, x0, x1, weight0, weight1, cos,
 def head_rmsnorm_rotary_backward_chain(
     dy0, dy1, x0, x1, weight0, weight1, cos, sin, size_d, eps, row_mean, row_mean2, row_sum, approx,
 ):
-    """The chain: dx0, dx1; what is folded into column_sum, column_sum2, column_sum3, column_sum4, on one vector of each operand."""
+    """The chain: dx0, dx1, and the values to reduce into column_sum, column_sum2, column_sum3, column_sum4, from one
+    vector of each operand."""
     rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, False)
     t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
     t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)

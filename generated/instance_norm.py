@@ -40,12 +40,12 @@ y = (x - jnp.mean(x, axis=-1, keepdims=True)) / jnp.sqrt(jnp.var(x, axis=-1, kee
 
 
 def instance_norm_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x
 
 
 def instance_norm_row_mean2(x, row_mean):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     centred = x - row_mean
     return centred * centred
 
@@ -149,12 +149,12 @@ def instance_norm_reference(x, weight, bias, eps):
 
 
 def instance_norm_forward_row_mean_(x):
-    """What is folded into row_mean_ (mean), on one vector of each operand."""
+    """The values to reduce into row_mean_ (mean), from one vector of each operand."""
     return x
 
 
 def instance_norm_forward_row_mean2(x, row_mean_):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     centred = x - row_mean_
     return centred * centred
 
@@ -273,7 +273,7 @@ def instance_norm_forward_xla(x, weight, bias, eps):
 
 
 def instance_norm_frozen_stage0(dy, row_mean, x):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     centred = x - row_mean
     return dy * centred, dy
 
@@ -377,7 +377,7 @@ def instance_norm_frozen_xla(dy, rstd, row_mean, x, weight, size_s):
 
 
 def instance_norm_backward_rows_stage0(dy, row_mean, x):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     return dy * (x - row_mean), dy
 
 
@@ -463,13 +463,13 @@ def instance_norm_backward_rows_launch(
 
 
 def instance_norm_backward_stage0(dy, row_mean, x):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     centred = x - row_mean
     return dy * centred, dy
 
 
 def instance_norm_backward_chain(dy, rstd, row_mean, x, weight, size_s, row_sum, row_sum2, approx):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t0 = weight * rstd
     centred = x - row_mean
     t1 = size_s.to(cutlass.Float32)

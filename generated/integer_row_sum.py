@@ -33,7 +33,7 @@ y = sum(x, axis=N)
 
 
 def integer_row_sum_row_sum(x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return x
 
 

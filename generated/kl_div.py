@@ -32,7 +32,7 @@ loss = sum(where(log_target == -inf, 0, exp(log_target) * (log_target - log_p)),
 
 
 def kl_div_row_sum(log_p, log_target, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = device.where(log_target == -float("inf"), 0.0, device.exp(log_target, approx) * (log_target - log_p))
     return t0
 

@@ -34,7 +34,7 @@ y = x / maximum(norm(x, axis=N), eps)
 
 
 def l2_normalize_row_sum(x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return x * x
 
 
@@ -109,7 +109,7 @@ def l2_normalize_reference(x, eps):
 
 
 def l2_normalize_forward_row_sum(x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return x * x
 
 
@@ -194,7 +194,7 @@ def l2_normalize_forward_xla(x, eps):
 
 
 def l2_normalize_backward_row_sum(dy, row_norm, x, eps, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = device.maximum(row_norm, eps)
     return dy * device.divide_by_row(x, t0, approx)
 

@@ -46,12 +46,12 @@ def label_log_prob_keep_z(x, temperature, approx):
 
 
 def label_log_prob_stage0(label, index_n, z):
-    """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_max (max), from one vector of each operand."""
     return device.where(device.equal_index(index_n, label), z, 0.0), z
 
 
 def label_log_prob_row_sum2(z, row_max, approx):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum2 (sum), from one vector of each operand."""
     t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx)
     return t0
 
@@ -164,12 +164,12 @@ def label_log_prob_forward_keep_z(x, temperature, approx):
 
 
 def label_log_prob_forward_stage0(label, index_n, z):
-    """What is folded into row_sum (sum), row_max (max), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_max (max), from one vector of each operand."""
     return device.where(device.equal_index(index_n, label), z, 0.0), z
 
 
 def label_log_prob_forward_row_sum2(z, row_max, approx):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum2 (sum), from one vector of each operand."""
     t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx)
     return t0
 
@@ -331,7 +331,7 @@ def label_log_prob_frozen_xla(dy, row_logsumexp, x, label, index_n, temperature)
 
 
 def label_log_prob_backward_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
-    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     z = device.settled(device.divide_by_row(x, temperature, approx))
     t0 = device.where(
         device.equal_index(index_n, label), dy, 0.0,

@@ -40,12 +40,12 @@ y = centred / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * weight + bias
 
 
 def layernorm_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x
 
 
 def layernorm_row_mean2(x, row_mean):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     centred = x - row_mean
     return centred * centred
 
@@ -145,12 +145,12 @@ def layernorm_reference(x, weight, bias, eps):
 
 
 def layernorm_forward_row_mean_(x):
-    """What is folded into row_mean_ (mean), on one vector of each operand."""
+    """The values to reduce into row_mean_ (mean), from one vector of each operand."""
     return x
 
 
 def layernorm_forward_row_mean2(x, row_mean_):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     centred = x - row_mean_
     return centred * centred
 
@@ -266,7 +266,7 @@ def layernorm_forward_xla(x, weight, bias, eps):
 
 
 def layernorm_frozen_stage0(dy, row_mean, x, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     centred = x - row_mean
     return t0 * centred, t0
@@ -370,7 +370,7 @@ def layernorm_frozen_xla(dy, rstd, row_mean, x, weight, size_n):
 
 
 def layernorm_backward_rows_stage0(dy, row_mean, x, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     return t0 * (x - row_mean), t0
 
@@ -458,14 +458,14 @@ def layernorm_backward_rows_launch(
 
 
 def layernorm_backward_stage0(dy, row_mean, x, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     centred = x - row_mean
     return t0 * centred, t0
 
 
 def layernorm_backward_chain(dy, rstd, row_mean, x, weight, size_n, row_sum, row_sum2, approx):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     centred = x - row_mean
     t1 = size_n.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide(

@@ -49,7 +49,7 @@ def layernorm_channels_first_reference(x, weight, bias, eps):
 
 
 def layernorm_channels_first_stage1_chain(x):
-    """What is folded into column_mean, on one vector of each operand."""
+    """The values to reduce into column_mean, from one vector of each operand."""
     return x
 
 
@@ -205,7 +205,7 @@ def layernorm_channels_first_stage1_xla(x):
 
 
 def layernorm_channels_first_stage2_chain(x, mean_of_b_s):
-    """What is folded into column_mean, on one vector of each operand."""
+    """The values to reduce into column_mean, from one vector of each operand."""
     t0 = x - mean_of_b_s
     return t0 * t0
 
@@ -423,7 +423,7 @@ def layernorm_channels_first_stage3_xla(x, weight, bias, mean_of_b_s, mean_of_b_
 
 
 def layernorm_channels_first_frozen_stage1_chain(dy, mean_of_b_s, x, weight):
-    """What is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t0 = weight * dy
     return t0 * (x - mean_of_b_s), t0
 
@@ -688,7 +688,7 @@ def layernorm_channels_first_frozen_stage2_xla(
 
 
 def layernorm_channels_first_backward_stage1_chain(dy, mean_of_b_s, x, weight):
-    """What is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t0 = weight * dy
     return t0 * (x - mean_of_b_s), t0
 
@@ -894,7 +894,7 @@ def layernorm_channels_first_backward_stage1_xla(dy, mean_of_b_s, x, weight):
 def layernorm_channels_first_backward_stage2_chain(
     dy, mean_of_b_s, mean_of_b_s2, x, weight, sum_of_b_s, sum_of_b_s2, size_c, eps, approx,
 ):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     rstd = device.rsqrt(mean_of_b_s2 + eps, approx)
     centred = x - mean_of_b_s
     t0 = size_c.to(cutlass.Float32)

@@ -40,12 +40,12 @@ q = (centred / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + eps) * weight + bia
 
 
 def layernorm_fp8_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x
 
 
 def layernorm_fp8_row_mean2(x, row_mean):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     centred = x - row_mean
     return centred * centred
 

@@ -42,12 +42,12 @@ y = (x - mean[..., None]) * rstd[..., None] * weight + bias
 
 
 def layernorm_stats_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x
 
 
 def layernorm_stats_row_mean2(x, row_mean):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     mean = row_mean
     t0 = x - mean
     return t0 * t0
@@ -175,7 +175,7 @@ def layernorm_stats_reference(x, weight, bias, eps):
 
 
 def layernorm_stats_frozen_stage0(dy, mean, x, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     t1 = x - mean
     return t0 * t1, t0
@@ -289,7 +289,7 @@ def layernorm_stats_frozen_xla(dy, dmean, drstd, mean, rstd, x, weight, size_n):
 
 
 def layernorm_stats_backward_rows_stage0(dy, mean, x, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     return t0 * (x - mean), t0
 
@@ -378,14 +378,14 @@ def layernorm_stats_backward_rows_launch(
 
 
 def layernorm_stats_backward_stage0(dy, mean, x, weight):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = weight * dy
     t1 = x - mean
     return t0 * t1, t0
 
 
 def layernorm_stats_backward_chain(dy, dmean, drstd, mean, rstd, x, weight, size_n, row_sum, row_sum2, approx):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t1 = x - mean
     t2 = size_n.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide(

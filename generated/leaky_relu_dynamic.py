@@ -108,7 +108,7 @@ def leaky_relu_dynamic_frozen_xla(dy, x, slope):
 
 
 def leaky_relu_dynamic_backward_chain(dy, x, slope):
-    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     t0 = x >= 0.0
     t1 = device.where(t0, 0.0, dy)
     dx = device.where(t0, dy, 0.0) + slope * t1

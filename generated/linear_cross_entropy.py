@@ -94,12 +94,12 @@ def linear_cross_entropy_reference(x, w, label):
 
 
 def linear_cross_entropy_epilogue_stage0(logits, label, index_n):
-    """What is folded into picked (sum), row_max (max), on one vector of each operand."""
+    """The values to reduce into picked (sum), row_max (max), from one vector of each operand."""
     return device.where(device.equal_index(index_n, label), logits, 0.0), logits
 
 
 def linear_cross_entropy_epilogue_row_sum(logits, row_max):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(logits - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
@@ -240,12 +240,12 @@ def linear_cross_entropy_forward_launch(
 
 
 def linear_cross_entropy_backward_row_max(logits):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return logits
 
 
 def linear_cross_entropy_backward_row_sum(logits, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(logits - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 

@@ -108,12 +108,12 @@ def linear_softcap_cross_entropy_epilogue_keep_logits(acc, cap):
 
 
 def linear_softcap_cross_entropy_epilogue_stage0(label, index_n, logits):
-    """What is folded into picked (sum), row_max (max), on one vector of each operand."""
+    """The values to reduce into picked (sum), row_max (max), from one vector of each operand."""
     return device.where(device.equal_index(index_n, label), logits, 0.0), logits
 
 
 def linear_softcap_cross_entropy_epilogue_row_sum(logits, row_max):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(logits - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
 
@@ -278,12 +278,12 @@ def linear_softcap_cross_entropy_backward_keep_logits(acc, cap, approx):
 
 
 def linear_softcap_cross_entropy_backward_row_max(logits):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return logits
 
 
 def linear_softcap_cross_entropy_backward_row_sum(logits, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(logits - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 

@@ -33,12 +33,12 @@ y = log_softmax(x, axis=N)
 
 
 def log_softmax_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return x
 
 
 def log_softmax_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(x - row_max, approx)
 
 
@@ -120,12 +120,12 @@ def log_softmax_reference(x):
 
 
 def log_softmax_forward_row_max_(x):
-    """What is folded into row_max_ (max), on one vector of each operand."""
+    """The values to reduce into row_max_ (max), from one vector of each operand."""
     return x
 
 
 def log_softmax_forward_row_sum(x, row_max_, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     row_max = row_max_
     return device.exp_term(x - row_max, approx)
 
@@ -231,7 +231,7 @@ def log_softmax_forward_xla(x):
 
 
 def log_softmax_backward_row_sum(dy):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dy
 
 

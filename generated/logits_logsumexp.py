@@ -108,13 +108,13 @@ def logits_logsumexp_reference(x, w, label):
 
 
 def logits_logsumexp_epilogue_stage0(acc, label, index_n):
-    """What is folded into row_max (max), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_max (max), row_sum2 (sum), from one vector of each operand."""
     logits = acc
     return logits, device.where(device.equal_index(index_n, label), logits, 0.0)
 
 
 def logits_logsumexp_epilogue_row_sum(acc, row_max):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     logits = acc
     return device.exp_term(logits - device.where(device.isfinite(row_max), row_max, 0.0), False)
 
@@ -230,12 +230,12 @@ def logits_logsumexp_epilogue_xla(acc, label, index_n):
 
 
 def logits_logsumexp_backward_row_max(acc):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return acc
 
 
 def logits_logsumexp_backward_row_sum(acc, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(acc - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 

@@ -106,7 +106,7 @@ def lower_bound_frozen_xla(dy, x, bound):
 
 
 def lower_bound_backward_chain(dy, x, bound):
-    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     t0 = device.where(x == bound, 0.5, 0.0)
     dx = dy * device.where(x > bound, 1.0, t0)
     return dx, dy * device.where(bound > x, 1.0, t0)

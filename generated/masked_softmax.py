@@ -37,12 +37,12 @@ def masked_softmax_keep_value(x, mask, row_max, approx):
 
 
 def masked_softmax_row_max(x, mask):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return device.where(mask, x, -float("inf"))
 
 
 def masked_softmax_row_sum(value):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return value
 
 
@@ -154,13 +154,13 @@ def masked_softmax_forward_keep_value(x, mask, row_max_, approx):
 
 
 def masked_softmax_forward_row_max_(x, mask):
-    """What is folded into row_max_ (max), on one vector of each operand."""
+    """The values to reduce into row_max_ (max), from one vector of each operand."""
     t0 = device.where(mask, x, -float("inf"))
     return t0
 
 
 def masked_softmax_forward_row_sum_(value):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     return value
 
 
@@ -295,7 +295,7 @@ def masked_softmax_backward_keep_t0(row_max, row_sum, x, mask, approx):
 
 
 def masked_softmax_backward_row_sum_(dy, mask, t0):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     t1 = device.where(mask, dy, 0.0)
     return t1 * t0
 

@@ -102,7 +102,7 @@ def matmul_dgelu_dbias_reference(dy, w, z):
 
 
 def matmul_dgelu_dbias_epilogue_chain(acc, z, approx):
-    """The chain: dz; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dz, and the values to reduce into column_sum, from one vector of each operand."""
     z2 = acc * device.dgelu(z, approx, False)
     dz = z2
     return dz, dz

@@ -98,7 +98,7 @@ def matmul_drelu_dbias_reference(dy, w, y):
 
 
 def matmul_drelu_dbias_epilogue_chain(acc, y):
-    """The chain: dz; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dz, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = device.where(y > 0.0, acc, 0.0)
     dz = t0
     return dz, dz

@@ -40,12 +40,12 @@ loss = jnp.mean(lse - jnp.take_along_axis(x, label[..., None], axis=-1)[..., 0])
 
 
 def mean_cross_entropy_rows_stage0(x, label, index_n):
-    """What is folded into picked (sum), row_max (max), on one vector of each operand."""
+    """The values to reduce into picked (sum), row_max (max), from one vector of each operand."""
     return device.where(device.equal_index(index_n, label), x, 0.0), x
 
 
 def mean_cross_entropy_rows_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     row_max_of_rows = row_max
     t0 = device.exp_term(x - device.where(device.isfinite(row_max_of_rows), row_max_of_rows, 0.0), approx)
     return t0
@@ -146,17 +146,17 @@ def mean_cross_entropy_rows_launch(
 
 
 def mean_cross_entropy_stage0(x, label, index_n):
-    """What is folded into picked (sum), row_max (max), on one vector of each operand."""
+    """The values to reduce into picked (sum), row_max (max), from one vector of each operand."""
     return device.where(device.equal_index(index_n, label), x, 0.0), x
 
 
 def mean_cross_entropy_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
 def mean_cross_entropy_chain(picked, row_max, row_sum):
-    """What is folded into total_mean, on one vector of each operand."""
+    """The values to reduce into total_mean, from one vector of each operand."""
     lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
     return lse - picked
 

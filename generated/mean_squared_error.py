@@ -32,7 +32,7 @@ loss = mean(square(x - y), axis=(..., N))
 
 
 def mean_squared_error_chain(x, y):
-    """What is folded into total_mean, on one vector of each operand."""
+    """The values to reduce into total_mean, from one vector of each operand."""
     t0 = x - y
     return t0 * t0
 

@@ -120,7 +120,8 @@ def mixture_frozen_xla(dy, w0, w1, w2):
 
 
 def mixture_backward_chain(dy, w0, w1, w2, a, b, c):
-    """The chain: da, db, dc; what is folded into total_sum, total_sum2, total_sum3, on one vector of each operand."""
+    """The chain: da, db, dc, and the values to reduce into total_sum, total_sum2, total_sum3, from one vector of
+    each operand."""
     da = w0 * dy
     db = w1 * dy
     dc = w2 * dy

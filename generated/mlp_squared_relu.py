@@ -514,7 +514,7 @@ def mlp_squared_relu_backward_stage1_launch(
 
 
 def mlp_squared_relu_backward_stage1_epilogue_chain(acc, z, T):
-    """The chain: t2, factor_of_rows_f; what is folded into column_sum, on one vector of each operand."""
+    """The chain: t2, factor_of_rows_f, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = device.where(z <= 0.0, 0.0, z)
     z2 = acc * t0 * 2.0
     t1 = device.where(z > 0.0, z2, 0.0)

@@ -39,12 +39,12 @@ y = normed * (scale[:, None] + 1) + shift[:, None]
 
 
 def modulated_layernorm_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x
 
 
 def modulated_layernorm_row_mean2(x, row_mean):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     centred = x - row_mean
     return centred * centred
 
@@ -144,12 +144,12 @@ def modulated_layernorm_reference(x, scale, shift, eps):
 
 
 def modulated_layernorm_forward_row_mean_(x):
-    """What is folded into row_mean_ (mean), on one vector of each operand."""
+    """The values to reduce into row_mean_ (mean), from one vector of each operand."""
     return x
 
 
 def modulated_layernorm_forward_row_mean2(x, row_mean_):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     centred = x - row_mean_
     return centred * centred
 
@@ -263,7 +263,7 @@ def modulated_layernorm_forward_xla(x, scale, shift, eps):
 
 
 def modulated_layernorm_backward_rows_stage0(dy, row_mean, x, scale):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = (1.0 + scale) * dy
     return t0 * (x - row_mean), t0
 
@@ -341,7 +341,7 @@ def modulated_layernorm_backward_rows_launch(
 
 
 def modulated_layernorm_backward_stage0(dy, row_mean, x, scale):
-    """What is folded into row_sum (sum), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
     t0 = 1.0 + scale
     t1 = t0 * dy
     centred = x - row_mean
@@ -349,7 +349,7 @@ def modulated_layernorm_backward_stage0(dy, row_mean, x, scale):
 
 
 def modulated_layernorm_backward_chain(dy, rstd, row_mean, x, scale, size_n, row_sum, row_sum2, approx):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t0 = 1.0 + scale
     centred = x - row_mean
     t2 = size_n.to(cutlass.Float32)

@@ -44,7 +44,7 @@ k_out = rmsnorm(k, k_weight)
 
 
 def qk_rmsnorm_stage0(q, k):
-    """What is folded into row_mean (mean), row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), from one vector of each operand."""
     return q * q, k * k
 
 
@@ -154,7 +154,8 @@ def qk_rmsnorm_reference(q, k, q_weight, k_weight, eps):
 
 
 def qk_rmsnorm_frozen_stage0(dq_out, dk_out, q, k, q_weight, k_weight):
-    """What is folded into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), from one vector of
+    each operand."""
     return q * q, q_weight * dq_out * q, k * k, k_weight * dk_out * k
 
 
@@ -287,7 +288,8 @@ def qk_rmsnorm_frozen_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps)
 
 
 def qk_rmsnorm_backward_rows_stage0(dq_out, dk_out, q, k, q_weight, k_weight):
-    """What is folded into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), from one vector of
+    each operand."""
     return q * q, q_weight * dq_out * q, k * k, k_weight * dk_out * k
 
 
@@ -409,14 +411,15 @@ def qk_rmsnorm_backward_rows_launch(
 
 
 def qk_rmsnorm_backward_stage0(dq_out, dk_out, q, k, q_weight, k_weight):
-    """What is folded into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), row_mean2 (mean), row_sum2 (sum), from one vector of
+    each operand."""
     return q * q, q_weight * dq_out * q, k * k, k_weight * dk_out * k
 
 
 def qk_rmsnorm_backward_chain(
     dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps, row_mean, row_sum, row_mean2, row_sum2, approx,
 ):
-    """The chain: dq, dk; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dq, dk, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     q_rstd = device.rsqrt(row_mean + eps, approx)
     t0 = size_d.to(cutlass.Float32)
     dq = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t0, approx) * q

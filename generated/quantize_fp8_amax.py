@@ -22,7 +22,9 @@ from codegen.shared import Walk
 
 SPEC = {
     "op": "quantize_fp8_amax",
-    "summary": "Divide by one scale and round to float8, with the largest magnitude of the whole array as a second output.",
+    "summary": (
+        "Divide by one scale and round to float8, with the largest magnitude of the whole array as a second output."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"], "Q": ["float8_e4m3fn", "float8_e5m2"]},
     "inputs": {"x": "T[..., N]", "scale": "float32[]"},
     "outputs": {"q": "Q[..., N]", "amax": "float32[]"},
@@ -40,7 +42,7 @@ amax = jnp.linalg.norm(x.reshape(-1), ord=jnp.inf)
 
 
 def quantize_fp8_amax_chain(x, scale):
-    """The chain: q; what is folded into total_max, on one vector of each operand."""
+    """The chain: q, and the values to reduce into total_max, from one vector of each operand."""
     q = device.divide_by_shared(x, scale, True)
     return q, cute.math.abs(x)
 

@@ -43,7 +43,7 @@ q = (blocks / scale[..., None]).reshape(x.shape)
 
 
 def quantize_group_fp8_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return cute.math.abs(x)
 
 

@@ -48,7 +48,7 @@ q = pairs[..., 0] + 16 * pairs[..., 1]
 
 
 def quantize_group_int4_stage0(x0, x1):
-    """What is folded into row_max (max), row_max2 (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), row_max2 (max), from one vector of each operand."""
     return cute.math.abs(x0), cute.math.abs(x1)
 
 

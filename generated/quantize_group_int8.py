@@ -43,7 +43,7 @@ q = jnp.round(blocks / scale[..., None]).reshape(x.shape)
 
 
 def quantize_group_int8_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return cute.math.abs(x)
 
 

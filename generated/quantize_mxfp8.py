@@ -55,7 +55,7 @@ scale = jnp.where(jnp.isnan(amax), 255, e + 127)
 
 
 def quantize_mxfp8_amax(x):
-    """What is folded into amax (max), on one vector of each operand."""
+    """The values to reduce into amax (max), from one vector of each operand."""
     return cute.math.abs(x)
 
 

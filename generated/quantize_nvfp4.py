@@ -22,7 +22,10 @@ from codegen.shared import RowLaunch
 
 SPEC = {
     "op": "quantize_nvfp4",
-    "summary": "Quantise each block to float4 (e2m1), two in a byte, with a float8 scale below a scale of the whole array (nvfp4).",
+    "summary": (
+        "Quantise each block to float4 (e2m1), two in a byte, with a float8 scale below a scale of the whole array "
+        "(nvfp4)."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {"x": "T[..., B, (G 2)]", "global_scale": "float32[]"},
     "outputs": {"q": "uint8[..., B, G]", "scale": "float8_e4m3fn[..., B]"},
@@ -56,7 +59,7 @@ q = jnp.sum(code.reshape(code.shape[:-1] + (code.shape[-1] // 2, 2)) * jnp.array
 
 
 def quantize_nvfp4_stage0(x0, x1):
-    """What is folded into row_max (max), row_max2 (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), row_max2 (max), from one vector of each operand."""
     return cute.math.abs(x0), cute.math.abs(x1)
 
 
@@ -215,7 +218,8 @@ def quantize_nvfp4(
     *,
     implementation: runtime.Implementation = None,
 ) -> QuantizeNvfp4Outputs:
-    """Quantise each block to float4 (e2m1), two in a byte, with a float8 scale below a scale of the whole array (nvfp4).
+    """Quantise each block to float4 (e2m1), two in a byte, with a float8 scale below a scale of the whole array
+    (nvfp4).
 
     Args:
       x: T[..., B, (G 2)].

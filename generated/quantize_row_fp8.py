@@ -22,7 +22,10 @@ from codegen.shared import RowLaunch
 
 SPEC = {
     "op": "quantize_row_fp8",
-    "summary": "Quantise each row to float8 with a scale of its own, so that its largest magnitude is stored as the largest value.",
+    "summary": (
+        "Quantise each row to float8 with a scale of its own, so that its largest magnitude is stored as the largest "
+        "value."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"], "Q": ["float8_e4m3fn", "float8_e5m2"]},
     "inputs": {"x": "T[..., N]"},
     "outputs": {"q": "Q[..., N]", "scale": "float32[...]"},
@@ -50,7 +53,7 @@ q = x / scale[..., None]
 
 
 def quantize_row_fp8_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return cute.math.abs(x)
 
 
@@ -165,7 +168,8 @@ def quantize_row_fp8(
     Q: str = "float8_e4m3fn",
     implementation: runtime.Implementation = None,
 ) -> QuantizeRowFp8Outputs:
-    """Quantise each row to float8 with a scale of its own, so that its largest magnitude is stored as the largest value.
+    """Quantise each row to float8 with a scale of its own, so that its largest magnitude is stored as the largest
+    value.
 
     Args:
       x: T[..., N].

@@ -42,7 +42,7 @@ q = jnp.round(x / scale[..., None])
 
 
 def quantize_row_int8_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return cute.math.abs(x)
 
 

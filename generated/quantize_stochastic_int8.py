@@ -40,7 +40,7 @@ q = jnp.floor(x / scale[..., None] + jax.random.uniform(key, x.shape, "float32")
 
 
 def quantize_stochastic_int8_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return cute.math.abs(x)
 
 

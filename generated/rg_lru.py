@@ -293,7 +293,7 @@ def rg_lru_frozen_stage2_xla(dy, x, r, i, decay, state, scan_of_b_s_d):
 
 
 def rg_lru_frozen_stage3_chain(dy, r, decay, scan_of_b_s_d, index_s, approx):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     t1 = device.where(
         device.equal_index(index_s, 0), device.exp(-8.0 * device.sigmoid(r, approx) * t0, False) * (dy + scan_of_b_s_d),
@@ -605,7 +605,7 @@ def rg_lru_backward_stage2_xla(x, r, i, decay, state):
 
 
 def rg_lru_backward_stage3_chain(dy, x, r, i, decay, scan_of_b_s_d, scan_of_b_s_d2, index_s, approx):
-    """The chain: dx, dr, di; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, dr, di, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t3 = dy + scan_of_b_s_d
     t7, t10 = device.both_sigmoids(r, approx)
     t0 = t7

@@ -36,7 +36,7 @@ y = x * rstd * weight
 
 
 def rmsnorm_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -117,7 +117,7 @@ def rmsnorm_reference(x, weight, eps):
 
 
 def rmsnorm_frozen_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, weight * dy * x
 
 
@@ -206,7 +206,7 @@ def rmsnorm_frozen_xla(dy, x, weight, size_n, eps):
 
 
 def rmsnorm_backward_rows_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, weight * dy * x
 
 
@@ -287,12 +287,12 @@ def rmsnorm_backward_rows_launch(
 
 
 def rmsnorm_backward_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, weight * dy * x
 
 
 def rmsnorm_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
     dx = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     return dx, dy * (x * rstd)

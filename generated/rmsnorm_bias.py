@@ -35,7 +35,7 @@ y = x * rstd * weight + bias
 
 
 def rmsnorm_bias_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -119,7 +119,7 @@ def rmsnorm_bias_reference(x, weight, bias, eps):
 
 
 def rmsnorm_bias_frozen_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, weight * dy * x
 
 
@@ -208,7 +208,7 @@ def rmsnorm_bias_frozen_xla(dy, x, weight, size_n, eps):
 
 
 def rmsnorm_bias_backward_rows_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, weight * dy * x
 
 
@@ -289,12 +289,12 @@ def rmsnorm_bias_backward_rows_launch(
 
 
 def rmsnorm_bias_backward_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, weight * dy * x
 
 
 def rmsnorm_bias_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, approx):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
     dx = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
     return dx, dy * (x * rstd), dy

@@ -40,7 +40,7 @@ def rmsnorm_dense_reference(x, scale, w, eps):
 
 
 def rmsnorm_dense_stage1_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -170,7 +170,7 @@ def rmsnorm_dense_stage2_epilogue_xla(acc):
 
 
 def rmsnorm_dense_frozen_stage1_epilogue_stage0(t1, x, scale):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     z = scale * t1 * x
     return x * x, z
 
@@ -262,7 +262,7 @@ def rmsnorm_dense_frozen_stage1_epilogue_xla(t1, x, scale, size_k, eps):
 
 
 def rmsnorm_dense_backward_stage1_epilogue_rows_stage0(t1, x, scale):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, scale * t1 * x
 
 
@@ -343,13 +343,13 @@ def rmsnorm_dense_backward_stage1_epilogue_rows_launch(
 
 
 def rmsnorm_dense_backward_stage1_epilogue_stage0(t1, x, scale):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     z = scale * t1 * x
     return x * x, z
 
 
 def rmsnorm_dense_backward_stage1_epilogue_chain(t1, x, scale, size_k, eps, row_mean, row_sum, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = device.rsqrt(row_mean + eps, approx)
     z2 = t1 * (x * t0)
     dx = scale * t0 * t1 - device.divide(row_sum * t0 * t0 * t0, size_k.to(cutlass.Float32), approx) * x

@@ -36,7 +36,7 @@ q = x * rstd * weight / scale
 
 
 def rmsnorm_fp8_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 

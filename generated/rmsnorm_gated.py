@@ -35,7 +35,7 @@ y = x * rstd * weight * silu(z)
 
 
 def rmsnorm_gated_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -127,7 +127,7 @@ def rmsnorm_gated_frozen_keep_t0(z, approx):
 
 
 def rmsnorm_gated_frozen_stage0(dy, x, weight, t0):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, weight * dy * t0 * x
 
 
@@ -240,7 +240,7 @@ def rmsnorm_gated_frozen_xla(dy, x, z, weight, size_n, eps):
 
 
 def rmsnorm_gated_backward_rows_stage0(dy, x, z, weight, approx):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, weight * dy * (z * device.sigmoid(z, approx)) * x
 
 
@@ -329,13 +329,13 @@ def rmsnorm_gated_backward_rows_launch(
 
 
 def rmsnorm_gated_backward_stage0(dy, x, z, weight, approx):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     t0 = z * device.sigmoid(z, approx)
     return x * x, weight * dy * t0 * x
 
 
 def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, row_mean, row_sum, approx):
-    """The chain: dx, dz; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, dz, and the values to reduce into column_sum, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
     t2, t3 = device.both_sigmoids(z, approx)
     t0 = z * t2

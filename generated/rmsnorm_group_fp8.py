@@ -22,7 +22,10 @@ from codegen.shared import RowLaunch
 
 SPEC = {
     "op": "rmsnorm_group_fp8",
-    "summary": "Root mean square normalisation of each row, each block of 128 columns quantised to float8 with a scale of its own.",
+    "summary": (
+        "Root mean square normalisation of each row, each block of 128 columns quantised to float8 with a scale of its "
+        "own."
+    ),
     "types": {"T": ["float32", "float16", "bfloat16"]},
     "inputs": {"x": "T[..., (B G=128)]", "weight": "T[(B G=128)]"},
     "outputs": {"q": "float8_e4m3fn[..., (B G=128)]", "scale": "float32[..., B]"},
@@ -49,7 +52,7 @@ q = (blocks / scale[..., None]).reshape(x.shape)
 
 
 def rmsnorm_group_fp8_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -160,7 +163,8 @@ def rmsnorm_group_fp8(
     amax_min: float = 1e-10,
     implementation: runtime.Implementation = None,
 ) -> RmsnormGroupFp8Outputs:
-    """Root mean square normalisation of each row, each block of 128 columns quantised to float8 with a scale of its own.
+    """Root mean square normalisation of each row, each block of 128 columns quantised to float8 with a scale of its
+    own.
 
     Args:
       x: T[..., (B G=128)].

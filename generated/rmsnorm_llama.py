@@ -38,7 +38,7 @@ y = jax.lax.reduce_precision(normed, exponent_bits=8, mantissa_bits=7) * weight
 
 
 def rmsnorm_llama_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -122,7 +122,7 @@ def rmsnorm_llama_reference(x, weight, eps):
 
 
 def rmsnorm_llama_frozen_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     t0 = device.cast(weight * dy, cutlass.BFloat16).to(cutlass.Float32)
     return x * x, t0 * x
 
@@ -212,7 +212,7 @@ def rmsnorm_llama_frozen_xla(dy, x, weight, size_n, eps):
 
 
 def rmsnorm_llama_backward_rows_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, device.cast(weight * dy, cutlass.BFloat16).to(cutlass.Float32) * x
 
 
@@ -293,13 +293,13 @@ def rmsnorm_llama_backward_rows_launch(
 
 
 def rmsnorm_llama_backward_stage0(dy, x, weight):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     t0 = device.cast(weight * dy, cutlass.BFloat16).to(cutlass.Float32)
     return x * x, t0 * x
 
 
 def rmsnorm_llama_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, True)
     t0 = device.cast(weight * dy, cutlass.BFloat16).to(cutlass.Float32)
     dx = rstd * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * x

@@ -57,7 +57,7 @@ def rmsnorm_qkv_reference(x, scale, wq, wk, wv, eps):
 
 
 def rmsnorm_qkv_stage1_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -299,7 +299,7 @@ def rmsnorm_qkv_stage4_epilogue_xla(acc):
 
 
 def rmsnorm_qkv_frozen_stage1_epilogue_stage0(acc, acc2, acc3, x, scale):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     z = acc + acc2 + acc3
     t1 = z
     return x * x, scale * t1 * x
@@ -410,7 +410,7 @@ def rmsnorm_qkv_frozen_stage1_epilogue_xla(acc, acc2, acc3, x, scale, size_k, ep
 
 
 def rmsnorm_qkv_backward_stage1_epilogue_rows_stage0(acc, acc2, acc3, x, scale):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, scale * (acc + acc2 + acc3) * x
 
 
@@ -503,14 +503,14 @@ def rmsnorm_qkv_backward_stage1_epilogue_rows_launch(
 
 
 def rmsnorm_qkv_backward_stage1_epilogue_stage0(acc, acc2, acc3, x, scale):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     z = acc + acc2 + acc3
     t1 = z
     return x * x, scale * t1 * x
 
 
 def rmsnorm_qkv_backward_stage1_epilogue_chain(acc, acc2, acc3, x, scale, size_k, eps, row_mean, row_sum, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     z = acc + acc2 + acc3
     t0 = device.rsqrt(row_mean + eps, approx)
     t1 = z

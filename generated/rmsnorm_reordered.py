@@ -39,7 +39,7 @@ y = jnp.take(normal, order, axis=-1, mode="clip")
 
 
 def rmsnorm_reordered_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -121,7 +121,7 @@ def rmsnorm_reordered_reference(x, order, weight, eps):
 
 
 def rmsnorm_reordered_frozen_stage0(dy, x, x_at_order, weight_at_order):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     t0 = weight_at_order
     return x * x, t0 * dy * x_at_order
 
@@ -217,7 +217,7 @@ def rmsnorm_reordered_frozen_xla(dy, x, x_at_order, weight_at_order, size_n, eps
 
 
 def rmsnorm_reordered_backward_rows_stage0(dy, x, x_at_order, weight_at_order):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     return x * x, weight_at_order * dy * x_at_order
 
 
@@ -292,14 +292,14 @@ def rmsnorm_reordered_backward_rows_launch(
 
 
 def rmsnorm_reordered_backward_stage0(dy, x, x_at_order, weight_at_order):
-    """What is folded into row_mean (mean), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
     t0 = weight_at_order
     t1 = x_at_order
     return x * x, t0 * dy * t1
 
 
 def rmsnorm_reordered_backward_chain(dy, x, x_at_order, weight_at_order, size_n, eps, row_mean, row_sum):
-    """The chain: dx, dx2; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, dx2, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = weight_at_order
     t1 = x_at_order
     rstd = device.rsqrt(row_mean + eps, False)

@@ -48,12 +48,12 @@ q = y / scale[..., None]
 
 
 def rmsnorm_row_fp8_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
 def rmsnorm_row_fp8_row_max(x, weight, eps, row_mean, approx):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
     y = x * rstd * weight
     return cute.math.abs(y)

@@ -47,12 +47,12 @@ q = jnp.round(y / scale[..., None])
 
 
 def rmsnorm_row_int8_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
 def rmsnorm_row_int8_row_max(x, weight, eps, row_mean):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, False)
     y = x * rstd * weight
     return cute.math.abs(y)

@@ -41,7 +41,7 @@ y = x / rms[..., None] * weight
 
 
 def rmsnorm_rstd_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -144,7 +144,7 @@ def rmsnorm_rstd_reference(x, weight, eps):
 
 
 def rmsnorm_rstd_frozen_row_sum(dy, x, weight):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return weight * dy * x
 
 
@@ -238,7 +238,7 @@ def rmsnorm_rstd_frozen_xla(dy, drstd, rstd, x, weight, size_n):
 
 
 def rmsnorm_rstd_backward_rows_row_sum(dy, x, weight):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return weight * dy * x
 
 
@@ -310,12 +310,12 @@ def rmsnorm_rstd_backward_rows_launch(
 
 
 def rmsnorm_rstd_backward_row_sum(dy, x, weight):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return weight * dy * x
 
 
 def rmsnorm_rstd_backward_chain(dy, drstd, rstd, x, weight, size_n, row_sum, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     dx = weight * rstd * dy - device.divide(
         (drstd + row_sum) * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
     ) * x

@@ -35,7 +35,7 @@ y = silu(x * rstd * weight)
 
 
 def rmsnorm_silu_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -118,7 +118,7 @@ def rmsnorm_silu_reference(x, weight, eps):
 
 
 def rmsnorm_silu_forward_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 
@@ -223,7 +223,7 @@ def rmsnorm_silu_frozen_keep_t3(rstd, x, weight, approx):
 
 
 def rmsnorm_silu_frozen_row_sum(dy, x, weight, t2, t3):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return weight * dy * t2 * t3 * x
 
 
@@ -347,7 +347,7 @@ def rmsnorm_silu_frozen_xla(dy, rstd, x, weight, size_n):
 
 
 def rmsnorm_silu_backward_rows_row_sum(dy, rstd, x, weight):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = x * rstd * weight
     t1, t2 = device.both_sigmoids(t0, False)
     return weight * dy * t1 * (1.0 + t0 * t2) * x
@@ -423,7 +423,7 @@ def rmsnorm_silu_backward_rows_launch(
 
 
 def rmsnorm_silu_backward_row_sum(dy, rstd, x, weight, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = x * rstd
     t1 = device.multiply(t0, weight)
     t4, t5 = device.both_sigmoids(t1, approx)
@@ -433,7 +433,7 @@ def rmsnorm_silu_backward_row_sum(dy, rstd, x, weight, approx):
 
 
 def rmsnorm_silu_backward_chain(dy, rstd, x, weight, size_n, row_sum, approx):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = x * rstd
     t1 = device.multiply(t0, weight)
     t4, t5 = device.both_sigmoids(t1, approx)

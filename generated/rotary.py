@@ -149,7 +149,7 @@ def rotary_frozen_xla(dy0, dy1, cos, sin):
 
 
 def rotary_backward_chain(dy0, dy1, x0, x1, cos, sin):
-    """The chain: dx0, dx1; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx0, dx1, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     dx0 = sin * dy1 + cos * dy0
     dx1 = cos * dy1 - sin * dy0
     return dx0, dx1, dy1 * x1 + dy0 * x0, dy1 * x0 - dy0 * x1

@@ -271,7 +271,7 @@ def rotary_qk_frozen_stage2_xla(dk_rotated0, dk_rotated1, cos, sin):
 
 
 def rotary_qk_backward_stage1_chain(dk_rotated0, dk_rotated1, k0, k1):
-    """What is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     return dk_rotated1 * k1 + dk_rotated0 * k0, dk_rotated1 * k0 - dk_rotated0 * k1
 
 
@@ -471,7 +471,7 @@ def rotary_qk_backward_stage1_xla(dk_rotated0, dk_rotated1, k0, k1):
 
 
 def rotary_qk_backward_stage2_chain(dq_rotated0, dq_rotated1, q0, q1):
-    """What is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     return dq_rotated1 * q1 + dq_rotated0 * q0, dq_rotated1 * q0 - dq_rotated0 * q1
 
 

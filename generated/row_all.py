@@ -32,7 +32,7 @@ y = all(x, axis=N)
 
 
 def row_all_row_all(x):
-    """What is folded into row_all (all), on one vector of each operand."""
+    """The values to reduce into row_all (all), from one vector of each operand."""
     return x
 
 

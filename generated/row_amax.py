@@ -32,7 +32,7 @@ y = max(abs(x), axis=N)
 
 
 def row_amax_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return cute.math.abs(x)
 
 
@@ -95,7 +95,7 @@ def row_amax_reference(x):
 
 
 def row_amax_backward_row_sum(y, x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = cute.math.abs(x) == y
     return device.where(t0, 1.0, 0.0)
 

@@ -32,7 +32,7 @@ y = any(x, axis=N)
 
 
 def row_any_row_any(x):
-    """What is folded into row_any (any), on one vector of each operand."""
+    """The values to reduce into row_any (any), from one vector of each operand."""
     return x
 
 

@@ -73,7 +73,7 @@ def row_column_scale_reference(x, row_scale, column_scale):
 
 
 def row_column_scale_frozen_row_sum(dy, x, column_scale):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return column_scale * dy * x
 
 
@@ -174,7 +174,7 @@ def row_column_scale_frozen_xla(dy, x, row_scale, column_scale):
 
 
 def row_column_scale_backward_rows_row_sum(dy, x, column_scale):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return column_scale * dy * x
 
 
@@ -245,12 +245,12 @@ def row_column_scale_backward_rows_launch(
 
 
 def row_column_scale_backward_row_sum(dy, x, column_scale):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return column_scale * dy * x
 
 
 def row_column_scale_backward_chain(dy, x, row_scale, column_scale):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     dx = column_scale * row_scale * dy
     return dx, dy * (x * row_scale)
 

@@ -32,7 +32,7 @@ dot = sum(x * y, axis=N)
 
 
 def row_dot_row_sum(x, y):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return x * y
 
 

@@ -32,7 +32,7 @@ y = max(x, axis=N)
 
 
 def row_max_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return x
 
 
@@ -95,7 +95,7 @@ def row_max_reference(x):
 
 
 def row_max_backward_row_sum(y, x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = x == y
     return device.where(t0, 1.0, 0.0)
 

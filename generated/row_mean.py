@@ -32,7 +32,7 @@ y = mean(x, axis=N)
 
 
 def row_mean_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x
 
 

@@ -32,7 +32,7 @@ y = min(x, axis=N)
 
 
 def row_min_row_min(x):
-    """What is folded into row_min (min), on one vector of each operand."""
+    """The values to reduce into row_min (min), from one vector of each operand."""
     return x
 
 
@@ -95,7 +95,7 @@ def row_min_reference(x):
 
 
 def row_min_backward_row_sum(y, x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = x == y
     return device.where(t0, 1.0, 0.0)
 

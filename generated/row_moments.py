@@ -38,12 +38,12 @@ variance = jnp.var(x, axis=-1)
 
 
 def row_moments_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x
 
 
 def row_moments_row_mean2(x, row_mean):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     mean = row_mean
     t0 = x - mean
     return t0 * t0

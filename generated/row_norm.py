@@ -32,7 +32,7 @@ y = norm(x, axis=N)
 
 
 def row_norm_row_sum(x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return x * x
 
 

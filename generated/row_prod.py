@@ -32,7 +32,7 @@ y = prod(x, axis=N)
 
 
 def row_prod_row_prod(x):
-    """What is folded into row_prod (prod), on one vector of each operand."""
+    """The values to reduce into row_prod (prod), from one vector of each operand."""
     return x
 
 
@@ -104,7 +104,8 @@ def row_prod_backward_keep_t8(x, approx):
 
 
 def row_prod_backward_stage0(x, t8):
-    """What is folded into row_sum (sum), row_sum2 (sum), t9 (prod), row_sum3 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_sum2 (sum), t9 (prod), row_sum3 (sum), from one vector of each
+    operand."""
     t0 = device.isnan(x)
     t1 = device.where(t0, 1.0, 0.0)
     t2 = x == 0.0

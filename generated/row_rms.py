@@ -34,7 +34,7 @@ rms = sqrt(mean(square(x), axis=N) + eps)
 
 
 def row_rms_row_mean(x):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
 
 

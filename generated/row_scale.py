@@ -71,7 +71,7 @@ def row_scale_reference(x, scale):
 
 
 def row_scale_backward_row_sum(dy, x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dy * x
 
 

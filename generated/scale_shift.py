@@ -108,7 +108,7 @@ def scale_shift_frozen_xla(dy, scale):
 
 
 def scale_shift_backward_chain(dy, x, scale):
-    """The chain: dx; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     dx = (1.0 + scale) * dy
     return dx, dy * x, dy
 

@@ -40,12 +40,12 @@ def scaled_softmax_keep_value(x, scale, row_max, approx):
 
 
 def scaled_softmax_row_max(x, scale):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return device.multiply(x, scale)
 
 
 def scaled_softmax_row_sum(value):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return value
 
 
@@ -151,13 +151,13 @@ def scaled_softmax_forward_keep_value(x, scale, row_max_, approx):
 
 
 def scaled_softmax_forward_row_max_(x, scale):
-    """What is folded into row_max_ (max), on one vector of each operand."""
+    """The values to reduce into row_max_ (max), from one vector of each operand."""
     t0 = device.multiply(x, scale)
     return t0
 
 
 def scaled_softmax_forward_row_sum_(value):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     return value
 
 
@@ -280,7 +280,7 @@ def scaled_softmax_frozen_keep_t0(row_max, row_sum, x, scale, approx):
 
 
 def scaled_softmax_frozen_row_sum_(dy, t0):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     return dy * t0
 
 
@@ -380,7 +380,7 @@ def scaled_softmax_frozen_xla(dy, row_max, row_sum, x, scale):
 
 
 def scaled_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, scale, approx):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     t0 = dy * device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, approx), row_sum, False)
     return t0
 
@@ -458,13 +458,13 @@ def scaled_softmax_backward_rows_launch(
 
 
 def scaled_softmax_backward_row_sum_(dy, row_max, row_sum, x, scale, approx):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, approx), row_sum, False)
     return dy * t0
 
 
 def scaled_softmax_backward_chain(dy, row_max, row_sum, x, scale, row_sum_, approx):
-    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, approx), row_sum, False)
     t1 = dy - row_sum_
     dx = scale * t0 * t1

@@ -73,7 +73,7 @@ def scaled_srelu_reference(x, scale):
 
 
 def scaled_srelu_backward_row_sum(dy, x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = device.where(x <= 0.0, 0.0, x)
     return dy * (t0 * t0)
 

@@ -89,7 +89,7 @@ def scaled_swiglu_backward_keep_t1(x0, approx):
 
 
 def scaled_swiglu_backward_row_sum(dy, x1, t1):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dy * (t1 * x1)
 
 

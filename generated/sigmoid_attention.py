@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Attention within packed documents, its weights sigmoids instead of a softmax, with a bias for each pair of positions."""
+"""Attention within packed documents, its weights sigmoids instead of a softmax, with a bias for each pair of
+positions."""
 
 import functools
 
@@ -22,7 +23,10 @@ from codegen.shared import AttentionLaunch
 
 SPEC = {
     "op": "sigmoid_attention",
-    "summary": "Attention within packed documents, its weights sigmoids instead of a softmax, with a bias for each pair of positions.",
+    "summary": (
+        "Attention within packed documents, its weights sigmoids instead of a softmax, with a bias for each pair of "
+        "positions."
+    ),
     "types": {"T": ["float16", "bfloat16"]},
     "inputs": {
         "q": "T[..., Q, D]",
@@ -77,7 +81,7 @@ def sigmoid_attention_score(at: attend.Scores, acc, tensors: tuple, masked: bool
 
 
 def sigmoid_attention_tiles(at: attend.Tile, tensors: tuple, scale: float):
-    """Whether the mask holds for some, and for every, of a tile's rows and columns: from the bounds of its condition."""
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
     _, mQDocument, mKDocument, _ = tensors
     row, = at.batch
     return attend.bounds.eq(
@@ -132,7 +136,8 @@ def sigmoid_attention(
     scale: float = 0.125,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """Attention within packed documents, its weights sigmoids instead of a softmax, with a bias for each pair of positions.
+    """Attention within packed documents, its weights sigmoids instead of a softmax, with a bias for each pair of
+    positions.
 
     Args:
       q: T[..., Q, D].

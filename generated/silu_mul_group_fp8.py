@@ -50,7 +50,7 @@ def silu_mul_group_fp8_keep_y(gate, up, approx):
 
 
 def silu_mul_group_fp8_row_max(y):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return cute.math.abs(y)
 
 

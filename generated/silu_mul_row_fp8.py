@@ -51,7 +51,7 @@ def silu_mul_row_fp8_keep_y(x0, x1, approx):
 
 
 def silu_mul_row_fp8_row_max(y):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return cute.math.abs(y)
 
 

@@ -83,7 +83,7 @@ def sliding_attention_score(
 
 
 def sliding_attention_tiles(at: attend.Tile, tensors: tuple, scale: float, cap: float, window: int):
-    """Whether the mask holds for some, and for every, of a tile's rows and columns: from the bounds of its condition."""
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
     return attend.bounds.both(
         attend.bounds.le(at.columns, at.rows),
         attend.bounds.lt(attend.bounds.sub(at.rows, at.columns), attend.bounds.exact(window)),

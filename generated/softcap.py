@@ -111,7 +111,7 @@ def softcap_frozen_xla(dy, x, cap):
 
 
 def softcap_backward_chain(dy, x, cap, approx):
-    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     t0 = device.divide_by_shared(x, cap, approx)
     t1 = device.tanh(t0, False)
     t2 = dy * (1.0 - t1 * t1)

@@ -40,12 +40,12 @@ def softcap_softmax_keep_value(x, cap, row_max, approx):
 
 
 def softcap_softmax_row_max(x, cap, approx):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx))
 
 
 def softcap_softmax_row_sum(value):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return value
 
 
@@ -151,13 +151,13 @@ def softcap_softmax_forward_keep_value(x, cap, row_max_, approx):
 
 
 def softcap_softmax_forward_row_max_(x, cap, approx):
-    """What is folded into row_max_ (max), on one vector of each operand."""
+    """The values to reduce into row_max_ (max), from one vector of each operand."""
     t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx))
     return t0
 
 
 def softcap_softmax_forward_row_sum_(value):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     return value
 
 
@@ -283,7 +283,7 @@ def softcap_softmax_frozen_keep_t2(row_max, row_sum, x, cap, approx):
 
 
 def softcap_softmax_frozen_row_sum_(dy, t2):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     return dy * t2
 
 
@@ -386,7 +386,7 @@ def softcap_softmax_frozen_xla(dy, row_max, row_sum, x, cap):
 
 
 def softcap_softmax_backward_rows_row_sum_(dy, row_max, row_sum, x, cap, approx):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx)) - row_max
     return dy * device.divide_by_row(device.exp(t0, approx), row_sum, False)
 
@@ -464,7 +464,7 @@ def softcap_softmax_backward_rows_launch(
 
 
 def softcap_softmax_backward_row_sum_(dy, row_max, row_sum, x, cap, approx):
-    """What is folded into row_sum_ (sum), on one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     t0 = device.settled(device.divide_by_row(x, cap, approx))
     t1 = device.tanh(t0, approx)
     t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, False)
@@ -472,7 +472,7 @@ def softcap_softmax_backward_row_sum_(dy, row_max, row_sum, x, cap, approx):
 
 
 def softcap_softmax_backward_chain(dy, row_max, row_sum, x, cap, row_sum_, approx):
-    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     t0 = device.settled(device.divide_by_row(x, cap, approx))
     t1 = device.tanh(t0, approx)
     t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, False)

@@ -38,12 +38,12 @@ def softmax_keep_value(x, row_max, approx):
 
 
 def softmax_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return x
 
 
 def softmax_row_sum(value):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return value
 
 
@@ -134,7 +134,7 @@ def softmax_reference(x):
 
 
 def softmax_backward_row_sum(dy, y):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dy * y
 
 

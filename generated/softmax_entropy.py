@@ -37,17 +37,17 @@ entropy = jnp.sum(p * jnp.where(jnp.isneginf(log_p), 0, -log_p), axis=-1)
 
 
 def softmax_entropy_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return x
 
 
 def softmax_entropy_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(x - row_max, approx)
 
 
 def softmax_entropy_row_sum2(x, row_max, row_sum, approx):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum2 (sum), from one vector of each operand."""
     log_p = x - row_max - device.log(row_sum, False)
     return device.where(log_p == -float("inf"), 0.0, device.exp(log_p, approx) * log_p)
 
@@ -142,18 +142,18 @@ def softmax_entropy_reference(x):
 
 
 def softmax_entropy_forward_row_max_(x):
-    """What is folded into row_max_ (max), on one vector of each operand."""
+    """The values to reduce into row_max_ (max), from one vector of each operand."""
     return x
 
 
 def softmax_entropy_forward_row_sum(x, row_max_, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     row_max = row_max_
     return device.exp_term(x - row_max, approx)
 
 
 def softmax_entropy_forward_row_sum2(x, row_max_, row_sum, approx):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum2 (sum), from one vector of each operand."""
     row_log = device.log(row_sum, False)
     log_p = x - row_max_ - row_log
     return device.where(log_p == -float("inf"), 0.0, device.exp(log_p, approx) * log_p)
@@ -269,7 +269,7 @@ def softmax_entropy_backward_keep_t2(dentropy, row_max, row_log, x, approx):
 
 
 def softmax_entropy_backward_row_sum(t2):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return t2
 
 

@@ -158,7 +158,7 @@ def swiglu_clamped_frozen_xla(dy, x0, x1, limit):
 
 
 def swiglu_clamped_backward_chain(dy, x0, x1, limit, approx):
-    """The chain: dx0, dx1; what is folded into total_sum, total_sum2, on one vector of each operand."""
+    """The chain: dx0, dx1, and the values to reduce into total_sum, total_sum2, from one vector of each operand."""
     t0 = -limit
     t5 = device.maximum(x1, t0)
     t1 = dy * device.minimum(t5, limit)

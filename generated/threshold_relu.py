@@ -120,7 +120,7 @@ def threshold_relu_frozen_xla(dy, x, threshold, upper):
 
 
 def threshold_relu_backward_chain(dy, x, threshold, upper):
-    """The chain: dx; what is folded into total_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     t0 = x <= threshold
     t1 = device.where(t0, 0.0, x)
     t2 = device.where(t1 == upper, 0.5, 0.0)

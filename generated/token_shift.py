@@ -122,7 +122,7 @@ def token_shift_frozen_xla(dy, dy_after1_s, mix, index_s, size_s):
 
 
 def token_shift_backward_chain(dy, dy_after1_s, x, x_before1_s, mix, index_s, size_s):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     dx = dy - mix * dy + device.where(
         index_s < size_s - 1, device.where(index_s - -1 >= 1, mix * dy_after1_s, 0.0), 0.0,
     )

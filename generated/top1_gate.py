@@ -39,12 +39,12 @@ expert = jnp.argmax(x, axis=-1)
 
 
 def top1_gate_top(x):
-    """What is folded into top (max), on one vector of each operand."""
+    """The values to reduce into top (max), from one vector of each operand."""
     return x
 
 
 def top1_gate_stage1(x, index_n, size_n, top, approx):
-    """What is folded into row_sum (sum), row_min (min), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), row_min (min), from one vector of each operand."""
     return device.exp_term(x - top, approx), device.where((x == top) | device.isnan(x), index_n, size_n)
 
 
@@ -148,12 +148,12 @@ def top1_gate_backward_keep_t1(x, top, approx):
 
 
 def top1_gate_backward_top(x):
-    """What is folded into top (max), on one vector of each operand."""
+    """The values to reduce into top (max), from one vector of each operand."""
     return x
 
 
 def top1_gate_backward_stage1(x, t1, top):
-    """What is folded into t2 (sum), row_sum (sum), on one vector of each operand."""
+    """The values to reduce into t2 (sum), row_sum (sum), from one vector of each operand."""
     t0 = x == top
     return t1, device.where(t0, 1.0, 0.0)
 

@@ -61,12 +61,12 @@ def top_k_gate_stage1_keep_t0(logits, row_max):
 
 
 def top_k_gate_stage1_row_max(logits):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return logits
 
 
 def top_k_gate_stage1_row_sum(t0):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return t0
 
 
@@ -194,7 +194,7 @@ def top_k_gate_stage2_xla(p):
 
 
 def top_k_gate_stage3_row_sum(chosen):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return chosen
 
 
@@ -260,12 +260,12 @@ def top_k_gate_stage3_xla(chosen):
 
 
 def top_k_gate_backward_stage1_t0(chosen):
-    """What is folded into t0 (sum), on one vector of each operand."""
+    """The values to reduce into t0 (sum), from one vector of each operand."""
     return chosen
 
 
 def top_k_gate_backward_stage1_row_sum(dweights, chosen, t0):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dweights * device.divide_by_row(chosen, t0, False)
 
 
@@ -389,7 +389,7 @@ def top_k_gate_backward_stage2_xla(sub_of_rows_k, experts, index_n):
 
 
 def top_k_gate_backward_stage3_row_sum(p, t1):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return t1 * p
 
 

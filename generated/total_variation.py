@@ -32,7 +32,7 @@ loss = 0.5 * sum(abs(p - q), axis=N)
 
 
 def total_variation_row_sum(p, q):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return cute.math.abs(p - q)
 
 

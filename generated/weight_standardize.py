@@ -45,7 +45,7 @@ def weight_standardize_reference(w, gain, eps):
 
 
 def weight_standardize_stage1_chain(w):
-    """What is folded into column_mean, on one vector of each operand."""
+    """The values to reduce into column_mean, from one vector of each operand."""
     return w
 
 
@@ -145,7 +145,7 @@ def weight_standardize_stage1_xla(w):
 
 
 def weight_standardize_stage2_chain(w, mean_of_o):
-    """What is folded into column_mean, on one vector of each operand."""
+    """The values to reduce into column_mean, from one vector of each operand."""
     t0 = w - mean_of_o
     return t0 * t0
 
@@ -299,7 +299,7 @@ def weight_standardize_stage3_xla(w, gain, mean_of_o, mean_of_o2, eps):
 
 
 def weight_standardize_backward_stage1_chain(dy, mean_of_o, w):
-    """What is folded into t5, column_sum, on one vector of each operand."""
+    """The values to reduce into t5, column_sum, from one vector of each operand."""
     return dy * (w - mean_of_o), dy
 
 

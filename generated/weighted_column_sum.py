@@ -32,7 +32,7 @@ y = sum(x * weight, axis=...)
 
 
 def weighted_column_sum_chain(x, weight):
-    """What is folded into column_sum, on one vector of each operand."""
+    """The values to reduce into column_sum, from one vector of each operand."""
     return x * weight
 
 
@@ -135,7 +135,7 @@ def weighted_column_sum_reference(x, weight):
 
 
 def weighted_column_sum_backward_row_sum(dy, x):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return dy * x
 
 

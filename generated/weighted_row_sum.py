@@ -32,7 +32,7 @@ y = sum(x * weight, axis=N)
 
 
 def weighted_row_sum_row_sum(x, weight):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return x * weight
 
 
@@ -135,7 +135,7 @@ def weighted_row_sum_frozen_xla(dy, weight):
 
 
 def weighted_row_sum_backward_chain(dy, x, weight):
-    """The chain: dx; what is folded into column_sum, on one vector of each operand."""
+    """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     dx = dy * weight
     return dx, dy * x
 

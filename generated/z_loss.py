@@ -32,12 +32,12 @@ y = square(logsumexp(x, axis=N))
 
 
 def z_loss_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return x
 
 
 def z_loss_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 
@@ -115,12 +115,12 @@ def z_loss_reference(x):
 
 
 def z_loss_forward_row_max(x):
-    """What is folded into row_max (max), on one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return x
 
 
 def z_loss_forward_row_sum(x, row_max, approx):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
 
 

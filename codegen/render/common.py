@@ -23,6 +23,7 @@ from codegen.plan.planner import dtype_constant, unheld_types
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
 from codegen.render.records import Constant, Head, Jnp, Kernel, Reference, ResultClass, Tensor
+from codegen.render.wrapping import WIDTH
 from codegen.spec.spec import Array, Param
 
 
@@ -37,6 +38,12 @@ def uses(code: str, module: str) -> bool:
     # The name first: a pattern that begins with a look-behind is tried at each character
     found = re.finditer(rf"{module}\.", code)
     return any(not re.match(r"[/\w]", code[max(0, match.start() - 1) : match.start()]) for match in found)
+
+
+def doc_lines(text: str, indent: int) -> list[str]:
+    """The lines of a docstring's first sentence, at an indent: the first stands behind the quotes, the last before them."""
+    width = WIDTH - indent - 6
+    return [quoted(line) for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)]
 
 
 def quoted(text: str) -> str:
@@ -110,7 +117,7 @@ class Context:
             op=spec.op,
             path=f"specs/{spec.op}.yaml",
             template=self.template,
-            summary=quoted(spec.summary),
+            summary="\n".join(doc_lines(spec.summary, 0)),
             xla=self.xla(),
             reference=Reference(
                 params=[*(a.name for a in spec.inputs), *(p.name for p in spec.params)],
@@ -390,7 +397,7 @@ class Context:
 
     def doc(self) -> list[str]:
         spec = self.spec
-        lines = [quoted(spec.summary), "", "Args:"]
+        lines = [*doc_lines(spec.summary, 4), "", "Args:"]
         for a in spec.inputs:
             extra = "" if a.default is None else f"; {a.default!r} where it is left out or None"
             lines.append(f"  {a.name}: {a}{extra}.")

@@ -23,6 +23,8 @@ def line_literal(data: dict[str, Any]) -> str:
 
 def _literal(value: object, indent: int, before: int) -> str:
     """A value `before` characters into a line; a collection that is too wide has one item on each line."""
+    if isinstance(value, str) and "\n" not in value:
+        return _line(value, indent, before)
     if not isinstance(value, dict | list):
         return _scalar(value)
     text = _flat(value)
@@ -44,6 +46,19 @@ def _expanded(value: dict[str, Any] | list[Any], indent: int) -> str:
         lines.append(f"{start}{_literal(item, inner, len(start))},\n")
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     return f"{opening}\n{''.join(lines)}{' ' * indent}{closing}"
+
+
+def _line(text: str, indent: int, before: int) -> str:
+    """A text of one line; where it is too wide, in pieces that Python joins, broken after spaces."""
+    whole = _scalar(text)
+    if before + len(whole) < WIDTH:
+        return whole
+    inner, pieces = " " * (indent + INDENT), [""]
+    for word in re.findall(r"\S*\s*", text):
+        if len(inner) + len(_scalar(pieces[-1] + word)) > WIDTH and pieces[-1]:
+            pieces.append("")
+        pieces[-1] += word
+    return "\n".join(["(", *(inner + _scalar(piece) for piece in pieces), " " * indent + ")"])
 
 
 def _scalar(value: object) -> str:

@@ -22,7 +22,10 @@ from codegen.shared import RowLaunch
 
 SPEC = {
     "op": "capped_cross_entropy",
-    "summary": "Cross-entropy of each row of soft-capped logits with an integer label, and its weighted gradient by the logits.",
+    "summary": (
+        "Cross-entropy of each row of soft-capped logits with an integer label, and its weighted gradient by the "
+        "logits."
+    ),
     "types": {"T": ["float32", "bfloat16"]},
     "inputs": {"logits": "T[..., N]", "label": "int32[...]"},
     "outputs": {"loss": "float32[...]", "dlogits": "T[..., N]"},
@@ -64,7 +67,7 @@ def capped_cross_entropy_keep_term(logits, cap, approx):
 
 
 def capped_cross_entropy_total_(term):
-    """What is folded into total_ (sum), on one vector of each operand."""
+    """The values to reduce into total_ (sum), from one vector of each operand."""
     return term
 
 
@@ -225,7 +228,8 @@ def capped_cross_entropy(
     weight: float | jax.Array = 1.0,
     implementation: runtime.Implementation = None,
 ) -> CappedCrossEntropyOutputs:
-    """Cross-entropy of each row of soft-capped logits with an integer label, and its weighted gradient by the logits.
+    """Cross-entropy of each row of soft-capped logits with an integer label, and its weighted gradient by the
+    logits.
 
     Args:
       logits: T[..., N].

@@ -20,7 +20,10 @@ from codegen.shared import RowLaunch
 
 SPEC = {
     "op": "drmsnorm_add",
-    "summary": "The gradient of a root mean square normalisation without a weight, added to another gradient of the same array.",
+    "summary": (
+        "The gradient of a root mean square normalisation without a weight, added to another gradient of the same "
+        "array."
+    ),
     "types": {"T": ["float32", "bfloat16"]},
     "inputs": {"dy": "T[..., N]", "x": "T[..., N]", "around": "T[..., N]"},
     "outputs": {"dx": "T[..., N]"},
@@ -42,7 +45,7 @@ dx = around + jax.vjp(normalise, x)[1](dy)[0]
 
 
 def drmsnorm_add_stage0(dy, x):
-    """What is folded into row_mean (mean), row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), from one vector of each operand."""
     return x * x, dy * x
 
 
@@ -149,7 +152,8 @@ def drmsnorm_add(
     eps: float = 1e-06,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """The gradient of a root mean square normalisation without a weight, added to another gradient of the same array.
+    """The gradient of a root mean square normalisation without a weight, added to another gradient of the same
+    array.
 
     Args:
       dy: T[..., N].

@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Normalise a branch's result, add it to the residual, and normalise the sum; both norms have weights of one plus theirs."""
+"""Normalise a branch's result, add it to the residual, and normalise the sum; both norms have weights of one plus
+theirs."""
 
 from typing import NamedTuple
 
@@ -22,7 +23,10 @@ from codegen.shared import RowLaunch, Walk
 
 SPEC = {
     "op": "post_add_pre_norm",
-    "summary": "Normalise a branch's result, add it to the residual, and normalise the sum; both norms have weights of one plus theirs.",
+    "summary": (
+        "Normalise a branch's result, add it to the residual, and normalise the sum; both norms have weights of one "
+        "plus theirs."
+    ),
     "types": {"T": ["float32", "bfloat16"]},
     "inputs": {"y": "T[..., N]", "residual": "T[..., N]", "post": "T[N]", "pre": "T[N]"},
     "outputs": {"residual_out": "T[..., N]", "n": "T[..., N]"},
@@ -45,12 +49,12 @@ n = norm(residual_out, pre)
 
 
 def post_add_pre_norm_row_mean(y):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return y * y
 
 
 def post_add_pre_norm_row_mean2(y, residual, post, eps, row_mean, approx):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     y_rstd = device.rsqrt(row_mean + eps, approx)
     residual_out = residual + device.multiply(y * y_rstd, 1.0 + post)
     return residual_out * residual_out
@@ -179,12 +183,12 @@ def post_add_pre_norm_reference(y, residual, post, pre, eps):
 
 
 def post_add_pre_norm_forward_row_mean(y):
-    """What is folded into row_mean (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
     return y * y
 
 
 def post_add_pre_norm_forward_row_mean2(y, residual, post, eps, row_mean, approx):
-    """What is folded into row_mean2 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
     y_rstd = device.rsqrt(row_mean + eps, approx)
     residual_out = residual + device.multiply(y * y_rstd, 1.0 + post)
     return residual_out * residual_out
@@ -319,7 +323,7 @@ def post_add_pre_norm_forward_xla(y, residual, post, pre, eps):
 
 
 def post_add_pre_norm_frozen_row_sum(dn, y_rstd, y, residual, post, pre):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = 1.0 + post
     t1 = 1.0 + pre
     t3 = residual + device.multiply(y * y_rstd, t0)
@@ -327,7 +331,7 @@ def post_add_pre_norm_frozen_row_sum(dn, y_rstd, y, residual, post, pre):
 
 
 def post_add_pre_norm_frozen_row_sum2(dresidual_out, dn, y_rstd, rstd, y, residual, post, pre, size_n, row_sum, approx):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum2 (sum), from one vector of each operand."""
     t0 = 1.0 + post
     t1 = 1.0 + pre
     t3 = residual + device.multiply(y * y_rstd, t0)
@@ -491,12 +495,12 @@ def post_add_pre_norm_frozen_xla(dresidual_out, dn, y_rstd, rstd, y, residual, p
 
 
 def post_add_pre_norm_backward_rows_row_sum(dn, y_rstd, y, residual, post, pre):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return (1.0 + pre) * dn * (residual + device.multiply(y * y_rstd, 1.0 + post))
 
 
 def post_add_pre_norm_backward_rows_row_sum2(dresidual_out, dn, y_rstd, rstd, y, residual, post, pre, size_n, row_sum):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum2 (sum), from one vector of each operand."""
     row_sum_of_rows = row_sum
     t0 = 1.0 + post
     t1 = device.divide(
@@ -625,7 +629,7 @@ def post_add_pre_norm_backward_rows_launch(
 
 
 def post_add_pre_norm_backward_row_sum(dn, y_rstd, y, residual, post, pre):
-    """What is folded into row_sum (sum), on one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     t0 = 1.0 + post
     t1 = 1.0 + pre
     t2 = y * y_rstd
@@ -636,7 +640,7 @@ def post_add_pre_norm_backward_row_sum(dn, y_rstd, y, residual, post, pre):
 def post_add_pre_norm_backward_row_sum2(
     dresidual_out, dn, y_rstd, rstd, y, residual, post, pre, size_n, row_sum, approx,
 ):
-    """What is folded into row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_sum2 (sum), from one vector of each operand."""
     t0 = 1.0 + post
     t1 = 1.0 + pre
     t2 = y * y_rstd
@@ -650,7 +654,8 @@ def post_add_pre_norm_backward_row_sum2(
 def post_add_pre_norm_backward_chain(
     dresidual_out, dn, y_rstd, rstd, y, residual, post, pre, size_n, row_sum, row_sum2, approx,
 ):
-    """The chain: dy, dresidual; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dy, dresidual, and the values to reduce into column_sum, column_sum2, from one vector of each
+    operand."""
     t0 = 1.0 + post
     t1 = 1.0 + pre
     t2 = y * y_rstd
@@ -933,7 +938,8 @@ def post_add_pre_norm(
     eps: float = 1e-06,
     implementation: runtime.Implementation = None,
 ) -> PostAddPreNormOutputs:
-    """Normalise a branch's result, add it to the residual, and normalise the sum; both norms have weights of one plus theirs.
+    """Normalise a branch's result, add it to the residual, and normalise the sum; both norms have weights of one
+    plus theirs.
 
     Args:
       y: T[..., N].

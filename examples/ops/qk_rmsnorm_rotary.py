@@ -22,7 +22,10 @@ from codegen.shared import RowLaunch, Walk
 
 SPEC = {
     "op": "qk_rmsnorm_rotary",
-    "summary": "Root mean square normalisation of each head of queries and keys, then the rotary position embedding on its halves.",
+    "summary": (
+        "Root mean square normalisation of each head of queries and keys, then the rotary position embedding on its "
+        "halves."
+    ),
     "types": {"T": ["float32", "bfloat16"]},
     "inputs": {"q": "T[B, S, H, (2 D)]", "k": "T[B, S, H, (2 D)]", "cos": "float32[S, D]", "sin": "float32[S, D]"},
     "outputs": {"q_out": "T[B, S, H, (2 D)]", "k_out": "T[B, S, H, (2 D)]"},
@@ -49,7 +52,8 @@ k_out = turned(normed(k))
 
 
 def qk_rmsnorm_rotary_stage0(q0, q1, k0, k1):
-    """What is folded into row_mean (mean), row_mean2 (mean), row_mean3 (mean), row_mean4 (mean), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), row_mean3 (mean), row_mean4 (mean), from one
+    vector of each operand."""
     return q0 * q0, q1 * q1, k0 * k0, k1 * k1
 
 
@@ -188,7 +192,8 @@ def qk_rmsnorm_rotary_reference(q, k, cos, sin, eps):
 
 
 def qk_rmsnorm_rotary_frozen_stage0(dq_out0, dq_out1, dk_out0, dk_out1, q0, q1, k0, k1, cos, sin):
-    """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), row_mean3 (mean), row_mean4 (mean), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), row_sum (sum), row_mean3 (mean), row_mean4
+    (mean), row_sum2 (sum), from one vector of each operand."""
     return (
         q0 * q0, q1 * q1, dq_out1 * (q1 * cos + q0 * sin)
         + dq_out0 * (q0 * cos - q1 * sin), k0 * k0, k1 * k1, dk_out1 * (k1 * cos + k0 * sin)
@@ -368,7 +373,8 @@ def qk_rmsnorm_rotary_frozen_xla(dq_out0, dq_out1, dk_out0, dk_out1, q0, q1, k0,
 
 
 def qk_rmsnorm_rotary_backward_rows_stage0(dq_out0, dq_out1, dk_out0, dk_out1, q0, q1, k0, k1, cos, sin):
-    """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), row_mean3 (mean), row_mean4 (mean), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), row_sum (sum), row_mean3 (mean), row_mean4
+    (mean), row_sum2 (sum), from one vector of each operand."""
     return (
         q0 * q0, q1 * q1, dq_out1 * (q1 * cos + q0 * sin)
         + dq_out0 * (q0 * cos - q1 * sin), k0 * k0, k1 * k1, dk_out1 * (k1 * cos + k0 * sin)
@@ -504,7 +510,8 @@ def qk_rmsnorm_rotary_backward_rows_launch(
 
 
 def qk_rmsnorm_rotary_backward_stage0(dq_out0, dq_out1, dk_out0, dk_out1, q0, q1, k0, k1, cos, sin):
-    """What is folded into row_mean (mean), row_mean2 (mean), row_sum (sum), row_mean3 (mean), row_mean4 (mean), row_sum2 (sum), on one vector of each operand."""
+    """The values to reduce into row_mean (mean), row_mean2 (mean), row_sum (sum), row_mean3 (mean), row_mean4
+    (mean), row_sum2 (sum), from one vector of each operand."""
     return (
         q0 * q0, q1 * q1, dq_out1 * (q1 * cos + q0 * sin)
         + dq_out0 * (q0 * cos - q1 * sin), k0 * k0, k1 * k1, dk_out1 * (k1 * cos + k0 * sin)
@@ -516,7 +523,8 @@ def qk_rmsnorm_rotary_backward_chain(
     dq_out0, dq_out1, dk_out0, dk_out1, q0, q1, k0, k1, cos, sin, size_d, eps, row_mean, row_mean2, row_sum, row_mean3,
     row_mean4, row_sum2, approx,
 ):
-    """The chain: dq0, dq1, dk0, dk1; what is folded into column_sum, column_sum2, on one vector of each operand."""
+    """The chain: dq0, dq1, dk0, dk1, and the values to reduce into column_sum, column_sum2, from one vector of each
+    operand."""
     q_rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, False)
     t0 = sin * q_rstd
     t1 = cos * q_rstd
@@ -999,7 +1007,8 @@ def qk_rmsnorm_rotary(
     eps: float = 1e-06,
     implementation: runtime.Implementation = None,
 ) -> QkRmsnormRotaryOutputs:
-    """Root mean square normalisation of each head of queries and keys, then the rotary position embedding on its halves.
+    """Root mean square normalisation of each head of queries and keys, then the rotary position embedding on its
+    halves.
 
     Args:
       q: T[B, S, H, (2 D)].

@@ -240,10 +240,10 @@ class WalkContext(RowContext):
     def walk_function(self) -> Function:
         stores = self.vector_stores()
         values = [*self.values_of(stores), *(s.operand for s in self.plan.columns)]
-        doc = f"What is folded into {', '.join(s.name for s in self.plan.columns)}, on one vector of each operand"
-        doc = f"The chain: {', '.join(a.name for a in stores)}; w{doc[1:]}" if stores else doc
+        reduced = f"the values to reduce into {', '.join(s.name for s in self.plan.columns)}, from one vector of each operand."
+        doc = f"The chain: {', '.join(a.name for a in stores)}, and {reduced}" if stores else f"T{reduced[1:]}"
         rows = {emit.leaf_key(s.node): s.name for s in self.plan.rows}
-        return self.function(f"{self.spec.op}_chain", doc + ".", values, rows)
+        return self.function(f"{self.spec.op}_chain", doc, values, rows)
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def functions(self) -> list[Function]:

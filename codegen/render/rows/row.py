@@ -14,7 +14,7 @@ from codegen.graph.nodes import Node
 from codegen.graph.online import rescaled
 from codegen.plan.access import Access
 from codegen.plan.rows.access import Expensive, Statistic
-from codegen.render.common import camel, full
+from codegen.render.common import camel, doc_lines, full
 from codegen.render.records import Function
 from codegen.render.rows.access import RowAccess
 from codegen.render.rows.records import (
@@ -106,14 +106,14 @@ class RowContext(RowAccess):
         params = [n for n in dict.fromkeys(names) if n in words] or names[:1]
         if not like and dialect.like in words and dialect.like != params[0]:
             lines, results = emit.emit_values(self.statements, targets, replace(dialect, like=params[0]), values)
-        return Function(name, doc, params, lines, results)
+        return Function(name, "\n    ".join(doc_lines(doc, 4)), params, lines, results)
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def stage_function(self, stage: int) -> Function:
         statistics = self.plan.stages[stage]
         before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < stage}
         what = ", ".join(f"{s.name} ({s.op})" for s in statistics)
-        doc = f"What is folded into {what}, on one vector of each operand."
+        doc = f"The values to reduce into {what}, from one vector of each operand."
         alone = len(statistics) == 1 and not SUFFIXES.fullmatch(statistics[0].name)
         name = f"{self.spec.op}_{statistics[0].name if alone else f'stage{stage}'}"
         return self.function(name, doc, [s.operand for s in statistics], before)

@@ -284,7 +284,8 @@ class AttentionLaunch:
     def blocks(self, rows: int, columns: int = 0) -> int:
         """Those of so many rows of q."""
         del columns
-        return -(-rows // self.tile_m)
+        found = -(-rows // self.tile_m)
+        return min(found, self.processors) if self.processors else found
 
     @property
     def constants(self) -> dict[str, AttentionLaunch]:

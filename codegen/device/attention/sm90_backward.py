@@ -58,7 +58,7 @@ def launch(
     how: `tile_m` rows of q pass a tile of k and v, and `tile_n` rows of k and v one of q.
 
     On an H100 with 16384 tokens and 16 heads of 128 elements, bfloat16, under a causal mask, the two kernels took 3.34 and 2.31 ms
-    with 64 rows of q and 112 of k; cuDNN's backward, which adds up dq in any order, took 5.19 ms.
+    with 64 rows of q and 112 of k; cuDNN's forward and backward took 6.92 ms, its forward 1.73 ms.
     """
     factors = q, k, v, do
     functions, sizes = (slope, tiles), (q.shape[1], k.shape[1])

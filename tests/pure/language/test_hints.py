@@ -142,39 +142,10 @@ ELSEWHERE = {
 
 # The ops that a spec becomes where its hint is to make several: inputs, outputs, chain of each
 SPLIT: dict[str, list[tuple[str, str, str]]] = {
-    "product_of_all_rows": [
-        ("a: bfloat16[..., K]; b: bfloat16[K, N]", "z: float32[..., N]; top: float32[N]", "z = a @ b; top = max(z, axis=...)"),
-        ("z: float32[..., N]; top: float32[N]", "y: bfloat16[..., N]", "y = z - top"),
-    ],
-    "products_of_values": [
-        ("a: bfloat16[..., K]; s: bfloat16[K]", "u: bfloat16[..., K]", "u = a * s"),
-        ("u: bfloat16[..., K]; a: bfloat16[..., K]; b: bfloat16[K, N]; c: bfloat16[K, N]", "y: bfloat16[..., N]", "z = u @ b; y = z + a @ c"),
-    ],
     "products_of_parts": [
         ("a: bfloat16[..., K]; b: bfloat16[..., K]; c: bfloat16[K, N]", "y: bfloat16[..., N]", "u = a @ c; y = u + b @ c"),
     ],
     "product_over_parts": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "y: bfloat16[..., N]", "y = a @ b")],
-    "product_outputs_differ": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "y: float32[..., N]", "y = a @ b"), ("r: float32[...]", "z: float32[...]", "z = r")],
-    "product_reduced_apart": [
-        ("a: bfloat16[..., K]; b: bfloat16[K, C, S]", "m: float32[C]", "m = mean(a @ b, axis=(..., S))"),
-        ("a: bfloat16[..., K]; b: bfloat16[K, C, S]", "s: float32[C, S]", "s = sum(a @ b, axis=...)"),
-        ("m: float32[C]; s: float32[C, S]", "y: float32[C, S]", "y = s - m"),
-    ],
-    "product_reduced_late": [
-        ("w: float32[C, S]", "v: float32[C]", "v = sum(w, axis=S)"),
-        ("a: bfloat16[..., K]; b: bfloat16[K, C, S]; v: float32[C]", "y: float32[C]", "y = sum(a @ b, axis=(..., S)) + v"),
-    ],
-    "product_reduced_outputs": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "m: float32[...]", "m = max(a @ b, axis=N)"), ("w: float32[N]", "v: float32[N]", "v = w * 2")],
-    "product_reduced_over_two_axes": [
-        ("x: bfloat16[B, M, K]; w: bfloat16[K, N]", "y: float32[M, N]", "y = sum(x @ w, axis=B)"),
-        ("x: bfloat16[B, M, K]; w: bfloat16[K, N]", "z: float32[B, N]", "z = sum(x @ w, axis=M)"),
-    ],
-    "product_reduced_too_often": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "y: float32[..., N]", "y = softmax(softmax(softmax(a @ b, axis=N), axis=N), axis=N)")],
-    "product_row_of_groups": [
-        ("keep: bool[..., G]", "kept: bool[...]", "kept = all(keep, axis=G)"),
-        ("a: bfloat16[..., K]; b: bfloat16[K, B, G]; kept: bool[...]", "y: float32[..., (B G=8)]; total: float32[...]",
-         "p = a @ b; y = p * where(kept, 2.0, 0.0); total = where(kept, sum(p, axis=(B, G)), 0.0)"),
-    ],
     "shift_in_a_reduction": [
         ("x: float32[..., S, N]", "d: float32[..., S, N]", "d = x - shift(x, axis=N)"),
         ("d: float32[..., S, N]", "y: float32[..., S]", "y = sum(abs(d), axis=N)"),
@@ -182,14 +153,6 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
     "takes_and_reduces": [
         ("code: int32[..., N]; book: float32[P]", "x: float32[..., N]", "x = take(book, code + 1, axis=P)"),
         ("x: float32[..., N]", "y: float32[...]", "y = sum(x, axis=N)"),
-    ],
-    "product_take_after_rows": [
-        ("a: bfloat16[..., K]; b: bfloat16[K, N]", "s: float32[N]", "s = sum(a @ b, axis=...)"),
-        ("s: float32[N]; table: float32[P, N]; i: int32[]", "y: float32[N]", "y = s * take(table, i, axis=P)"),
-    ],
-    "product_waiting_reduction": [
-        ("a: bfloat16[..., K]; b: bfloat16[K, N]", "p: float32[..., N]; y: float32[...]; top: float32[N]", "p = a @ b; y = logsumexp(p, axis=N); top = max(p * 2, axis=...)"),
-        ("p: float32[..., N]; top: float32[N]", "z: float32[N]", "z = log(sum(exp(p * 2 - top), axis=...))"),
     ],
 }  # fmt: skip
 

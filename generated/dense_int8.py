@@ -15,26 +15,27 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, reduce, rowwise
-from codegen.shared import Contraction, Launch, RowLaunch
+from codegen.device import flat, gemm
+from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "dense_int8",
     "summary": "A dense layer with a weight in int8 and a scale for each column.",
-    "types": {"T": ["float16", "bfloat16"]},
+    "types": {"T": ["float32", "bfloat16"]},
     "inputs": {"x": "T[..., K]", "q": "int8[N, K]", "scale": "float32[N]"},
     "outputs": {"y": "T[..., N]"},
     "chain": """\
-y = x @ (cast(q, T) * scale)
+y = x @ (cast(q, T) * stop_gradient(scale))
 """,
-    "reference": "x @ (q * scale[:, None]).T",
+    "reference": "x @ (q * jax.lax.stop_gradient(scale)[:, None]).T",
+    "domain": {"scale": [0.00390625, 0.015625]},
     "bench": [{"...": 8192, "K": 4096, "N": 14336}, {"...": 16, "K": 4096, "N": 14336}],
 }
 
 
 def dense_int8_reference(x, q, scale):
     """The definition that tests hold every implementation to."""
-    return x @ (q * scale[:, None]).T
+    return x @ (q * jax.lax.stop_gradient(scale)[:, None]).T
 
 
 def dense_int8_stage1_chain(q, scale, T):
@@ -70,7 +71,9 @@ def dense_int8_stage1_launch(
 
 def dense_int8_stage1_xla(q, scale, T):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    factor_of_n_k = runtime.cast(runtime.cast(q, T).astype(jnp.float32) * scale, T).astype(jnp.float32)
+    factor_of_n_k = runtime.cast(
+        runtime.cast(q, T).astype(jnp.float32) * jax.lax.stop_gradient(scale), T,
+    ).astype(jnp.float32)
     return factor_of_n_k
 
 
@@ -130,62 +133,6 @@ def dense_int8_stage2_epilogue_xla(acc):
     return y
 
 
-def dense_int8_frozen_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
-    """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mDx, = tensors
-    row = at.row
-    iK = at.column
-    dx = dense_int8_frozen_stage1_epilogue_chain(acc[0].load())
-    at.store(dx.to(mDx.element_type), mDx, (row, iK))
-    return ()
-
-
-@cute.jit
-def dense_int8_frozen_stage1_launch(
-    stream: cuda.CUstream,
-    mDy: cute.Tensor,  # (rows, N) T
-    mFactorOfNK: cute.Tensor,  # (N, K) T
-    mDx: cute.Tensor,  # (rows, K) T
-    how: cutlass.Constexpr[Contraction],
-):
-    gemm.launch(
-        stream, mDy, (mFactorOfNK,), (mDx,), dense_int8_frozen_stage1_tile, batched=False, b_is_nk=False, paired="",
-        reads=(None, None), how=how,
-    )
-
-
-def dense_int8_frozen_stage1_epilogue_chain(acc):
-    """The chain, on one vector of each operand."""
-    dx = acc
-    return dx
-
-
-@cute.kernel
-def dense_int8_frozen_stage1_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mDx: cute.Tensor,  # (rows, cols) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rAcc, = at.load(mAcc)
-        dx = dense_int8_frozen_stage1_epilogue_chain(device.floats(rAcc))
-        at.store(dx.to(mDx.element_type), mDx)
-
-
-@cute.jit
-def dense_int8_frozen_stage1_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    dense_int8_frozen_stage1_epilogue_kernel(mAcc, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
-
-
-def dense_int8_frozen_stage1_epilogue_xla(acc):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = acc
-    return dx
-
-
 def dense_int8_backward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
     mDx, = tensors
@@ -242,81 +189,6 @@ def dense_int8_backward_stage1_epilogue_xla(acc):
     return dx
 
 
-def dense_int8_backward_stage2_epilogue_row_sum(acc, q, T):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    z = acc * device.cast(q, T).to(cutlass.Float32)
-    return z
-
-
-def dense_int8_backward_stage2_epilogue_row(row_sum):
-    """The row's own results, from its statistics."""
-    dscale = row_sum
-    return dscale
-
-
-@cute.kernel
-def dense_int8_backward_stage2_epilogue_kernel(
-    mAcc: cute.Tensor,  # (N, K) float32
-    mQ: cute.Tensor,  # (N, K) int8
-    mDscale: cute.Tensor,  # (N) float32
-    dtype_of_T: cutlass.Constexpr[str],
-    how: cutlass.Constexpr[RowLaunch],
-):
-    N, K = mAcc.shape[0], mAcc.shape[1]
-    vec, vectors, at_once = how.vec, how.vectors, how.at_once
-    rAcc = access.registers(mAcc, (vec, vectors, at_once))
-    rQ = access.registers(mQ, (vec, vectors, at_once))
-    rDscale = access.registers(mDscale, (1, at_once))
-    sRowSum = rowwise.shared(how, cutlass.Float32)
-
-    first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rAcc, rQ, rDscale)
-    rowwise.load_together(mAcc, first_row, rAcc, place)
-    rowwise.load_together(mQ, first_row, rQ, place)
-    for u in cutlass.range_constexpr(at_once):
-        index = first_row + u
-        iN = index
-        row = rowwise.row(how, index, index < N, K, shifts=True)
-        row.load(mAcc, (iN, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mQ, (iN, 0), rQ[None, None, u])
-        reduce.meet([*sRowSum], how.cluster)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mAcc, (iN, 0), rAcc[None, None, u])
-            part.load(mQ, (iN, 0), rQ[None, None, u])
-            for v in cutlass.range_constexpr(vectors):
-                values = dense_int8_backward_stage2_epilogue_row_sum(
-                    device.floats(rAcc[None, v, u]), rQ[None, v, u].load().to(cutlass.Int32),
-                    getattr(cutlass, dtype_of_T),
-                )
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        if row.writes():
-            dscale = dense_int8_backward_stage2_epilogue_row(device.full(1, row_sum))
-            row.store_one(dscale.to(mDscale.element_type), mDscale, (iN,), rDscale[None, u])
-    rowwise.store_together(rDscale, mDscale, first_row, place)
-
-
-@cute.jit
-def dense_int8_backward_stage2_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mQ: cute.Tensor, mDscale: cute.Tensor, dtype_of_T: cutlass.Constexpr[str],
-    how: cutlass.Constexpr[RowLaunch],
-):
-    N = mAcc.shape[0]
-    dense_int8_backward_stage2_epilogue_kernel(
-        mAcc, mQ, mDscale, dtype_of_T, how,
-    ).launch(**rowwise.grid(how, N, stream))
-
-
-def dense_int8_backward_stage2_epilogue_xla(acc, q, T):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    z = acc * runtime.cast(q, T).astype(jnp.float32)
-    dscale = jnp.sum(z, axis=-1, keepdims=True)
-    return dscale
-
-
 @runtime.op(
     SPEC,
     reference=dense_int8_reference,
@@ -325,14 +197,9 @@ def dense_int8_backward_stage2_epilogue_xla(acc, q, T):
     stage2_launch=dense_int8_stage2_launch,
     stage2_epilogue_launch=dense_int8_stage2_epilogue_launch,
     stage2_epilogue_xla=dense_int8_stage2_epilogue_xla,
-    frozen_stage1_launch=dense_int8_frozen_stage1_launch,
-    frozen_stage1_epilogue_launch=dense_int8_frozen_stage1_epilogue_launch,
-    frozen_stage1_epilogue_xla=dense_int8_frozen_stage1_epilogue_xla,
     backward_stage1_launch=dense_int8_backward_stage1_launch,
     backward_stage1_epilogue_launch=dense_int8_backward_stage1_epilogue_launch,
     backward_stage1_epilogue_xla=dense_int8_backward_stage1_epilogue_xla,
-    backward_stage2_epilogue_launch=dense_int8_backward_stage2_epilogue_launch,
-    backward_stage2_epilogue_xla=dense_int8_backward_stage2_epilogue_xla,
 )
 def dense_int8(
     x: jax.Array,
@@ -352,7 +219,7 @@ def dense_int8(
     Returns:
       y: T[..., N].
 
-    T is float16 or bfloat16.
+    T is float32 or bfloat16.
 
     Raises:
       TypeError, ValueError: an argument's dtype or shape does not fit; the message says which.

@@ -277,9 +277,11 @@ def _weights(
         for i in range(count):
             held[i] = acc[2 * half + i % 2, i // 2]
         if online:
-            largest = held.load().reduce(cute.ReductionOp.MAX, top[half], 0)
+            largest = top[half]
+            for i in range(count):
+                largest = cute.arch.fmax(largest, held[i], nan=True)
             for apart in (1, 2):
-                largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, apart))
+                largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, apart), nan=True)
             # A row of -inf so far: exp(-inf - 0) is 0, where exp(-inf + inf) is NaN
             shift = cutlass.select_((largest == -math.inf) | (largest == math.inf), Float32(0), largest) * Float32(
                 -LOG2E

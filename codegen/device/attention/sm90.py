@@ -288,10 +288,11 @@ def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple):
     count = 2 * cute.size(s, mode=[2])
     largest = [Float32(top[r])] + [Float32(-math.inf)] * 3
     for i in cutlass.range_constexpr(count):
-        largest[i % 4] = cute.arch.fmax(largest[i % 4], s[i % 2, r, i // 2])
-    now = cute.arch.fmax(cute.arch.fmax(largest[0], largest[1]), cute.arch.fmax(largest[2], largest[3]))
+        largest[i % 4] = cute.arch.fmax(largest[i % 4], s[i % 2, r, i // 2], nan=True)
+    halves = [cute.arch.fmax(largest[i], largest[i + 1], nan=True) for i in (0, 2)]
+    now = cute.arch.fmax(halves[0], halves[1], nan=True)
     for other in cutlass.range_constexpr(1, 3):
-        now = cute.arch.fmax(now, cute.arch.shuffle_sync_bfly(now, offset=other))
+        now = cute.arch.fmax(now, cute.arch.shuffle_sync_bfly(now, offset=other), nan=True)
     # exp(-inf - 0) is 0, where exp(-inf + inf) is NaN; and the logarithm of a sum with exp(inf) is inf
     infinite = (now == -math.inf) | (now == math.inf)
     start = cutlass.select_(infinite, Float32(0.0), now * LOG2E)

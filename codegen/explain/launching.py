@@ -99,7 +99,7 @@ def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | Atte
     plan = launched(op).plan
     assert not isinstance(plan, Staged)
     if isinstance(plan, Attention):
-        return how.blocks(elements((plan.row,), shape)) * elements(plan.batch, shape)
+        return how.blocks(elements((plan.row,), shape), 0) * elements(plan.batch, shape)
     rows, columns = plan.rows_and_columns(functools.partial(elements, shape=shape))
     if isinstance(how, WalkLaunch) and how.by_place:  # for each place, not for each row
         rows = elements(tuple(a for i in plan.apart for a in plan.groups[i].axes), shape)

@@ -33,7 +33,7 @@ from codegen.measuring.compiled import limits
 from codegen.measuring.times import device_time
 from codegen.measuring.times.device_time import Candidate
 from codegen.measuring.times.measurement import Measurement
-from codegen.plan.op import products_in
+from codegen.plan.op import Gemm, products_in
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.backward import BackwardOp
 from codegen.runtime.ops.op import AnyOp
@@ -148,9 +148,9 @@ def backward_calls(
         sets.append((residuals, cotangents))
         others.append((arrays, cotangents))
     how, names = op.derived.how, origin.operand_names(key)
-    given_back = {
-        name for name, _ in how.gradients
-    } | origin.multiplied  # the gradients of products continue to their factors
+    given_back = {name for name, _ in how.gradients}
+    if isinstance(origin.plan, Gemm):  # the gradients of products continue to their factors
+        given_back |= origin.multiplied
     wanted = [n for n in names if n in given_back and jnp.issubdtype(jnp.result_type(made[0][n]), jnp.floating)]
     own = [i for i, name in enumerate(names) if name not in dict(how.same)]
     product_type = multiplied_in(origin, binding)

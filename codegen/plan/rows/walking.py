@@ -87,18 +87,21 @@ def clusters(arch: str | None) -> bool:
     return arch is not None and arch.startswith(("sm_90", "sm_100", "sm_103"))
 
 
-_most_parts: ContextVar[int] = ContextVar("most parts", default=2**31)
+ANY = 2**31
+_most_parts: ContextVar[int] = ContextVar("most parts", default=ANY)
+_most_rows: ContextVar[int] = ContextVar("most rows of a thread", default=ANY)
 
 
 @contextmanager
-def in_parts(most: int) -> Iterator[None]:
-    """A context in which launches split rows into at most so many parts. Each block then walks far down few rows, which
-    tests of small arrays need."""
-    token = _most_parts.set(most)
+def in_parts(most: int = ANY, rows: int = ANY) -> Iterator[None]:
+    """A context in which launches split rows into at most so many parts, and threads without whole rows hold at most so many
+    `rows`. Each block then walks far down few rows, which tests of small arrays need."""
+    parts, held = _most_parts.set(most), _most_rows.set(rows)
     try:
         yield
     finally:
-        _most_parts.reset(token)
+        _most_parts.reset(parts)
+        _most_rows.reset(held)
 
 
 def processors(arch: str | None) -> int:
@@ -241,11 +244,11 @@ def by_place(
     pieces = -(-count // (per_row * vectors))
     threads = max(per_row, schedule.get("threads", THREADS))
     enough = rows <= FEW_ROWS or places * pieces * per_row >= processors(arch) * RESIDENT
-    if _most_parts.get() < 2**31:  # for tests of the kernel that walks down few rows
+    if _most_parts.get() < ANY:  # for tests of the kernel that walks down few rows
         return None
     if per_row > WARP or rows > MOST_ROWS or not enough or places * pieces * per_row > INT_MAX:
         return None
-    at_once = max(1, min(MOST_ROWS_HELD, PLACE_BYTES // (vectors * needs.width)))
+    at_once = max(1, min(MOST_ROWS_HELD, PLACE_BYTES // (vectors * needs.width), _most_rows.get()))
     exact = not ragged and count == per_row * vectors
     return WalkLaunch(vec, ragged, threads, per_row, vectors, 1, at_once, exact, whole=True, parts=0, by_place=True)
 
@@ -373,4 +376,4 @@ def rows_at_once(width: int, written: int, values: bool, costly: bool, arch: str
     """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows."""
     most = (COSTLY_BYTES if clusters(arch) else LEAST_BYTES) if costly else BYTES
     less = 2 if values else 1
-    return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written)))
+    return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written), _most_rows.get()))

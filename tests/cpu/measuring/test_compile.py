@@ -184,15 +184,15 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     elements at a time."""
     together = {array.name: count for array, count in op.plan.full}
     sizes = {a.name: DTYPES[variant.types.dtype(a)].size for a in op.spec.arrays}
-    widest = max((sizes[name] * count for name, count in together.items()), default=4)
+    columns = {id(s.node) for s in op.plan.columns}
+    folded = {s.name for s in op.statements if any(id(n) in columns for n in topological([s.value]))}
+    widest = max((sizes[name] * count for name, count in together.items() if name not in folded), default=4)
     vec = max(1, overrides(op.spec, arch).get("vector_bytes", 16) // widest)
     if variant.ragged and op.plan.kind != "elementwise" and not op.plan.columns and widest >= 4:
         vec = 1  # elements of at least 4 bytes in whole rows: none is shifted
     most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # the width of one instruction on the architecture
     found = {operand.name: operand for operand in compiled.operands}
     rows = op.plan.kind != "elementwise"
-    columns = {id(s.node) for s in op.plan.columns}
-    folded = {s.name for s in op.statements if any(id(n) in columns for n in topological([s.value]))}
     problems = []
     for access in (*op.plan.loads, *op.plan.stores):
         if access.array is None or access.array.name not in found:

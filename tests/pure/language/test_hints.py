@@ -97,6 +97,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     },
     "reference_expression": {10: "  z = jnp.exp(x)"},
     "reference_forms": {8: "reference: y = jnp.stack(x) + jnp.logical_and(x, x) + 1 + 2 + jnp.exp(x)"},
+    "open_group": {4: "  x: float32[..., (H G=4)]", 6: "  y: float32[..., (H G=4)]"},
     "reference_lambda": {9: "  f = lambda a, b: a + b", 10: "  g = lambda a, b: a + b", 12: "  k = jnp.exp(x)"},
     "reference_modules": {8: "reference: y = jnp.exp(x) + jax.nn.relu(x) + jax.lax.rsqrt(x)"},
     "reference_names": {8: "reference: jnp.maximum(x, 0) + jnp.exp(x)"},

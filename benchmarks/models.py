@@ -37,7 +37,7 @@ KERNELS = {
 LAYERS = {
     "loss": "loss",
     "norms": "norm|branch|junction",
-    "queries and keys": "normed_and_rotated",
+    "queries and keys": "normed_and_rotated|heads",
     "activations": "mlp|dense",
     "optimiser": "update|weights",
 }

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from cutefuse import dense_squared_relu, rmsnorm
 
 from ..adamw import FusedAdamW as Optimiser
-from ..ops import capped_cross_entropy, drmsnorm_add, matmul_dsquared_relu, qk_rmsnorm_rotary
+from ..ops import capped_cross_entropy, drmsnorm_add, matmul_dsquared_relu, qkv_rmsnorm_rotary
 from . import layers_plain
-from .layers_plain import EPS, attention, dense_add
+from .layers_plain import EPS, attention
 
-__all__ = ["Optimiser", "attention", "branch", "dense_add", "loss", "mlp_add", "norm", "normed_and_rotated"]
+__all__ = ["Optimiser", "attention", "branch", "dense_add", "heads", "loss", "mlp_add", "norm"]
 
 norm = functools.partial(rmsnorm, eps=EPS)
 
@@ -32,12 +32,30 @@ def branch(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 branch.defvjp(lambda x: ((norm(x), x), x), lambda x, d: (drmsnorm_add(d[0], x, d[1], eps=EPS),))
 
 
-def normed_and_rotated(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return qk_rmsnorm_rotary(q, k, cos, sin, eps=EPS)
+def heads(
+    x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, cos: jax.Array, sin: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    size = 2 * cos.shape[1]
+    weights = jnp.stack([w.reshape(x.shape[-1], -1, size) for w in (q, k, v)], axis=2)  # by head
+    products = x @ weights.reshape(x.shape[-1], -1)
+    return tuple(qkv_rmsnorm_rotary(products.reshape(*x.shape[:-1], -1, 3 * size), cos, sin, eps=EPS))
+
+
+def dense_add(x: jax.Array, w: jax.Array, residual: jax.Array) -> jax.Array:
+    return added(rows(x) @ w, residual)
 
 
 def mlp_add(x: jax.Array, up: jax.Array, down: jax.Array, residual: jax.Array) -> jax.Array:
-    return residual + mlp(x, up, down)
+    return added(mlp(rows(x), up, down), residual)
+
+
+def rows(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+def added(product: jax.Array, residual: jax.Array) -> jax.Array:
+    """Their sum. cuBLAS adds a matrix to its product, and XLA sees that where no reshape is between them."""
+    return (rows(residual) + product).reshape(residual.shape)
 
 
 def mlp_forward(x: jax.Array, up: jax.Array, down: jax.Array) -> tuple[jax.Array, Any]:
@@ -57,7 +75,7 @@ mlp.defvjp(mlp_forward, mlp_backward)
 
 def weight_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
     """The gradient by w of x @ w. x: [..., K], dy: [..., N]; to [K, N]."""
-    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+    return rows(x).T @ rows(dy)
 
 
 def loss_forward(x: jax.Array, head: jax.Array, label: jax.Array, cap: float) -> tuple[jax.Array, Any]:

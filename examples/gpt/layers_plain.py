@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ..adamw import AdamW as Optimiser
 
-__all__ = ["Optimiser", "attention", "branch", "dense_add", "loss", "mlp_add", "norm", "normed_and_rotated"]
+__all__ = ["Optimiser", "attention", "branch", "dense_add", "heads", "loss", "mlp_add", "norm"]
 
 EPS = 1e-6
 
@@ -23,9 +23,16 @@ def branch(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return norm(x), x
 
 
-def normed_and_rotated(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """q, k: [batch, length, heads, size]; cos, sin: float32[length, size / 2]."""
-    return rotated(norm(q), cos, sin), rotated(norm(k), cos, sin)
+def heads(
+    x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, cos: jax.Array, sin: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries and keys, normalised and rotated, and values: [batch, length, heads, size] each.
+
+    x: [batch, length, width]; q, k, v: their weights; cos, sin: float32[length, size / 2].
+    """
+    shape = (*x.shape[:-1], -1, 2 * cos.shape[1])
+    query, key, value = (jnp.reshape(x @ w, shape) for w in (q, k, v))
+    return rotated(norm(query), cos, sin), rotated(norm(key), cos, sin), value
 
 
 def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

@@ -59,13 +59,11 @@ def angles(length: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def loss(weights: dict[str, Any], words: jax.Array, following: jax.Array, config: Config, layers: Any) -> jax.Array:
     """The mean loss of predicting `following` from `words`, int32[sequences, length] each."""
-    heads = (*words.shape, config.heads, config.width // config.heads)
-    cos, sin = angles(words.shape[1], heads[-1] // 2)
+    cos, sin = angles(words.shape[1], config.width // config.heads // 2)
     x = layers.norm(jnp.take(weights["embedding"], words, axis=0).astype(config.dtype))
     for block in weights["blocks"]:
         n, x = layers.branch(x)
-        q, k, v = (jnp.reshape(n @ block[name], heads) for name in ("q", "k", "v"))
-        q, k = layers.normed_and_rotated(q, k, cos, sin)
+        q, k, v = layers.heads(n, block["q"], block["k"], block["v"], cos, sin)
         x = layers.dense_add(layers.attention(q, k, v).reshape(x.shape), block["out"], x)
         n, x = layers.branch(x)
         x = layers.mlp_add(n, block["up"], block["down"], x)

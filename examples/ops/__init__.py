@@ -6,7 +6,7 @@ Element-wise:
   adamw
 
 Reductions along rows:
-  capped_cross_entropy, drmsnorm_add, post_add_pre_norm, qk_rmsnorm_rotary
+  capped_cross_entropy, drmsnorm_add, post_add_pre_norm, qkv_rmsnorm_rotary
 
 Contractions:
   dense_geglu_saving, matmul_dgeglu, matmul_dsquared_relu
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .matmul_dgeglu import matmul_dgeglu as matmul_dgeglu
     from .matmul_dsquared_relu import matmul_dsquared_relu as matmul_dsquared_relu
     from .post_add_pre_norm import post_add_pre_norm as post_add_pre_norm
-    from .qk_rmsnorm_rotary import qk_rmsnorm_rotary as qk_rmsnorm_rotary
+    from .qkv_rmsnorm_rotary import qkv_rmsnorm_rotary as qkv_rmsnorm_rotary
 
 __all__ = [
     "adamw",
@@ -35,7 +35,7 @@ __all__ = [
     "matmul_dgeglu",
     "matmul_dsquared_relu",
     "post_add_pre_norm",
-    "qk_rmsnorm_rotary",
+    "qkv_rmsnorm_rotary",
 ]
 
 sys.modules[__name__].__class__ = OpPackage

@@ -44,7 +44,8 @@ term = exp(2 * cap * (s - 1))
 total = sum(term, axis=N)
 at_label = sigmoid(take(logits, label, axis=N) * (2 / cap))
 loss = log(total) + 2 * cap * (1 - at_label)
-dlogits = (term / total - where(index(N) == label, 1, 0)) * (s * (1 - s)) * (4 * weight)
+scale = 4 * weight
+dlogits = (term * (scale / total) - where(index(N) == label, scale, 0)) * (s - s * s)
 """,
     "reference": """\
 capped = cap * jnp.tanh(logits / cap)
@@ -75,10 +76,9 @@ def capped_cross_entropy_chain(logits, label, index_n, cap, weight, term, total_
     """The chain, on one vector of each operand and the row's statistics."""
     s = device.settled(device.sigmoid(device.multiply(logits, device.divide(2.0, cap, False)), approx))
     total = total_
-    t0 = device.divide_by_row(term, total, approx) - device.where(
-        device.equal_index(index_n, label), 1, 0,
-    ).to(cutlass.Float32)
-    dlogits = t0 * (s * device.subtract(1.0, s)) * (4.0 * weight)
+    scale = 4.0 * weight
+    t0 = term * device.divide(scale, total, approx) - device.where(device.equal_index(index_n, label), scale, 0.0)
+    dlogits = t0 * device.subtract(s, s * s)
     return dlogits
 
 
@@ -196,10 +196,8 @@ def capped_cross_entropy_xla(logits, logits_at_label, label, index_n, cap, weigh
     total = jnp.sum(term, axis=-1, keepdims=True)
     at_label = jax.lax.logistic(logits_at_label * t0)
     loss = jnp.log(total) + t1 * (1.0 - at_label)
-    t2 = (
-        term / total - jnp.where(index_n == label, jnp.asarray(1, jnp.int32), 0).astype(jnp.float32)
-    ) * (s * (1.0 - s))
-    dlogits = t2 * (4.0 * weight)
+    scale = 4.0 * weight
+    dlogits = (term * (scale / total) - jnp.where(index_n == label, scale, 0.0)) * (s - s * s)
     return loss, dlogits
 
 

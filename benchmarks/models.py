@@ -35,11 +35,11 @@ KERNELS = {
     "products": r"gemm|nvjet|xmma|cublas|wgmma|splitK|kernel_cutlass__kernel|triton_mm",
 }
 LAYERS = {
-    "loss": "loss",
+    "loss": "loss|cross_entropy",
+    "queries and keys": "heads|rotated|rotary",
     "norms": "norm|branch|junction",
-    "queries and keys": "normed_and_rotated|heads",
-    "activations": "mlp|dense",
-    "optimiser": "update|weights",
+    "activations": "mlp|dense|gelu",
+    "optimiser": "update|adamw",
 }
 
 
@@ -173,16 +173,20 @@ def parts_of(form: Form) -> dict[str, Any]:
         for e in events
         if e.get("name") == "thread_name" and e["pid"] in devices and e["args"]["name"].startswith("Stream")
     }
+    scopes = {name.replace(".", "_"): scope for name, scope in form.scopes.items()}  # as kernels are named
+    spans = [(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X" and (e["pid"], e["tid"]) in streams]
+    span = (max(end for _, end in spans) - min(start for start, _ in spans)) / 1e3 / TRACED
     parts: dict[str, float] = collections.defaultdict(float)
     kernels: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
     for e in events:
         if e.get("ph") == "X" and (e["pid"], e["tid"]) in streams:
-            scope = form.scopes.get(str(e.get("args", {}).get("hlo_op", "")), "")
+            scope = form.scopes.get(str(e.get("args", {}).get("hlo_op", "")), "") or scopes.get(e["name"], "")
             parts[part_of(e["name"], scope)] += e["dur"] / 1e3 / TRACED
             kernels[e["name"][:100], scope[-80:]].append(e["dur"] / 1e3)
     longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:80]
     listed = [[round(sum(ms) / TRACED, 3), len(ms) / TRACED, *which] for which, ms in longest]
-    return {"parts_ms": {name: round(ms, 2) for name, ms in sorted(parts.items())}, "kernels": listed}
+    found = {name: round(ms, 2) for name, ms in sorted(parts.items())}
+    return {"parts_ms": found, "traced_ms": round(span, 2), "kernels": listed}
 
 
 def part_of(kernel: str, scope: str) -> str:
@@ -190,9 +194,8 @@ def part_of(kernel: str, scope: str) -> str:
     for part, pattern in KERNELS.items():
         if re.search(pattern, kernel, re.IGNORECASE):
             return part
-    names = re.findall(r"\w+", scope)
     for part, pattern in LAYERS.items():
-        if any(re.fullmatch(f"({pattern})\\w*", name) for name in names):
+        if re.search(pattern, scope or kernel):
             return part
     return "other"
 

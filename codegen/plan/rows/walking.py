@@ -314,7 +314,7 @@ def tiles(
     all_at_a_time = full * pieces <= slots
     if not all_at_a_time:  # as many as registers allow: each may hold less
         at_once = min(at_once, FEW_AT_ONCE) if alive * vec >= CROWDED_VALUES else at_once
-        while at_once > 1 and idle(many, parts_of(at_once) * beside * at_once) > MOST_IDLE:
+        while apart > 1 and at_once > 1 and idle(many, parts_of(at_once) * beside * at_once) > MOST_IDLE:
             at_once //= 2
     parts = parts_of(at_once)
     resident = resident if all_at_a_time else 0  # else a block that has finished makes room

@@ -48,7 +48,7 @@ from codegen.spec.spec import Array
 
 
 def whole_axes(op: CalledOp) -> set[str]:
-    """The axes that a device needs whole."""
+    """The axes that a device needs whole: those along which it scans among them."""
     takes = {n for n in topological(s.value for s in op.statements) if n.op == "take"}
     chosen = [n.attr for s in op.statements for n in topological([s.value]) if isinstance(n.attr, Selected)]
     selected = {axis for how in chosen for axis in (how.axis, how.into)}
@@ -56,6 +56,7 @@ def whole_axes(op: CalledOp) -> set[str]:
     picks = {n for n in topological(s.value for s in op.statements) if n.op == "pick"}
     found |= {axis for n in picks for axis in n.args[0].dims}
     found |= {axis for a in op.plan.loads for axis, _ in a.back}
+    found |= {n.attr.axis for n in topological(s.value for s in op.statements) if isinstance(n.attr, Along)}
     for at in (s.at for s in op.statements if s.at):  # each device would write what is not its own
         found |= {at.axis, *op.spec.array(at.index).axes} - {*op.spec.array(at.table).axes} | {at.axis}
     if isinstance(op.plan, Attention):
@@ -71,11 +72,10 @@ def whole_axes(op: CalledOp) -> set[str]:
 
 
 def asked_axes(op: CalledOp) -> set[str]:
-    """The axes that a kernel needs whole: axes along which it reduces rows or scans, whose positions or sizes the chain uses, and from
+    """The axes that a kernel needs whole: axes along which it reduces rows, whose positions or sizes the chain uses, and from
     which it picks one element for each row."""
     found = {axis for s in (*op.plan.rows, *op.plan.inner) for axis in s.axes}
     found |= {str(n.attr) for n in topological(s.value for s in op.statements) if n.op in ("index", "size", "take")}
-    found |= {n.attr.axis for n in topological(s.value for s in op.statements) if isinstance(n.attr, Along)}
     return found - whole_axes(op)
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 EVERY = os.environ.get("CODEGEN_EVERY_TEST") == "1"
-SPARSER = 12  # so many times fewer sets of parameters than `turns` says
+SPARSER = 6  # so many times fewer sets of parameters than `turns` says
 FEWER = 1 if EVERY else 8  # how many times fewer calls Hypothesis draws
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from codegen.fusing.chains import Chain, Expressing, place_of_input
 from codegen.fusing.program import Program, evaluate, program_of
 from codegen.pipeline import read_op
-from codegen.tracing.agreement import squeezed
+from codegen.tracing.agreement import as_tuple, squeezed
 from codegen.tracing.ops import op_of
 from codegen.tracing.steps import Place
 
@@ -112,8 +112,7 @@ def call_of(chain: Chain) -> Callable[..., tuple[Any, ...]]:
     places, shapes = [place_of_input(name) for name in names], [v.shape for v in chain.outputs]
 
     def call(*arrays: Any) -> tuple[Any, ...]:
-        results = op(*(squeezed(arrays[place]) for place in places))
-        results = tuple(results) if isinstance(results, tuple) else (results,)
+        results = as_tuple(op(*(squeezed(arrays[place]) for place in places)))
         return tuple(r.reshape(shape) for r, shape in zip(results, shapes, strict=True))
 
     return call

@@ -73,28 +73,27 @@ def evaluate(program: Program, arguments: Sequence[Any], wanted: Wanted) -> list
     values: dict[Value, Any] = dict(zip(graph.flat.inputs, arguments, strict=True))
     replaced = {chain: call for chain in program.chains if (call := wanted(chain)) is not None}
 
-    def read(atom: Atom) -> Any:
-        if isinstance(atom, Number):
-            return jax.numpy.asarray(atom.value, atom.dtype)
-        return values.get(atom, atom.constant)
-
     for item in _order(graph, tuple(replaced)):
         if isinstance(item, Chain):
-            results = replaced[item](*(read(v) for v in item.inputs))
+            results = replaced[item](*(read(v, values) for v in item.inputs))
             values |= zip(item.outputs, results, strict=True)
         else:
-            values |= zip(item.outputs, _done(item, [read(a) for a in item.inputs], program, wanted), strict=True)
-    return [read(a) for a in graph.flat.outputs]
+            values |= zip(
+                item.outputs, _done(item, [read(a, values) for a in item.inputs], program, wanted), strict=True
+            )
+    return [read(a, values) for a in graph.flat.outputs]
+
+
+def read(atom: Atom, values: Mapping[Value, Any]) -> Any:
+    """What a step takes: a number, a known value, or a constant of the function."""
+    return jax.numpy.asarray(atom.value, atom.dtype) if isinstance(atom, Number) else values.get(atom, atom.constant)
 
 
 def steps_evaluated(steps: Sequence[Step], values: Mapping[Value, Any]) -> dict[Value, Any]:
     """The values of steps, from those of their inputs."""
     found = dict(values)
     for step in steps:
-        given = [
-            jax.numpy.asarray(a.value, a.dtype) if isinstance(a, Number) else found.get(a, a.constant)
-            for a in step.inputs
-        ]
+        given = [read(a, found) for a in step.inputs]
         found |= zip(step.outputs, bound(step.equation, given, step.params), strict=True)
     return found
 

@@ -16,7 +16,7 @@ from codegen.fusing.fuse import EXPRESSING, call_of, is_array, place_of
 from codegen.fusing.known import Call, known
 from codegen.fusing.program import Program, program_of, steps_evaluated
 from codegen.targets import Gpu
-from codegen.tracing.agreement import NARROW, difference, drawn, squeezed, with_reference
+from codegen.tracing.agreement import NARROW, as_tuple, difference, drawn, squeezed, with_reference
 from codegen.tracing.naming import argument_names, assigned_names, proper, unique
 from codegen.tracing.ops import op_of
 from codegen.tracing.specs import Made, Request, spec_of
@@ -148,8 +148,7 @@ def disagreement(suggestion: Suggestion) -> str:
     steps = _steps(suggestion.program, chain)
     wanted = steps_evaluated(steps, values)
     op = op_of(made.planned)
-    results = op(*(squeezed(values[a.value]) for a in made.inputs), implementation="xla")
-    results = tuple(results) if isinstance(results, tuple) else (results,)
+    results = as_tuple(op(*(squeezed(values[a.value]) for a in made.inputs), implementation="xla"))
     narrow = {v.dtype for s in steps for v in s.outputs} & set(NARROW)
     allowed = AGREES * max([float(jax.numpy.finfo(d).eps) for d in narrow], default=2.0**-16)
     for array, got in zip(made.outputs, results, strict=True):

@@ -35,7 +35,7 @@ def with_reference(made: Made, several: Sequence[tuple[int, ...]] = LEADING) -> 
             wanted, got = op.reference(*given), op(*given, implementation="xla")
         except Exception as error:  # whatever a statement of the source raises with other sizes
             return f"the reference does not take arrays of {[g.shape for g in given]}: {error}"
-        for array, a, b in zip(spec.outputs, _tuple(got), _tuple(wanted), strict=True):
+        for array, a, b in zip(spec.outputs, as_tuple(got), as_tuple(wanted), strict=True):
             if far := difference(a, b, CLOSE):
                 return f"{array.name} and its reference differ {far}"
     return ""
@@ -58,7 +58,7 @@ def with_function(
     wanted = jax.tree.leaves(jax.jit(call)(jax.tree.unflatten(tree, given), numbers))
     by_value = dict(zip(values, given, strict=True))
     operands = [squeezed(by_value[a.value]) for a in made.inputs]
-    got = _tuple(op(*operands, **_keywords(spec, flat, numbers), implementation="xla"))
+    got = as_tuple(op(*operands, **_keywords(spec, numbers), implementation="xla"))
     for array, a, b in zip(made.outputs, got, wanted, strict=True):
         if far := difference(a.reshape(b.shape), b, allowed):
             return f"{array.name} of the op and of the function differ {far}"
@@ -85,12 +85,12 @@ def difference(got: Any, wanted: Any, allowed: float) -> str:
     return f"by {worst:.3g} of {size:.3g}" if worst > allowed * size else ""
 
 
-def _tuple(results: Any) -> tuple[Any, ...]:
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """An op's results: one output is returned bare."""
     return tuple(results) if isinstance(results, tuple) else (results,)
 
 
-def _keywords(spec: Spec, flat: Flat, numbers: list[float]) -> dict[str, float]:
-    del flat
+def _keywords(spec: Spec, numbers: list[float]) -> dict[str, float]:
     return {p.name: p.default for p in spec.params if isinstance(p.default, float)} if numbers else {}
 
 
@@ -103,13 +103,13 @@ def _wide(dtype: str, spec: Spec) -> str:
 def _limits(made: Made) -> dict[Value, int]:
     """For the inputs that are positions along an axis, its size."""
     spec = made.planned.spec
-    sizes = {n: x.size for a in made.inputs for n, x in zip(_named(spec.array(a.name)), a.axes[::-1], strict=False)}
+    sizes = {
+        n: x.size
+        for a in made.inputs
+        for n, x in zip(reversed(spec.array(a.name).axes), reversed(a.axes), strict=False)
+    }
     domain: Mapping[str, Any] = dict(spec.domain)
     return {a.value: _limit(domain[a.name], sizes) for a in made.inputs if a.name in domain}
-
-
-def _named(array: Array) -> list[str]:
-    return list(reversed(array.axes))
 
 
 def _limit(domain: Any, sizes: Mapping[str, int]) -> int:

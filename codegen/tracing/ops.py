@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import sys
 import types
 from typing import Any
 
@@ -21,8 +22,6 @@ def op_of(planned: PlannedOp) -> Any:
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     module = types.ModuleType(name)
     module.__file__ = path
-    import sys
-
     sys.modules[name] = module
     exec(compile(source, path, "exec"), module.__dict__)
     return getattr(module, planned.spec.op)

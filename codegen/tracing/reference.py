@@ -12,7 +12,7 @@ from codegen.tracing.axes import Axis
 from codegen.tracing.formulas import REDUCING, Formula, walk
 from codegen.tracing.layout import ArrayOf, Layout
 from codegen.tracing.naming import function_tree
-from codegen.tracing.write import CHEAP, INFIX, POWER, UNARY, number, short
+from codegen.tracing.write import CHEAP, INFIX, POWER, UNARY, Text, number, short
 
 NAMES = {
     "asin": "jnp.arcsin", "acos": "jnp.arccos", "atan": "jnp.arctan", "atan2": "jnp.arctan2", "rsqrt": "jax.lax.rsqrt",
@@ -58,14 +58,14 @@ def source_of(function: Callable[..., Any], names: Sequence[str], outputs: Seque
     return lines
 
 
-class Printer:
+class Printer(Text):
     """Formulas in jnp. Every value has the rows and all named axes in the layout's order, those it lacks of size 1."""
 
     def __init__(self, layout: Layout, inputs: Sequence[ArrayOf], taken: Sequence[str]):
         self.layout, self.inputs = layout, {a.name: a for a in inputs}
         self.taken = {*taken, *self.inputs}
         self.order = layout.order
-        self.written: dict[int, str] = {}
+        super().__init__()
         self.lines: list[str] = []
 
     def write(self, outputs: Sequence[ArrayOf], roots: Sequence[Sequence[Formula]]) -> list[str]:
@@ -202,18 +202,9 @@ class Printer:
         if not axes and not rows:
             return text
         marks = [":" if a in axes else "None" for a in self.order]
-        if not rows and "None" not in marks[marks.index(":") :]:
-            if len(marks) <= 1 or "None" not in marks:
-                return text
         if "None" not in marks:
             return text
         return f"{text}[{', '.join([*(['...'] if rows else []), *marks])}]"
-
-    def at(self, formula: Formula, least: int) -> str:
-        if id(formula) in self.written:
-            return self.written[id(formula)]
-        text, strength = self.expression(formula)
-        return text if strength >= least else f"({text})"
 
     def expression(self, formula: Formula) -> tuple[str, int]:
         op, args, attr = formula.op, formula.args, formula.attr
@@ -261,8 +252,6 @@ class Printer:
             place = self.order.index(axis) - len(self.order)
             function = NAMES.get(op, f"jnp.{op}")
             if function.startswith("jax") or reverse:
-                size = self.size(axis)
-                del size
                 raise UserError("a scan of this form has no reference", "")
             return f"{function}({given[0]}, axis={place})", 10
         return f"{NAMES.get(op, f'jnp.{op}')}({', '.join(given)})", 10

@@ -21,12 +21,30 @@ LONG = 200  # characters of an expression, above which its parts are statements 
 CHEAP = frozenset({"input", "const", "index", "size", "param"})
 
 
-class Writer:
+class Text:
+    """Formulas as text: `written` has the names of those that were assigned before."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, str] = {}
+
+    def at(self, formula: Formula, least: int) -> str:
+        """An operand, in parentheses where it binds less than that."""
+        if id(formula) in self.written:
+            return self.written[id(formula)]
+        text, strength = self.expression(formula)
+        return text if strength >= least else f"({text})"
+
+    def expression(self, formula: Formula) -> tuple[str, int]:
+        """The text of a formula and how strongly it binds."""
+        raise NotImplementedError
+
+
+class Writer(Text):
     """Writes statements. `wished` are names for formulas; `targets` what the outputs, in order, are assigned as."""
 
     def __init__(self, layout: Layout, wished: Mapping[int, str], taken: Collection[str]):
         self.layout, self.wished, self.taken = layout, wished, set(taken)
-        self.written: dict[int, str] = {}
+        super().__init__()
         self.lines: list[str] = []
         self.results: frozenset[Axis] = frozenset()
 
@@ -72,15 +90,7 @@ class Writer:
         self.taken.add(found)
         return found
 
-    def at(self, formula: Formula, least: int) -> str:
-        """An operand, in parentheses where it binds less than that."""
-        if id(formula) in self.written:
-            return self.written[id(formula)]
-        text, strength = self.expression(formula)
-        return text if strength >= least else f"({text})"
-
     def expression(self, formula: Formula) -> tuple[str, int]:
-        """The text of a formula and how strongly it binds."""
         op, args, attr = formula.op, formula.args, formula.attr
         if op == "input":
             name, part = attr

@@ -280,19 +280,27 @@ def gather_row(
     dst: cute.Tensor,
     ragged: cutlass.Constexpr[bool],
 ):
-    """Load a row of a tensor that has only some of the axes, element by element. `place` are the row's coordinates, `extents` the
-    sizes of the axes that make a column, and `modes` the axis of each mode of the tensor. The tensor lacks the innermost axis,
-    or its elements along that axis are not adjacent."""
+    """Load a row of a tensor that has only some of the axes. `place` are the row's coordinates, `extents` the sizes of the axes
+    that make a column, and `modes` the axis of each mode of the tensor. Where the columns of a vector are adjacent in the tensor,
+    they are loaded as one; where they are the same element, it is loaded once."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
-    each = vec if cutlass.const_expr(not ragged and len(extents) - 1 not in modes) else 1  # columns that share a value
+    inner = len(extents) - 1
+    adjacent = not ragged and modes[-1] == inner and src.stride[-1] == 1
+    each = vec if cutlass.const_expr(adjacent or (not ragged and inner not in modes)) else 1
     dst.fill(0)
     places = _places(first, step, vectors, vec, each, extents)
     for v in cutlass.range_constexpr(vectors):
         for i in cutlass.range_constexpr(0, vec, each):
             if first + v * step + i < columns:
-                value = src[_in_row(place, modes, places[v][i // each])]
-                for k in cutlass.range_constexpr(each):
-                    dst[i + k, v] = value
+                where = _in_row(place, modes, places[v][i // each])
+                if cutlass.const_expr(adjacent):
+                    cute.autovec_copy(device.vector(src, cute.crd2idx(where, src.layout), vec), dst[None, v])
+                else:
+                    value = src[where]
+                    for k in cutlass.range_constexpr(each):
+                        dst[i + k, v] = value
+    if cutlass.const_expr(adjacent and src.element_type.width < 32):
+        forget(dst)  # as `load_row` does
 
 
 @cute.jit

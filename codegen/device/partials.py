@@ -42,35 +42,71 @@ def store_parts(
     per_row: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
 ):
-    """Reduce a block's rows in the order of its threads, and write the partial results to `parts` (parts, columns). Where not
-    `ragged`, a vector of columns is written at once."""
+    """Reduce a block's rows in the order of its threads, and write the partial results to `parts` (parts, columns). Each vector of
+    columns is reduced by one thread, in registers. Where not `ragged`, it is written at once."""
     tidx, _, _ = cute.arch.thread_idx()
     row, lane = tidx // per_row, tidx % per_row
     vec, vectors = cute.size(running[0], mode=[0]), cute.size(running[0], mode=[1])
-    if cutlass.const_expr(len(buffers) > 0):
+    if cutlass.const_expr(len(buffers) == 0):
+        for k in cutlass.range_constexpr(len(ops)):
+            for v in cutlass.range_constexpr(vectors):
+                _store_vector(running[k][None, v], parts[k], part, first + v * step, columns, ragged)
+    else:
+        rows, width = cute.size(buffers[0], mode=[0]), per_row * vectors
         for k in cutlass.range_constexpr(len(ops)):
             for i in cutlass.range_constexpr(vec * vectors):
                 buffers[k][row, lane, i] = running[k][i % vec, i // vec]
         cute.arch.sync_threads()
-    if row == 0:
         for k in cutlass.range_constexpr(len(ops)):
-            if cutlass.const_expr(len(buffers) > 0):
-                for other in cutlass.range(1, cute.size(buffers[k], mode=[0])):
-                    for i in cutlass.range_constexpr(vec * vectors):
-                        mine = cute.full((1,), running[k][i % vec, i // vec], running[k].element_type)
-                        theirs = cute.full((1,), buffers[k][other, lane, i], running[k].element_type)
-                        running[k][i % vec, i // vec] = combine(ops[k], mine, theirs)[0]
-            for v in cutlass.range_constexpr(vectors):
-                c = first + v * step
-                if cutlass.const_expr(ragged):
-                    for i in cutlass.range_constexpr(vec):
-                        if c + i < columns:
-                            parts[k][part, c + i] = running[k][i, v]
-                elif c < columns:
-                    own = cute.make_rmem_tensor((vec,), running[k].element_type)
-                    for i in cutlass.range_constexpr(vec):
-                        own[i] = running[k][i, v]
-                    cute.autovec_copy(own, vector(parts[k], cute.crd2idx((part, c), parts[k].layout), vec))
+            own = (tidx + (-k * width) % (rows * per_row)) % (rows * per_row)  # other threads for each statistic
+            for s in cutlass.range_constexpr(-(-vectors // rows)):
+                place = own + s * rows * per_row
+                if place < width:
+                    its, v = place % per_row, place // per_row
+                    found = _over_rows(buffers[k], running[k].element_type, ops[k], its, v, vec)
+                    _store_vector(found, parts[k], part, first + (its - lane) * vec + v * step, columns, ragged)
+
+
+@cute.jit
+def _over_rows(
+    buffer: cute.Tensor,
+    dtype: cutlass.Constexpr[type[Numeric]],
+    op: cutlass.Constexpr[str],
+    lane: cutlass.Int32,
+    v: cutlass.Int32,
+    vec: cutlass.Constexpr[int],
+) -> cute.Tensor:
+    """The v-th vector of a lane's columns, of all rows of a block in their order. The buffer is (rows, lanes, elements)."""
+    found = cute.make_rmem_tensor((vec,), dtype)
+    for i in cutlass.range_constexpr(vec):
+        found[i] = buffer[0, lane, v * vec + i]
+    for other in cutlass.range(1, cute.size(buffer, mode=[0])):
+        for i in cutlass.range_constexpr(vec):
+            theirs = cute.full((1,), buffer[other, lane, v * vec + i], dtype)
+            found[i] = combine(op, cute.full((1,), found[i], dtype), theirs)[0]
+    return found
+
+
+@cute.jit
+def _store_vector(
+    own: cute.Tensor,
+    parts: cute.Tensor,
+    part: cutlass.Int32,
+    column: cutlass.Int32,
+    columns: cutlass.Int32,
+    ragged: cutlass.Constexpr[bool],
+):
+    """Write a vector of columns into a row of `parts` (parts, columns), as far as there are columns."""
+    vec = cute.size(own)
+    if cutlass.const_expr(ragged):
+        for i in cutlass.range_constexpr(vec):
+            if column + i < columns:
+                parts[part, column + i] = own[i]
+    elif column < columns:
+        held = cute.make_rmem_tensor((vec,), own.element_type)
+        for i in cutlass.range_constexpr(vec):
+            held[i] = own[i]
+        cute.autovec_copy(held, vector(parts, cute.crd2idx((part, column), parts.layout), vec))
 
 
 def overlaps() -> bool:

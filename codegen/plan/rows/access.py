@@ -251,10 +251,15 @@ class Reads:
         neighbouring rows have different values."""
         loaded: dict[Array, int] = {}
         for access in self.loads:
-            if access.array is not None and (access.mode == "flat" or self.picks(access)) and self.of_row(access):
+            if access.array is not None and self.in_columns(access) and self.of_row(access):
                 if not own or access.index_of is not None or self.leading - 1 in access.tokens:
                     loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or (self.column_bytes(dtypes) if own else 4)
+
+    def in_columns(self, access: Access) -> bool:
+        """Whether each column of a vector has an element of its own."""
+        inner = access.mode == "gather" and len(self.groups) - 1 in access.tokens
+        return access.mode == "flat" or inner or self.picks(access)
 
     @property
     def alone(self) -> bool:

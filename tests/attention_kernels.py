@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from codegen import device
-from codegen.device.attention import arranged, sm90, sm90_backward
+from codegen.device.attention import arranged, by_row, launch_backward, sm90
 from codegen.shared import AttentionLaunch
 
 LOG2E = 1.4426950408889634
@@ -45,7 +45,11 @@ def window_slope(scale, width):
         base, delta = (cute.full((at.vec,), x[0], Float32) for x in row)
         z = within(at, s * scale, width) if masked else s * scale
         p = cute.math.exp2((z - base) * LOG2E, fastmath=True)
-        return p, p * (dp - delta) * scale
+        return (
+            p,
+            p * (dp - delta) * scale,
+            p * (dp - delta) * z if not masked else device.where(p > 0, p * (dp - delta) * z, 0.0),
+        )
 
     return slope
 
@@ -58,12 +62,6 @@ def grouped(tensor, heads, shared=False):
     """(B, rows, heads, G, columns), or without G, as (batch, rows, columns)."""
     modes = (None, 2, 0) if shared else (3, 2, 0)
     return arranged(tensor, heads, modes, 1)
-
-
-def by_row(tensor):
-    """(B, heads, G, rows) as (batch, rows)."""
-    B, H, G, Q = tensor.shape
-    return cute.make_tensor(tensor.iterator, cute.make_layout(((G, H, B), Q), stride=((Q, G * Q, H * G * Q), 1)))
 
 
 @cute.jit
@@ -93,13 +91,13 @@ def squares(
 @cute.jit
 def window_backward(
     stream: cuda.CUstream, mQ: cute.Tensor, mK: cute.Tensor, mV: cute.Tensor, mDo: cute.Tensor, mBase: cute.Tensor,
-    mDelta: cute.Tensor, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor,
+    mDelta: cute.Tensor, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor, mSum: cute.Tensor,
     scale: cutlass.Constexpr[float], width: cutlass.Constexpr[int], how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])
     q, do, dq = (grouped(m, sizes) for m in (mQ, mDo, mDq))
     k, v, dk, dv = (grouped(m, sizes, True) for m in (mK, mV, mDk, mDv))
-    sm90_backward.launch(
-        stream, q, k, v, do, dq, dk, dv, (by_row(mBase), by_row(mDelta)), (), window_slope(scale, width),
-        window_tiles(width), how,
+    base, delta, added = (by_row(m, sizes, (2, 1, 0), 3) for m in (mBase, mDelta, mSum))
+    launch_backward(
+        stream, q, k, v, do, dq, dk, dv, (added,), (base, delta), (), window_slope(scale, width), window_tiles(width), how=how,
     )  # fmt: skip

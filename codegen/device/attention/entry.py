@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 
 from codegen.device import vectors
-from codegen.device.attention import sm80, sm90
+from codegen.device.attention import sm80, sm80_backward, sm90, sm90_backward
 from codegen.shared import AttentionLaunch
 
 
@@ -53,3 +53,48 @@ def launch(
             sm90.launch(stream, q, k, v, o, tensors, score, tiles, row, how)
         else:
             sm80.launch(stream, q, k, v, o, tensors, score, tiles, row, how)
+
+
+@cute.jit
+def launch_backward(
+    stream: Any,
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    do: cute.Tensor,
+    dq: cute.Tensor,
+    dk: cute.Tensor,
+    dv: cute.Tensor,
+    sums: tuple,
+    statistics: tuple,
+    tensors: tuple,
+    slope: cutlass.Constexpr[Callable[..., Any]],
+    tiles: cutlass.Constexpr[Callable[..., Any] | None],
+    *,
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    """Compute the gradients of q, k and v from do, that of o, for each element of the batch.
+
+    q, do, dq: (L, Q, D or E), k, v, dk, dv: (L, S, D or E), as `arranged` makes them, of one 16-bit type. Axes of the batch that
+        k lacks, v, dk and dv lack too: dk and dv are sums over them.
+    sums: float32 (L, Q): of the other values that `slope` gives, along each row of scores.
+    statistics: float32 (L, Q): what `slope` needs of rows, such as their logsumexp and their sums of o * do.
+    tensors: the chain's other arrays and parameters.
+    slope: (at: Scores, s, dp, row, tensors, masked) -> the weights, the gradients of the products s, and the terms of `sums`, from
+        these products, the weights' gradients dp and the row's statistics, (1,) each. Scores may be of one row, or of one column.
+    tiles: as in `launch`.
+    """
+    if (cute.size(q, mode=[0]) * q.shape[1] > 0) & (k.shape[1] > 0):
+        if cutlass.const_expr(how.processors > 0):
+            sm90_backward.launch(stream, q, k, v, do, dq, dk, dv, sums, statistics, tensors, slope, tiles, how)
+        else:
+            sm80_backward.launch(stream, q, k, v, do, dq, dk, dv, sums, statistics, tensors, slope, tiles, how)
+
+
+def by_row(tensor: cute.Tensor, sizes: tuple[Any, ...], batch: tuple[int | None, ...], row: int) -> cute.Tensor:
+    """A compact tensor of one value a row as (batch, rows): as in `arranged`."""
+    strides = tuple(0 if mode is None else vectors.compact_stride(tensor, mode) for mode in batch)
+    shape = (sizes, tensor.shape[row])
+    return cute.make_tensor(
+        tensor.iterator, cute.make_layout(shape, stride=(strides, vectors.compact_stride(tensor, row)))
+    )

@@ -39,15 +39,6 @@ def next_tile(turn: Int32) -> Int32:
     return turn * grid + cutlass.select_(turn % 2 == 0, block, grid - 1 - block)
 
 
-def places_of(batch: Int32, sizes: Any) -> tuple[Int32, ...]:
-    """The positions along the batch's axes, the innermost first."""
-    found, rest = [], batch
-    for size in sizes[:-1]:
-        found.append(Int32(rest % size))
-        rest = rest // size
-    return (*found, Int32(rest))
-
-
 @cute.jit
 def _look(
     group: cutlass.Int32, tile: cutlass.Int32, places: tuple, sizes: tuple, tensors: tuple,

@@ -18,6 +18,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
 from codegen.device import vectors
+from codegen.device.attention.batches import places_of
 from codegen.device.attention.scores import Row, Scores, Tile
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b, pair_of_b
@@ -75,7 +76,7 @@ def _kernel(
     Q, S, dtype = q.shape[1], k.shape[1], q.element_type
     tiles_m, tiles_n = cute.ceil_div(Q, how.tile_m), cute.ceil_div(S, how.tile_n)
     batch = block // tiles_m
-    places, sizes = _places(batch, q.shape[0]), (Q, S)
+    places, sizes = places_of(batch, q.shape[0]), (Q, S)
     first = (tiles_m - 1 - block % tiles_m) * how.tile_m  # the last rows first: under a causal mask they take longest
     rows = (first, cutlass.min(first + how.tile_m, Q) - 1)
 
@@ -88,12 +89,12 @@ def _kernel(
     own_q, own_k = lane_of_a(lane, warp * SLAB, of_q), lane_of_b(lane, Int32(0), of_k, BYTES)
     own_v = lane_of_b(lane, Int32(0), of_v, BYTES)
 
-    _load(q, batch, first, shared, how.d, of_q, how.threads)
+    load_tile(q, batch, first, shared, how.d, of_q, how.threads)
     tile = _next(tiles, places, rows, Int32(0), tiles_n, sizes, tensors, how)
     if cutlass.const_expr(how.stages > 1):
         if tile < tiles_n:
-            _load(k, batch, tile * how.tile_n, shared + begin, how.d, of_k, how.threads)
-            _load(v, batch, tile * how.tile_n, shared + (begin + of_k.size), how.e, of_v, how.threads)
+            load_tile(k, batch, tile * how.tile_n, shared + begin, how.d, of_k, how.threads)
+            load_tile(v, batch, tile * how.tile_n, shared + (begin + of_k.size), how.e, of_v, how.threads)
     cute.arch.cp_async_commit_group()
 
     steps = -(-how.d // 16)
@@ -103,7 +104,7 @@ def _kernel(
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
         for step in cutlass.range_constexpr(held):
-            _words(shared, own_q, step, of_q, rQ[None, step])
+            fragment(shared, own_q, step, of_q, rQ[None, step])
     acc_o = cute.make_rmem_tensor((4, -(-how.e // 16) * 2), Float32)
     acc_o.fill(0)
     top, total = cute.make_rmem_tensor((2,), Float32), cute.make_rmem_tensor((2,), Float32)
@@ -117,8 +118,8 @@ def _kernel(
         writing = begin + stage - (reading - begin) if how.stages > 1 else Int32(begin)
         coming = after if how.stages > 1 else tile
         if coming < tiles_n:
-            _load(k, batch, coming * how.tile_n, shared + writing, how.d, of_k, how.threads)
-            _load(v, batch, coming * how.tile_n, shared + (writing + of_k.size), how.e, of_v, how.threads)
+            load_tile(k, batch, coming * how.tile_n, shared + writing, how.d, of_k, how.threads)
+            load_tile(v, batch, coming * how.tile_n, shared + (writing + of_k.size), how.e, of_v, how.threads)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(how.stages - 1)
         cute.arch.sync_threads()
@@ -128,7 +129,7 @@ def _kernel(
         for step in cutlass.range_constexpr(steps):
             a = rQ[None, step % max(held, 1)]
             if cutlass.const_expr(held == 0):
-                _words(shared, own_q, step, of_q, a)
+                fragment(shared, own_q, step, of_q, a)
             flipped, added = of_k.along(step * STEP)
             for pair in cutlass.range_constexpr(how.tile_n // 16):
                 at = shared + reading + ((own_k ^ flipped) + (added + pair * 16 * of_k.panel))
@@ -169,16 +170,7 @@ def _kernel(
             for j in cutlass.range_constexpr(cute.size(acc_o, mode=[1])):
                 for e in cutlass.range_constexpr(2):
                     acc_o[2 * half + e, j] = acc_o[2 * half + e, j] * factor
-    _store(acc_o, o, batch, first + warp * SLAB, warp * SLAB, shared, of_o, how.e)
-
-
-def _places(batch: Int32, shape: Any) -> tuple[Int32, ...]:
-    """The positions along the batch's axes, the innermost first."""
-    found, rest = [], batch
-    for size in shape[:-1]:
-        found.append(rest % size)
-        rest = rest // size
-    return (*found, rest)
+    store_rows(acc_o, o, batch, first + warp * SLAB, warp * SLAB, shared, of_o, how.e)
 
 
 def _tile(places: tuple, rows: tuple, column: Int32, sizes: tuple, how: AttentionLaunch) -> Tile:
@@ -208,9 +200,9 @@ def _next(
 
 
 @cute.jit
-def _load(
+def load_tile(
     source: cute.Tensor,
-    batch: Int32,
+    batch: Any,
     row: Int32,
     target: Int32,
     columns: cutlass.Constexpr[int],
@@ -230,7 +222,7 @@ def _load(
         tensorcore.copy_async(target + panels.place(r, byte), base + Int64(r) * stride + Int64(byte), CHUNK, given)
 
 
-def _words(shared: Int32, own: Int32, step: int, panels: Panels, words: cute.Tensor) -> None:
+def fragment(shared: Int32, own: Int32, step: int, panels: Panels, words: cute.Tensor) -> None:
     """A fragment of a warp's 16 rows, for a step along their columns."""
     flipped, added = panels.along(step * STEP)
     for w, word in enumerate(tensorcore.ldmatrix(shared + ((own ^ flipped) + added))):
@@ -305,10 +297,10 @@ def _weights(
 
 
 @cute.jit
-def _store(
+def store_rows(
     acc: cute.Tensor,
     o: cute.Tensor,
-    batch: Int32,
+    batch: Any,
     row: Int32,
     own: Int32,
     shared: Int32,

@@ -24,6 +24,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
 from codegen.device.attention import hopper
+from codegen.device.attention.batches import places_of
 from codegen.device.attention.hopper import CONSUMERS, HELD, LOG2E, WARPGROUP
 from codegen.device.attention.scores import Row, Scores
 from codegen.device.gemm import tensorcore
@@ -100,7 +101,7 @@ def _kernel(
 def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int32, tuple]:
     """The tile of q, and the positions of its batch. The last tiles, which see most under a causal mask, come first."""
     back, batch = map(Int32, divmod(index, work[1]))
-    return cute.ceil_div(sizes[0], HELD) - 1 - back, hopper.places_of(batch, batches)
+    return cute.ceil_div(sizes[0], HELD) - 1 - back, places_of(batch, batches)
 
 
 @cute.jit

@@ -12,7 +12,6 @@ thread in a fixed order.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +22,10 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
+from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper
 from codegen.device.attention.hopper import CONSUMERS, HELD, WARPGROUP
+from codegen.device.attention.batches import store_sum
 from codegen.device.attention.scores import Scores
 from codegen.device.gemm import tensorcore
 from codegen.shared import WARP, AttentionLaunch
@@ -39,23 +40,15 @@ def launch(
     dq: cute.Tensor,
     dk: cute.Tensor,
     dv: cute.Tensor,
+    sums: tuple[cute.Tensor, ...],
     statistics: tuple[cute.Tensor, ...],
     tensors: tuple,
     slope: Callable[..., Any],
     tiles: Callable[..., Any] | None,
     how: AttentionLaunch,
 ) -> None:
-    """Compute the gradients of q, k and v from do, that of o, for each element of the batch.
-
-    q, do, dq: (L, Q, D or E), k, v, dk, dv: (L, S, D or E), as `attention.arranged` makes them, of one 16-bit type. Axes of the
-        batch that k lacks, v, dk and dv lack too: dk and dv are sums over them. D and E are multiples of 16, and rows begin at
-        multiples of 16 bytes.
-    statistics: float32 (L, Q): what `slope` needs of rows, such as their logsumexp and their sums of o * do.
-    slope: (at: Scores, s, dp, row, tensors, masked) -> the weights, and the gradients of the products s, from these products,
-        the weights' gradients dp and the row's statistics, (1,) each. It is called with two columns of one row, or with a
-        row's columns of a tile.
-    tiles: as in `attention.launch`.
-    how: `tile_m` rows of q pass a tile of k and v, and `tile_n` rows of k and v one of q.
+    """As `attention.launch_backward`. `tile_m` rows of q pass a tile of k and v, and `tile_n` rows of k and v one of q. `slope` is
+    called with two columns of one row, or with a row's columns of a tile.
 
     On an H100 with 16384 tokens and 16 heads of 128 elements, bfloat16, under a causal mask, the two kernels took 3.34 and 2.31 ms
     with 64 rows of q and 112 of k; cuDNN's forward and backward took 6.92 ms, its forward 1.73 ms.
@@ -63,7 +56,7 @@ def launch(
     factors = q, k, v, do
     functions, sizes = (slope, tiles), (q.shape[1], k.shape[1])
     launch_keys(stream, factors, (dk, dv), statistics, tensors, functions, sizes, how)
-    launch_queries(stream, factors, dq, statistics, tensors, functions, sizes, how)
+    launch_queries(stream, factors, (dq, sums), statistics, tensors, functions, sizes, how)
 
 
 def launch_keys(
@@ -75,8 +68,8 @@ def launch_keys(
     batches, columns = q.shape[0], (how.d, how.e)
     loads, layouts = _prepare((k, v), (q, do), columns, how.tile_m, how.stages)
     mmas = hopper.products(q.element_type, how.tile_m), *(hopper.weighted(q.element_type, c) for c in columns)
-    lacking = tuple(isinstance(stride, int) and stride == 0 for stride in k.stride[0])
-    count = cute.ceil_div(sizes[1], HELD) * _product(batches, lacking, False)
+    lacking = batches_of.lacking(k.stride[0])
+    count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
     _keys(
         loads, layouts, mmas, (gradients, statistics, tensors), sizes, batches, count, lacking, functions, how
     ).launch(
@@ -88,17 +81,17 @@ def launch_keys(
 
 
 def launch_queries(
-    stream: Any, factors: tuple, gradient: cute.Tensor, statistics: tuple, tensors: tuple, functions: tuple, sizes: tuple,
+    stream: Any, factors: tuple, results: tuple, statistics: tuple, tensors: tuple, functions: tuple, sizes: tuple,
     how: AttentionLaunch,
 ) -> None:  # fmt: skip
-    """Compute the gradient of q."""
+    """Compute the gradient of q, and sums along its rows."""
     q, k, v, do = factors
     loads, layouts = _prepare((q, do), (k, v), (how.d, how.e), how.tile_n, how.stages)
     mmas = hopper.products(q.element_type, how.tile_n), hopper.weighted(q.element_type, how.d)
     batches = cute.size(q, mode=[0])
     count = cute.ceil_div(sizes[0], HELD) * batches
     work = (count, cute.fast_divmod_create_divisor_v2(batches))
-    _queries(loads, layouts, mmas, (gradient, statistics, tensors), sizes, q.shape[0], work, functions, how).launch(
+    _queries(loads, layouts, mmas, (results, statistics, tensors), sizes, q.shape[0], work, functions, how).launch(
         grid=(cutlass.min(count, how.processors), 1, 1),
         block=(hopper.THREADS, 1, 1),
         min_blocks_per_mp=1,
@@ -161,29 +154,6 @@ def _keys(
         _consume_keys(shared, numbers, rings, mmas, memory, sizes, batches, work, consumer, lacking, functions, how)
 
 
-def _product(sizes: tuple, lacking: tuple[bool, ...], which: bool) -> Any:
-    """The number of elements along the batch's axes that k lacks, or along the others."""
-    return math.prod(n for n, lacks in zip(sizes, lacking, strict=True) if lacks == which)
-
-
-def _positions(number: Int32, sizes: tuple, lacking: tuple[bool, ...], which: bool) -> list[Int32]:
-    """The positions along these axes, 0 along the others."""
-    own = [n for n, lacks in zip(sizes, lacking, strict=True) if lacks == which]
-    found = iter(hopper.places_of(number, own) if own else ())
-    return [next(found) if lacks == which else Int32(0) for lacks in lacking]
-
-
-def _own(index: Int32, batches: tuple, lacking: tuple[bool, ...]) -> tuple[Int32, tuple]:
-    """The tile of k, and the positions of its batch. The first tiles, which are seen most under a causal mask, come first."""
-    count = Int32(_product(batches, lacking, False))
-    return index // count, tuple(_positions(index % count, batches, lacking, False))
-
-
-def _sharer(which: Int32, places: tuple, batches: tuple, lacking: tuple[bool, ...]) -> tuple:
-    """The positions of one of the elements of the batch that share a tile of k."""
-    return tuple(a + b for a, b in zip(places, _positions(which, batches, lacking, True), strict=True))
-
-
 @cute.jit
 def _produce_keys(
     loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: cutlass.Int32,
@@ -203,13 +173,13 @@ def _produce_keys(
     filled, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)
     while index < work:
-        tile, own = _own(index, batches, lacking)
+        tile, own = batches_of.own(index, batches, lacking)
         hopper.fill(
             ((loads[0][0], to[0], (tile, 0, own)), (loads[1][0], to[1], (tile, 0, own))), held_ring, Uint32(turn), 1,
             size[0] + size[1],
         )  # fmt: skip
-        for which in cutlass.range(_product(batches, lacking, True), unroll=1):
-            places = _sharer(which, own, batches, lacking)
+        for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
+            places = batches_of.sharer(which, own, batches, lacking)
             walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], how.tile_m, True)
             while walk[3] >= 0:
                 found = cute.make_rmem_tensor((steps, max(1, len(statistics))), Float32)
@@ -257,13 +227,13 @@ def _consume_keys(
     used, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)
     while index < work:
-        tile, places = _own(index, batches, lacking)
+        tile, places = batches_of.own(index, batches, lacking)
         row = tile * HELD + own_row
         dk.fill(0.0)
         dv.fill(0.0)
         cute.arch.mbarrier_wait(held_ring[0], turn & 1)
-        for which in cutlass.range(_product(batches, lacking, True), unroll=1):
-            here = _sharer(which, places, batches, lacking)
+        for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
+            here = batches_of.sharer(which, places, batches, lacking)
             walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2], functions[1], wide, True)
             while walk[3] >= 0:
                 at, phase = hopper.place_in_ring(used, how.stages)
@@ -323,7 +293,7 @@ def _slope_column(
         for r in range(2):
             a[r], b[r] = s[c, r, j], dp[c, r, j]
         given = tuple(cute.full((1,), words[c].bitcast(Float32), Float32) for words in held)
-        weights, gradients = functions[0](at, a.load(), b.load(), given, tensors, masked)
+        weights, gradients, *_ = functions[0](at, a.load(), b.load(), given, tensors, masked)
         a.store(weights)
         b.store(gradients)
         for r in range(2):
@@ -340,7 +310,7 @@ def _queries(
     loads: tuple,  # of q, do, k and v: TMA's copies, and tensors of coordinates
     layouts: tuple,
     mmas: tuple,  # the first products; those of dq
-    memory: tuple,  # dq; the statistics of rows; the operands of the functions
+    memory: tuple,  # dq and sums; the statistics of rows; the operands of the functions
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
     work: tuple,  # tiles of q, and the divisor in `_place`
@@ -367,7 +337,7 @@ def _queries(
 def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int32, tuple]:
     """The tile of q, and the positions of its batch. The last tiles, which see most under a causal mask, come first."""
     back, batch = map(Int32, divmod(index, work[1]))
-    return cute.ceil_div(sizes[0], HELD) - 1 - back, hopper.places_of(batch, batches)
+    return cute.ceil_div(sizes[0], HELD) - 1 - back, batches_of.places_of(batch, batches)
 
 
 @cute.jit
@@ -412,10 +382,11 @@ def _consume_queries(
     q, do = (first.make_fragment_A(own.partition_A(x)) for x in (sQ, sDo))
     k, v = (first.make_fragment_B(own.partition_B(x)) for x in (sK, sV))
     across_k = of_q.make_fragment_B(own_q.partition_B(tK))
-    wide, statistics = how.tile_n, memory[1]
+    wide, statistics, (gradient, sums) = how.tile_n, memory[1], memory[0]
     (s, acc_s), (dp, acc_dp), (dq, acc_dq) = (hopper.accumulators(n) for n in (wide, wide, how.d))
     ds, a_ds = hopper.factor(wide, dtype)
     held = cute.make_rmem_tensor((2, max(1, len(statistics))), Float32)
+    added = cute.make_rmem_tensor((2, max(1, len(sums))), Float32)
     lane = cute.arch.lane_idx()
     signals = lane == 0
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -427,6 +398,7 @@ def _consume_queries(
         tile, places = _place(index, sizes, batches, work)
         row = tile * HELD + own_row
         dq.fill(0.0)
+        added.fill(0.0)
         for r in cutlass.range_constexpr(2):
             for n in cutlass.range_constexpr(len(statistics)):
                 held[r, n] = statistics[n][places, cutlass.min(row + 8 * r, sizes[0] - 1)]
@@ -442,7 +414,7 @@ def _consume_queries(
             warpgroup.wait_group(0)
             tensorcore.arrive(v_free + at * 8, signals, False)
             place = places, row, walk[3] * wide + own_column
-            _slope_queries(s, dp, held, place, hopper.is_plain(walk), sizes, memory, functions)
+            _slope_queries(s, dp, held, added, place, hopper.is_plain(walk), sizes, memory, functions)
             hopper.rounded(dp, ds, dtype)
             warpgroup.fence()
             hopper.multiply(of_q, acc_dq, a_ds, across_k[None, None, None, at], True)
@@ -452,28 +424,30 @@ def _consume_queries(
             used += 1
         tensorcore.arrive(held_free, signals, False)
         for r in cutlass.range_constexpr(2):
-            hopper.store(dq, memory[0], places, row + 8 * r, own_column, row + 8 * r < sizes[0], r)
+            hopper.store(dq, gradient, places, row + 8 * r, own_column, row + 8 * r < sizes[0], r)
+            for n in cutlass.range_constexpr(len(sums)):
+                store_sum(added[r, n], sums[n], places, row + 8 * r, sizes[0])
         turn += 1
         index = hopper.next_tile(turn)
 
 
 @cute.jit
 def _slope_queries(
-    s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple, memory: tuple,
-    functions: cutlass.Constexpr,
+    s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, added: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple,
+    memory: tuple, functions: cutlass.Constexpr,
 ):  # fmt: skip
     """Replace the weights' gradients with those of the products."""
     if plain:
         for r in cutlass.range_constexpr(2):
-            _slope_row(s, dp, held, r, place, sizes, memory, functions, False)
+            _slope_row(s, dp, held, added, r, place, sizes, memory, functions, False)
     else:
         for r in cutlass.range_constexpr(2):
-            _slope_row(s, dp, held, r, place, sizes, memory, functions, True)
+            _slope_row(s, dp, held, added, r, place, sizes, memory, functions, True)
 
 
 def _slope_row(
-    s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, r: int, place: tuple, sizes: tuple, memory: tuple, functions: tuple,
-    masked: bool,
+    s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, added: cute.Tensor, r: int, place: tuple, sizes: tuple, memory: tuple,
+    functions: tuple, masked: bool,
 ) -> None:  # fmt: skip
     places, row, column = place
     _, statistics, tensors = memory
@@ -481,9 +455,13 @@ def _slope_row(
     columns = hopper.columns_of(column, cute.size(a))
     at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
     given = tuple(cute.full((1,), Float32(held[r, n]), Float32) for n in range(len(statistics)))
-    _, gradients = functions[0](at, a.load(), b.load(), given, tensors, masked)
+    _, gradients, *terms = functions[0](at, a.load(), b.load(), given, tensors, masked)
     b.store(gradients)
     if masked:
         for i, here in enumerate(columns):
             b[i] = cutlass.select_(here < sizes[1], b[i], Float32(0.0))
     hopper.put_row(b, dp, r)
+    for n, term in enumerate(terms):
+        a.store(term)
+        for i, here in enumerate(columns):
+            added[r, n] += cutlass.select_(here < sizes[1], a[i], Float32(0.0)) if masked else a[i]

@@ -12,17 +12,18 @@ from codegen.shared import AttentionLaunch
 WIDTH = 70  # of the window
 
 
-def run(name, inputs, outputs, tile_m, tile_n, **constants):
+def run(name, inputs, outputs, tile_m, tile_n, arch="sm_90a", **constants):
     """The outputs of a launcher, for outputs given as shapes and dtypes."""
 
     def described(shape, dtype):
         return str(dtype), (*(1 for _ in shape[:-1]), 8 if len(shape) == 5 else 1), 16
 
     d, e = inputs[0].shape[-1], inputs[2].shape[-1]
-    how = AttentionLaunch(tile_m, tile_n, d, e, 8, 2, processors=3)
+    hopper = arch == "sm_90a"
+    how = AttentionLaunch(tile_m, tile_n, d, e, 8 if hopper else 4, 2 if hopper else 1, processors=3 if hopper else 0)
     call = kernels.CompiledCall(
         getattr(attention_kernels, name), tuple(described(x.shape, x.dtype) for x in inputs),
-        tuple(described(*x) for x in outputs), (*constants.items(), ("how", how)), "sm_90a",
+        tuple(described(*x) for x in outputs), (*constants.items(), ("how", how)), arch,
     )  # fmt: skip
     names = [f"input {i}" for i in range(len(inputs))] + [f"output {i}" for i in range(len(outputs))]
     return interpreted.run(call, names, inputs, [shape for shape, _ in outputs])
@@ -75,9 +76,10 @@ def test_weights_without_statistics():
     np.testing.assert_allclose(o.astype(np.float64), wanted, rtol=3e-2, atol=0.3)
 
 
-def test_gradients():
-    """Of heads that share k and v, in a fixed order."""
-    q, k, v, do = draw(150, 140, 2, 64, 64, "bfloat16")
+@pytest.mark.parametrize(("arch", "d", "e", "tile_n"), [("sm_90a", 64, 64, 64), ("sm_80", 40, 72, 32)], ids=str)
+def test_gradients(arch, d, e, tile_n):
+    """Of heads that share k and v, in a fixed order; and a sum along each row of scores."""
+    q, k, v, do = draw(150, 140, 2, d, e, "bfloat16")
     wide = q64, k64, v64, do64 = [x.astype(np.float64) for x in (q, k, v, do)]
     p, base = weights(q64, k64, 0.125)
     p, base = np.nan_to_num(p), np.where(np.isfinite(base), base, 0.0)
@@ -89,7 +91,9 @@ def test_gradients():
         np.einsum("bhgqs,bqhge->bshe", p, do64),
     )  # fmt: skip
     inputs = [q, k, v, do, base.astype(np.float32), delta.astype(np.float32)]
-    outputs = [(x.shape, "bfloat16") for x in wide[:3]]
-    made = run("window_backward", inputs, outputs, 64, 64, scale=0.125, width=WIDTH)
+    outputs = [*((x.shape, "bfloat16") for x in wide[:3]), (delta.shape, "float32")]
+    *made, added = run("window_backward", inputs, outputs, 64, tile_n, arch, scale=0.125, width=WIDTH)
+    s = np.einsum("bqhgd,bshd->bhgqs", q64, k64) * 0.125
+    np.testing.assert_allclose(added, (ds / 0.125 * s).sum(-1), rtol=1e-3, atol=1e-2)
     for ours, theirs in zip(made, wanted, strict=True):
         np.testing.assert_allclose(ours.astype(np.float64), theirs, rtol=2e-2, atol=3e-2)

@@ -1,0 +1,247 @@
+"""The backward of attention for every architecture since Ampere, as two kernels that compute the scores again. Each gradient is
+added up by one thread in a fixed order.
+
+A block has a tile of rows that stay, and tiles of others pass through shared memory. In the kernel of dk and dv, rows of k and v
+stay, and those of q and do pass, of all heads that share k and v; in that of dq it is the other way round. A warp has 16 of the
+rows that stay, and computes
+
+    s, dp = the products of rows that stay with rows that pass
+    p, ds = slope(s, dp)            the weights, and the gradient of the products
+    dv += p @ do, dk += ds @ q      or dq += ds @ k: p and ds stay in registers
+
+as `sm80` does, whose fragments these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Uint8, Uint32
+from cutlass.memory import SmemAllocator
+
+from codegen.device import vectors
+from codegen.device.attention import batches as batches_of
+from codegen.device.attention.scores import Scores, Tile
+from codegen.device.attention.sm80 import BYTES, SLAB, fragment, load_tile, panels_of, store_rows
+from codegen.device.gemm import tensorcore
+from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b, pair_of_b
+from codegen.device.gemm.tensorcore import STEP
+from codegen.shared import WARP, AttentionLaunch
+
+
+def launch(
+    stream: Any,
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    do: cute.Tensor,
+    dq: cute.Tensor,
+    dk: cute.Tensor,
+    dv: cute.Tensor,
+    sums: tuple[cute.Tensor, ...],
+    statistics: tuple[cute.Tensor, ...],
+    tensors: tuple,
+    slope: Callable[..., Any],
+    tiles: Callable[..., Any] | None,
+    how: AttentionLaunch,
+) -> None:
+    """As `attention.launch_backward`."""
+    lacking = batches_of.lacking(k.stride[0])
+    batches = q.shape[0]
+    functions = (slope, tiles)
+    grid = {"block": (how.threads, 1, 1), "stream": stream, "preferred_smem_carveout": -1}
+    count = cute.ceil_div(k.shape[1], how.tile_m) * batches_of.count(batches, lacking, False)
+    _kernel((k, v), (q, do), (dk, dv), (), statistics, tensors, batches, lacking, functions, True, how).launch(
+        grid=(cutlass.max(count, 1), 1, 1), **grid
+    )
+    none = tuple(False for _ in lacking)
+    count = cute.ceil_div(q.shape[1], how.tile_m) * cute.size(q, mode=[0])
+    _kernel((q, do), (k, v), (dq,), sums, statistics, tensors, batches, none, functions, False, how).launch(
+        grid=(count, 1, 1), **grid
+    )
+
+
+@cute.kernel
+def _kernel(
+    stay: tuple,  # (L, rows, D) and (L, rows, E): k and v, or q and do
+    passing: tuple,  # q and do, or k and v
+    gradients: tuple,  # dk and dv, or dq
+    sums: tuple,  # (L, Q): of what `slope` gives besides, along rows
+    statistics: tuple,
+    tensors: tuple,
+    batches: tuple,  # sizes of the batch's axes
+    lacking: cutlass.Constexpr[tuple[bool, ...]],  # which of them rows that stay lack
+    functions: cutlass.Constexpr,  # slope, tiles
+    keys: cutlass.Constexpr[bool],  # whether rows of k stay
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    tensors = tuple(vectors.compacted(t) for t in tensors)
+    tidx, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
+    dtype, wide = stay[0].element_type, how.tile_n
+    held, count = stay[0].shape[1], cute.ceil_div(passing[0].shape[1], wide)
+    sizes = (passing[0].shape[1], held) if cutlass.const_expr(keys) else (held, passing[0].shape[1])
+    number, places = batches_of.own(block, batches, lacking)
+    tile = number if cutlass.const_expr(keys) else cute.ceil_div(held, how.tile_m) - 1 - number  # the longest first
+    first = tile * how.tile_m
+    rows = (first, cutlass.min(first + how.tile_m, held) - 1)
+
+    # Two tiles that stay, and two that pass, in shared memory
+    columns = (how.d, how.e)
+    of_stay = tuple(panels_of(how.tile_m, c, "k") for c in columns)
+    of_pass = tuple(panels_of(wide, c, "k") for c in columns)
+    across = tuple(panels_of(wide, c, "halves") for c in columns)
+    starts = (0, of_stay[0].size, of_stay[0].size + of_stay[1].size)
+    starts = (*starts, starts[2] + of_pass[0].size)
+    buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((starts[3] + of_pass[1].size,)), 128)
+    shared = buffer.iterator.toint()
+    own_a = tuple(lane_of_a(lane, warp * SLAB, p) for p in of_stay)
+    own_b = tuple(lane_of_b(lane, Int32(0), p, BYTES) for p in of_pass)
+    own_t = tuple(lane_of_b(lane, Int32(0), p, BYTES) for p in across)
+    for i in cutlass.range_constexpr(2):
+        load_tile(stay[i], places, first, shared + starts[i], columns[i], of_stay[i], how.threads)
+    cute.arch.cp_async_commit_group()
+
+    acc = tuple(cute.make_rmem_tensor((4, -(-columns[i] // 16) * 2), Float32) for i in range(len(gradients)))
+    for a in acc:
+        a.fill(0)
+    added = cute.make_rmem_tensor((2, max(1, len(sums))), Float32)
+    added.fill(0)
+    own_row = first + warp * SLAB + lane // 4
+    for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
+        here = batches_of.sharer(which, places, batches, lacking)
+        at = _next(functions[1], here, rows, Int32(0), count, sizes, tensors, keys, wide)
+        while at < count:
+            begin = at * wide
+            for i in cutlass.range_constexpr(2):
+                load_tile(passing[i], here, begin, shared + starts[2 + i], columns[i], of_pass[i], how.threads)
+            cute.arch.cp_async_commit_group()
+            cute.arch.cp_async_wait_group(0)
+            cute.arch.sync_threads()
+            s, dp = (cute.make_rmem_tensor((4, wide // 8), Float32) for _ in range(2))
+            _multiply(s, shared, starts[0], starts[2], own_a[0], own_b[0], (of_stay[0], of_pass[0]), how.d, dtype)
+            _multiply(dp, shared, starts[1], starts[3], own_a[1], own_b[1], (of_stay[1], of_pass[1]), how.e, dtype)
+            every = begin + wide <= passing[0].shape[1]
+            if cutlass.const_expr(functions[1] is not None):
+                own = _tile(here, rows, begin, sizes, keys, wide)
+                every = every & Boolean(functions[1](own, tensors)[1])
+            if every:
+                _slope(s, dp, added, here, own_row, begin, sizes, statistics, tensors, functions[0], keys, False)
+            else:
+                _slope(s, dp, added, here, own_row, begin, sizes, statistics, tensors, functions[0], keys, True)
+            _accumulate(acc[0], dp, shared + starts[2], own_t[0], across[0], dtype)
+            if cutlass.const_expr(keys):
+                _accumulate(acc[1], s, shared + starts[3], own_t[1], across[1], dtype)
+            at = _next(functions[1], here, rows, at + 1, count, sizes, tensors, keys, wide)
+            cute.arch.sync_threads()  # the tiles are read
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.sync_threads()
+    for i in cutlass.range_constexpr(len(gradients)):
+        store_rows(
+            acc[i], gradients[i], places, first + warp * SLAB, warp * SLAB, shared + starts[i], of_stay[i], columns[i]
+        )
+    for n in cutlass.range_constexpr(len(sums)):
+        for half in cutlass.range_constexpr(2):
+            batches_of.store_sum(added[half, n], sums[n], places, own_row + 8 * half, held)
+
+
+def _multiply(
+    acc: cute.Tensor, shared: Int32, left: int, right: int, own_a: Int32, own_b: Int32, panels: tuple[Panels, Panels],
+    columns: int, dtype: Any,
+) -> None:  # fmt: skip
+    """A warp's products (4, J) of its rows that stay with the rows that pass."""
+    acc.fill(0)
+    words = cute.make_rmem_tensor((4,), Uint32)
+    for step in range(-(-columns // 16)):
+        fragment(shared + left, own_a, step, panels[0], words)
+        a = [words[w] for w in range(4)]
+        flipped, added = panels[1].along(step * STEP)
+        for pair in range(cute.size(acc, mode=[1]) // 2):
+            b = tensorcore.ldmatrix(shared + right + ((own_b ^ flipped) + (added + pair * 16 * panels[1].panel)))
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair], a, b[:2])
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], a, b[2:])
+
+
+def _accumulate(acc: cute.Tensor, factor: cute.Tensor, shared: Int32, own: Int32, panels: Panels, dtype: Any) -> None:
+    """Add to (4, J) the product of a warp's factor, from its accumulators, and the rows that pass."""
+    narrow = cute.make_rmem_tensor((cute.size(factor),), dtype)
+    flat = cute.make_tensor(factor.iterator, cute.make_layout((cute.size(factor),)))
+    narrow.store(flat.load().to(dtype))
+    words = cute.recast_tensor(narrow, Uint32)  # two columns of a row: (half, J)
+    for step in range(cute.size(factor, mode=[1]) // 2):
+        a = [words[(2 * step + i // 2) * 2 + i % 2] for i in range(4)]
+        for pair in range(cute.size(acc, mode=[1]) // 2):
+            b = pair_of_b(shared, own, step, pair, panels)
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair], a, b[:2])
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], a, b[2:])
+
+
+def _slope(
+    s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, places: tuple, row: Int32, first: Int32, sizes: tuple, statistics: tuple,
+    tensors: tuple, slope: Callable[..., Any], keys: bool, masked: bool,
+) -> None:  # fmt: skip
+    """Replace products (4, J) with weights, and the weights' gradients with those of the products. Where `masked`, rows that pass
+    have no weight past the last."""
+    lane, count = cute.arch.lane_idx(), 2 * cute.size(s, mode=[1])
+    columns = tuple(first + (8 * (i // 2) + i % 2) + 2 * (lane % 4) for i in range(count))
+    # A row of scores is a row of accumulators, or, where rows of k stay, a column of them
+    lines = (
+        [[(i, half) for half in range(2)] for i in range(count)]
+        if keys
+        else [[(i, half) for i in range(count)] for half in range(2)]
+    )
+    for number, line in enumerate(lines):
+        place = columns[number] if keys else row + 8 * number
+        own = cutlass.min(place, sizes[0] - 1)
+        others = tuple(row + 8 * half if keys else columns[i] for i, half in line)
+        a, b = (cute.make_rmem_tensor((len(line),), Float32) for _ in range(2))
+        for n, (i, half) in enumerate(line):
+            a[n], b[n] = s[2 * half + i % 2, i // 2], dp[2 * half + i % 2, i // 2]
+        given = tuple(cute.full((1,), x[places, own], Float32) for x in statistics)
+        weights, gradients, *terms = slope(
+            Scores(places, own, others, sizes), a.load(), b.load(), given, tensors, masked
+        )
+        a.store(weights)
+        b.store(gradients)
+        for n, (i, half) in enumerate(line):
+            there = columns[i] < sizes[0 if keys else 1]
+            for values, kept in ((s, a[n]), (dp, b[n])):
+                values[2 * half + i % 2, i // 2] = cutlass.select_(there, kept, Float32(0)) if masked else kept
+        if not keys:
+            for t, term in enumerate(terms):
+                c = cute.make_rmem_tensor((count,), Float32)
+                c.store(term)
+                for n in range(count):
+                    added[number, t] += cutlass.select_(columns[n] < sizes[1], c[n], Float32(0)) if masked else c[n]
+
+
+def _tile(places: tuple, rows: tuple, begin: Int32, sizes: tuple, keys: bool, wide: int) -> Tile:
+    """The tile of rows that stay and `wide` rows that pass."""
+    passing = (begin, cutlass.min(begin + wide, sizes[0 if keys else 1]) - 1)
+    return Tile(places, *((passing, rows) if keys else (rows, passing)), sizes)
+
+
+@cute.jit
+def _next(
+    tiles: cutlass.Constexpr[Callable[..., Any] | None],
+    places: tuple,
+    rows: tuple,
+    tile: Int32,
+    count: Int32,
+    sizes: tuple,
+    tensors: tuple,
+    keys: cutlass.Constexpr[bool],
+    wide: cutlass.Constexpr[int],
+):
+    """The first passing tile from `tile` on for which the mask holds somewhere; `count` if there is none."""
+    if cutlass.const_expr(tiles is not None):
+        looking = tile < count
+        while looking:
+            some = Boolean(tiles(_tile(places, rows, tile * wide, sizes, keys, wide), tensors)[0])
+            tile = cutlass.select_(some, tile, tile + 1)
+            looking = cutlass.select_(some, Boolean(False), tile < count)
+    return tile

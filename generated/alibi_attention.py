@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import attention as attend
-from codegen.shared import AttentionLaunch
+from codegen.device import access, attention as attend, partials, reduce, rowwise
+from codegen.shared import AttentionLaunch, RowLaunch, Walk
 
 SPEC = {
     "op": "alibi_attention",
@@ -120,11 +120,368 @@ def alibi_attention_reference(q, k, v, slopes, scale):
     return o
 
 
+def alibi_attention_forward_score_chain(acc, slopes, index_s, index_q, scale):
+    """The chain, on one vector of each operand."""
+    scores = device.where(
+        index_s <= index_q, acc * scale + slopes * (index_s - index_q).to(cutlass.Float32), -float("inf"),
+    )
+    return scores
+
+
+def alibi_attention_forward_full_chain(acc, slopes, index_s, index_q, scale):
+    """The chain, on one vector of each operand."""
+    scores = acc * scale + slopes * (index_s - index_q).to(cutlass.Float32)
+    return scores
+
+
+def alibi_attention_forward_row_chain(top, total):
+    """The chain, on one vector of each operand."""
+    t1 = device.exp(top - top, True)
+    t2 = total * t1
+    factor = device.divide(t1, t2, True)
+    row_max = top
+    row_sum = t2
+    return factor, row_max, row_sum
+
+
+def alibi_attention_forward_score(at: attend.Scores, acc, tensors: tuple, masked: bool, scale: float):
+    """The scores of a row's vector, from its products; without `masked`, where the mask holds."""
+    mSlopes, _, _, _ = tensors
+    iH, _ = at.batch
+    iQ = at.row
+    rSlopes = at.load_one(mSlopes, (iH,))
+    rIndexS = at.positions()
+    rIndexQ = at.fill(iQ)
+    if not masked:
+        return alibi_attention_forward_full_chain(
+            acc, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
+            device.full(at.vec, scale),
+        )
+    return alibi_attention_forward_score_chain(
+        acc, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
+        device.full(at.vec, scale),
+    )
+
+
+def alibi_attention_forward_tiles(at: attend.Tile, tensors: tuple, scale: float):
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
+    return attend.bounds.le(at.columns, at.rows)
+
+
+def alibi_attention_forward_row(at: attend.Row, top, total, tensors: tuple, scale: float):
+    """The factor of a row of o, and the row's outputs, from its largest score and its sum of exponentials."""
+    _, _, mRowMax, mRowSum = tensors
+    iH, iB = at.batch
+    iQ = at.row
+    factor, row_max, row_sum = alibi_attention_forward_row_chain(top, total)
+    at.store(row_max.to(mRowMax.element_type), mRowMax, (iB, iQ, iH))
+    at.store(row_sum.to(mRowSum.element_type), mRowSum, (iB, iQ, iH))
+    return factor
+
+
+@cute.jit
+def alibi_attention_forward_launch(
+    stream: cuda.CUstream,
+    mQ: cute.Tensor,  # (B, Q, H, D) T
+    mK: cute.Tensor,  # (B, S, H, D) T
+    mV: cute.Tensor,  # (B, S, H, D) T
+    mSlopes: cute.Tensor,  # (H) float32
+    mO: cute.Tensor,  # (B, Q, H, D) T
+    mRowMax: cute.Tensor,  # (B, Q, H) float32
+    mRowSum: cute.Tensor,  # (B, Q, H) float32
+    scale: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    sizes = (mQ.shape[2], mQ.shape[0])  # H, B
+    attend.launch(
+        stream, attend.arranged(mQ, sizes, (2, 0), 1), attend.arranged(mK, sizes, (2, 0), 1),
+        attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mSlopes, mO, mRowMax, mRowSum,),
+        functools.partial(alibi_attention_forward_score, scale=scale),
+        functools.partial(alibi_attention_forward_tiles, scale=scale),
+        functools.partial(alibi_attention_forward_row, scale=scale), how=how,
+    )
+
+
+def alibi_attention_backward_stage1_row_sum_(do, o):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+    return do * o
+
+
+def alibi_attention_backward_stage1_row(row_sum, row_sum_):
+    """The row's own results, from its statistics."""
+    row_value1 = device.reciprocal(row_sum, False)
+    delta = row_sum_
+    return row_value1, delta
+
+
+@cute.kernel
+def alibi_attention_backward_stage1_kernel(
+    mDo: cute.Tensor,  # (BQH, D) T
+    mO: cute.Tensor,  # (BQH, D) T
+    mRowSum: cute.Tensor,  # (BQH) float32
+    mRowValue1: cute.Tensor,  # (BQH) float32
+    mDelta: cute.Tensor,  # (BQH) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    BQH, D = mDo.shape[0], mDo.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rDo = access.registers(mDo, (vec, vectors, at_once))
+    rO = access.registers(mO, (vec, vectors, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
+    rRowValue1 = access.registers(mRowValue1, (1, at_once))
+    rDelta = access.registers(mDelta, (1, at_once))
+    sRowSum_ = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    place = rowwise.meeting_place(how, rDo, rO, rRowValue1, rDelta)
+    rowwise.load_together(mDo, first_row, rDo, place)
+    rowwise.load_together(mO, first_row, rO, place)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        iBQH = index
+        row = rowwise.row(how, index, index < BQH, D, shifts=True)
+        row.load(mDo, (iBQH, 0), rDo[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mO, (iBQH, 0), rO[None, None, u])
+        row.load_one(mRowSum, (iBQH,), rRowSum[None, u])
+        reduce.meet([*sRowSum_], how.cluster)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mDo, (iBQH, 0), rDo[None, None, u])
+            part.load(mO, (iBQH, 0), rO[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                values = alibi_attention_backward_stage1_row_sum_(
+                    device.floats(rDo[None, v, u]), device.floats(rO[None, v, u]),
+                )
+                reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
+        row_sum_, = row.reduce([rRowSum_], ("sum",), sRowSum_)
+
+        if row.writes():
+            row_value1, delta = alibi_attention_backward_stage1_row(
+                device.floats(device.full(1, rRowSum[0, u], rRowSum.element_type)), device.full(1, row_sum_),
+            )
+            row.store_one(row_value1.to(mRowValue1.element_type), mRowValue1, (iBQH,), rRowValue1[None, u])
+            row.store_one(delta.to(mDelta.element_type), mDelta, (iBQH,), rDelta[None, u])
+    rowwise.store_together(rRowValue1, mRowValue1, first_row, place)
+    rowwise.store_together(rDelta, mDelta, first_row, place)
+
+
+@cute.jit
+def alibi_attention_backward_stage1_launch(
+    stream: cuda.CUstream, mDo: cute.Tensor, mO: cute.Tensor, mRowSum: cute.Tensor, mRowValue1: cute.Tensor,
+    mDelta: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+):
+    BQH = mDo.shape[0]
+    alibi_attention_backward_stage1_kernel(
+        mDo, mO, mRowSum, mRowValue1, mDelta, how,
+    ).launch(**rowwise.grid(how, BQH, stream))
+
+
+def alibi_attention_backward_stage1_xla(do, o, row_sum):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_value1 = jnp.reciprocal(row_sum)
+    delta = jnp.sum(do * o, axis=-1, keepdims=True)
+    return row_value1, delta
+
+
+def alibi_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value1, delta, slopes, index_s, index_q, scale):
+    """The chain, on one vector of each operand."""
+    t0 = index_s <= index_q
+    t3 = (index_s - index_q).to(cutlass.Float32)
+    t1 = device.exp(device.where(t0, acc * scale + slopes * t3, -float("inf")) - row_max, True) * row_value1
+    weights = t1
+    t2 = device.where(t0, weights * (dp - delta), 0.0)
+    slopes2 = scale * t2
+    sum_of_rows12 = t3 * t2
+    return weights, slopes2, sum_of_rows12
+
+
+def alibi_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, delta, slopes, index_s, index_q, scale):
+    """The chain, on one vector of each operand."""
+    t2 = (index_s - index_q).to(cutlass.Float32)
+    t0 = device.exp(acc * scale + slopes * t2 - row_max, True) * row_value1
+    weights = t0
+    t1 = weights * (dp - delta)
+    slopes2 = scale * t1
+    sum_of_rows12 = t2 * t1
+    return weights, slopes2, sum_of_rows12
+
+
+def alibi_attention_backward_stage2_slope(
+    at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
+):
+    """The weights of some scores, and the gradients of their products, the terms of sums along rows; without `masked`, where the mask holds."""
+    mSlopes, _ = tensors
+    iH, _ = at.batch
+    iQ = at.row
+    row_max = device.full(at.vec, row[0][0])
+    row_value1 = device.full(at.vec, row[1][0])
+    delta = device.full(at.vec, row[2][0])
+    rSlopes = at.load_one(mSlopes, (iH,))
+    rIndexS = at.positions()
+    rIndexQ = at.fill(iQ)
+    if not masked:
+        return alibi_attention_backward_stage2_full_chain(
+            acc, dp, row_max, row_value1, delta, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32),
+            rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
+        )
+    return alibi_attention_backward_stage2_slope_chain(
+        acc, dp, row_max, row_value1, delta, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32),
+        rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
+    )
+
+
+def alibi_attention_backward_stage2_tiles(at: attend.Tile, tensors: tuple, scale: float):
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
+    return attend.bounds.le(at.columns, at.rows)
+
+
+@cute.jit
+def alibi_attention_backward_stage2_launch(
+    stream: cuda.CUstream,
+    mDo: cute.Tensor,  # (B, Q, H, D) T
+    mRowMax: cute.Tensor,  # (B, Q, H) float32
+    mRowValue1: cute.Tensor,  # (B, Q, H) float32
+    mDelta: cute.Tensor,  # (B, Q, H) float32
+    mQ: cute.Tensor,  # (B, Q, H, D) T
+    mK: cute.Tensor,  # (B, S, H, D) T
+    mV: cute.Tensor,  # (B, S, H, D) T
+    mSlopes: cute.Tensor,  # (H) float32
+    mDq: cute.Tensor,  # (B, Q, H, D) T
+    mDk: cute.Tensor,  # (B, S, H, D) T
+    mDv: cute.Tensor,  # (B, S, H, D) T
+    mSumOfRows1: cute.Tensor,  # (B, Q, H) float32
+    scale: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    sizes = (mQ.shape[2], mQ.shape[0])  # H, B
+    q = attend.arranged(mQ, sizes, (2, 0), 1)
+    k = attend.arranged(mK, sizes, (2, 0), 1)
+    v = attend.arranged(mV, sizes, (2, 0), 1)
+    do = attend.arranged(mDo, sizes, (2, 0), 1)
+    dq = attend.arranged(mDq, sizes, (2, 0), 1)
+    dk = attend.arranged(mDk, sizes, (2, 0), 1)
+    dv = attend.arranged(mDv, sizes, (2, 0), 1)
+    sums = (attend.by_row(mSumOfRows1, sizes, (2, 0), 1),)
+    statistics = (
+        attend.by_row(mRowMax, sizes, (2, 0), 1), attend.by_row(mRowValue1, sizes, (2, 0), 1),
+        attend.by_row(mDelta, sizes, (2, 0), 1),
+    )
+    attend.launch_backward(
+        stream, q, k, v, do, dq, dk, dv, sums, statistics, (mSlopes, mDq,),
+        functools.partial(alibi_attention_backward_stage2_slope, scale=scale),
+        functools.partial(alibi_attention_backward_stage2_tiles, scale=scale), how=how,
+    )
+
+
+def alibi_attention_backward_stage3_chain(sum_of_rows1):
+    """The values to reduce into column_sum, from one vector of each operand."""
+    return sum_of_rows1
+
+
+def alibi_attention_backward_stage3_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dslopes = column_sum
+    return dslopes
+
+
+@cute.kernel
+def alibi_attention_backward_stage3_kernel(
+    mSumOfRows1: cute.Tensor,  # (BQ, H) float32
+    mDslopes: cute.Tensor,  # (H) float32
+    mColumnSumParts: cute.Tensor,  # (parts, H) column_sum of each part
+    how: cutlass.Constexpr[Walk],
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    BQ, H = mSumOfRows1.shape[0], mSumOfRows1.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
+    pieces = rowwise.pieces(how, H)
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // pieces, bidx % pieces
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
+
+    rSumOfRows1 = access.registers(mSumOfRows1, (vec, vectors, at_once))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        iBQ = row
+        early = rowwise.walked(how, row < BQ, H, first)
+        early.load(mSumOfRows1, (iBQ, 0), rSumOfRows1[None, None, u])
+    for base in cutlass.range(part * rows_a_block, BQ, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            iBQ = row
+            own = rowwise.walked(how, row < BQ, H, first)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = alibi_attention_backward_stage3_chain(device.floats(rSumOfRows1[None, v, u]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
+            iBQ = row
+            later = rowwise.walked(how, row < BQ, H, first)
+            later.load(mSumOfRows1, (iBQ, 0), rSumOfRows1[None, None, u])
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, H, per_row, how.ragged)
+
+
+@cute.kernel
+def alibi_attention_backward_stage3_finish(
+    mDslopes: cute.Tensor,  # (H) float32
+    mColumnSumParts: cute.Tensor,  # (parts, H) column_sum of each part
+):
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
+    if there:
+        dslopes = alibi_attention_backward_stage3_columns(device.full(1, column_sum))
+        mDslopes[c] = dslopes.to(mDslopes.element_type)[0]
+
+
+@cute.jit
+def alibi_attention_backward_stage3_launch(
+    stream: cuda.CUstream, mSumOfRows1: cute.Tensor, mDslopes: cute.Tensor, mColumnSumParts: cute.Tensor,
+    how: cutlass.Constexpr[Walk],
+):
+    H = mSumOfRows1.shape[1]
+    pieces = rowwise.pieces(how, H)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        alibi_attention_backward_stage3_kernel(mSumOfRows1, mDslopes, mColumnSumParts, how).launch(
+            **rowwise.walking_grid(how, blocks, stream)
+        )
+    blocks = partials.blocks_to_finish(mColumnSumParts, H)
+    if blocks > 0:
+        alibi_attention_backward_stage3_finish(mDslopes, mColumnSumParts).launch(
+            **partials.finishing_grid(blocks, stream)
+        )
+
+
+def alibi_attention_backward_stage3_xla(sum_of_rows1):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dslopes = jnp.sum(sum_of_rows1, axis=(-3, -2), keepdims=True)
+    return dslopes
+
+
 @runtime.op(
     SPEC,
     launch=alibi_attention_launch,
     reference=alibi_attention_reference,
     kind="attention",
+    forward_launch=alibi_attention_forward_launch,
+    backward_stage1_launch=alibi_attention_backward_stage1_launch,
+    backward_stage1_xla=alibi_attention_backward_stage1_xla,
+    backward_stage2_launch=alibi_attention_backward_stage2_launch,
+    backward_stage2_kind="attention",
+    backward_stage3_launch=alibi_attention_backward_stage3_launch,
+    backward_stage3_xla=alibi_attention_backward_stage3_xla,
 )
 def alibi_attention(
     q: jax.Array,

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import attention as attend
-from codegen.shared import AttentionLaunch
+from codegen.device import access, attention as attend, reduce, rowwise
+from codegen.shared import AttentionLaunch, RowLaunch
 
 SPEC = {
     "op": "causal_attention",
@@ -131,11 +131,261 @@ def causal_attention_reference(q, k, v, scale):
     return o, lse
 
 
+def causal_attention_forward_score_chain(acc, index_s, index_q, scale):
+    """The chain, on one vector of each operand."""
+    scores = device.where(index_s <= index_q, acc * scale, -float("inf"))
+    return scores
+
+
+def causal_attention_forward_full_chain(acc, scale):
+    """The chain, on one vector of each operand."""
+    scores = acc * scale
+    return scores
+
+
+def causal_attention_forward_row_chain(top, total):
+    """The chain, on one vector of each operand."""
+    t0 = device.exp(top - top, True)
+    t1 = total * t0
+    factor = device.divide(t0, t1, True)
+    t2 = device.where(device.isfinite(top), top, 0.0)
+    lse = device.log(total * device.exp(top - t2, False), False) + t2
+    row_max = top
+    row_sum = t1
+    return factor, lse, row_max, row_sum
+
+
+def causal_attention_forward_score(at: attend.Scores, acc, tensors: tuple, masked: bool, scale: float):
+    """The scores of a row's vector, from its products; without `masked`, where the mask holds."""
+    iQ = at.row
+    rIndexS = at.positions()
+    rIndexQ = at.fill(iQ)
+    if not masked:
+        return causal_attention_forward_full_chain(acc, device.full(at.vec, scale))
+    return causal_attention_forward_score_chain(
+        acc, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
+    )
+
+
+def causal_attention_forward_tiles(at: attend.Tile, tensors: tuple, scale: float):
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
+    return attend.bounds.le(at.columns, at.rows)
+
+
+def causal_attention_forward_row(at: attend.Row, top, total, tensors: tuple, scale: float):
+    """The factor of a row of o, and the row's outputs, from its largest score and its sum of exponentials."""
+    _, mLse, mRowMax, mRowSum = tensors
+    iG, iH, iB = at.batch
+    iQ = at.row
+    factor, lse, row_max, row_sum = causal_attention_forward_row_chain(top, total)
+    at.store(lse.to(mLse.element_type), mLse, (iB, iH, iG, iQ))
+    at.store(row_max.to(mRowMax.element_type), mRowMax, (iB, iQ, iH, iG))
+    at.store(row_sum.to(mRowSum.element_type), mRowSum, (iB, iQ, iH, iG))
+    return factor
+
+
+@cute.jit
+def causal_attention_forward_launch(
+    stream: cuda.CUstream,
+    mQ: cute.Tensor,  # (B, Q, H, G, D) T
+    mK: cute.Tensor,  # (B, S, H, D) T
+    mV: cute.Tensor,  # (B, S, H, E) T
+    mO: cute.Tensor,  # (B, Q, H, G, E) T
+    mLse: cute.Tensor,  # (B, H, G, Q) float32
+    mRowMax: cute.Tensor,  # (B, Q, H, G) float32
+    mRowSum: cute.Tensor,  # (B, Q, H, G) float32
+    scale: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])  # G, H, B
+    attend.launch(
+        stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
+        attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
+        (mO, mLse, mRowMax, mRowSum,), functools.partial(causal_attention_forward_score, scale=scale),
+        functools.partial(causal_attention_forward_tiles, scale=scale),
+        functools.partial(causal_attention_forward_row, scale=scale), how=how,
+    )
+
+
+def causal_attention_backward_stage1_row_sum_(do, o):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+    return do * o
+
+
+def causal_attention_backward_stage1_row(row_sum, row_sum_):
+    """The row's own results, from its statistics."""
+    row_value1 = device.reciprocal(row_sum, False)
+    delta = row_sum_
+    return row_value1, delta
+
+
+@cute.kernel
+def causal_attention_backward_stage1_kernel(
+    mDo: cute.Tensor,  # (BQHG, E) T
+    mO: cute.Tensor,  # (BQHG, E) T
+    mRowSum: cute.Tensor,  # (BQHG) float32
+    mRowValue1: cute.Tensor,  # (BQHG) float32
+    mDelta: cute.Tensor,  # (BQHG) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    BQHG, E = mDo.shape[0], mDo.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rDo = access.registers(mDo, (vec, vectors, at_once))
+    rO = access.registers(mO, (vec, vectors, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
+    rRowValue1 = access.registers(mRowValue1, (1, at_once))
+    rDelta = access.registers(mDelta, (1, at_once))
+    sRowSum_ = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    place = rowwise.meeting_place(how, rDo, rO, rRowValue1, rDelta)
+    rowwise.load_together(mDo, first_row, rDo, place)
+    rowwise.load_together(mO, first_row, rO, place)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        iBQHG = index
+        row = rowwise.row(how, index, index < BQHG, E, shifts=True)
+        row.load(mDo, (iBQHG, 0), rDo[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mO, (iBQHG, 0), rO[None, None, u])
+        row.load_one(mRowSum, (iBQHG,), rRowSum[None, u])
+        reduce.meet([*sRowSum_], how.cluster)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mDo, (iBQHG, 0), rDo[None, None, u])
+            part.load(mO, (iBQHG, 0), rO[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                values = causal_attention_backward_stage1_row_sum_(
+                    device.floats(rDo[None, v, u]), device.floats(rO[None, v, u]),
+                )
+                reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
+        row_sum_, = row.reduce([rRowSum_], ("sum",), sRowSum_)
+
+        if row.writes():
+            row_value1, delta = causal_attention_backward_stage1_row(
+                device.floats(device.full(1, rRowSum[0, u], rRowSum.element_type)), device.full(1, row_sum_),
+            )
+            row.store_one(row_value1.to(mRowValue1.element_type), mRowValue1, (iBQHG,), rRowValue1[None, u])
+            row.store_one(delta.to(mDelta.element_type), mDelta, (iBQHG,), rDelta[None, u])
+    rowwise.store_together(rRowValue1, mRowValue1, first_row, place)
+    rowwise.store_together(rDelta, mDelta, first_row, place)
+
+
+@cute.jit
+def causal_attention_backward_stage1_launch(
+    stream: cuda.CUstream, mDo: cute.Tensor, mO: cute.Tensor, mRowSum: cute.Tensor, mRowValue1: cute.Tensor,
+    mDelta: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+):
+    BQHG = mDo.shape[0]
+    causal_attention_backward_stage1_kernel(
+        mDo, mO, mRowSum, mRowValue1, mDelta, how,
+    ).launch(**rowwise.grid(how, BQHG, stream))
+
+
+def causal_attention_backward_stage1_xla(do, o, row_sum):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_value1 = jnp.reciprocal(row_sum)
+    delta = jnp.sum(do * o, axis=-1, keepdims=True)
+    return row_value1, delta
+
+
+def causal_attention_backward_stage2_slope_chain(
+    acc, dp, dlse, lse, row_max, row_value1, delta, index_s, index_q, scale,
+):
+    """The chain, on one vector of each operand."""
+    t0 = index_s <= index_q
+    s = device.where(t0, acc * scale, -float("inf"))
+    t1 = device.exp(s - row_max, True) * row_value1
+    weights = t1
+    slopes = scale * device.where(t0, dlse * device.exp(s - lse, True) + weights * (dp - delta), 0.0)
+    return weights, slopes
+
+
+def causal_attention_backward_stage2_full_chain(acc, dp, dlse, lse, row_max, row_value1, delta, scale):
+    """The chain, on one vector of each operand."""
+    t0 = acc * scale
+    t1 = device.exp(t0 - row_max, True) * row_value1
+    weights = t1
+    slopes = scale * (dlse * device.exp(t0 - lse, True) + weights * (dp - delta))
+    return weights, slopes
+
+
+def causal_attention_backward_stage2_slope(
+    at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
+):
+    """The weights of some scores, and the gradients of their products; without `masked`, where the mask holds."""
+    iQ = at.row
+    dlse = device.full(at.vec, row[0][0])
+    lse = device.full(at.vec, row[1][0])
+    row_max = device.full(at.vec, row[2][0])
+    row_value1 = device.full(at.vec, row[3][0])
+    delta = device.full(at.vec, row[4][0])
+    rIndexS = at.positions()
+    rIndexQ = at.fill(iQ)
+    if not masked:
+        return causal_attention_backward_stage2_full_chain(
+            acc, dp, dlse, lse, row_max, row_value1, delta, device.full(at.vec, scale),
+        )
+    return causal_attention_backward_stage2_slope_chain(
+        acc, dp, dlse, lse, row_max, row_value1, delta, rIndexS.load().to(cutlass.Int32),
+        rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
+    )
+
+
+def causal_attention_backward_stage2_tiles(at: attend.Tile, tensors: tuple, scale: float):
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
+    return attend.bounds.le(at.columns, at.rows)
+
+
+@cute.jit
+def causal_attention_backward_stage2_launch(
+    stream: cuda.CUstream,
+    mDo: cute.Tensor,  # (B, Q, H, G, E) T
+    mDlse: cute.Tensor,  # (B, H, G, Q) float32
+    mLse: cute.Tensor,  # (B, H, G, Q) float32
+    mRowMax: cute.Tensor,  # (B, Q, H, G) float32
+    mRowValue1: cute.Tensor,  # (B, Q, H, G) float32
+    mDelta: cute.Tensor,  # (B, Q, H, G) float32
+    mQ: cute.Tensor,  # (B, Q, H, G, D) T
+    mK: cute.Tensor,  # (B, S, H, D) T
+    mV: cute.Tensor,  # (B, S, H, E) T
+    mDq: cute.Tensor,  # (B, Q, H, G, D) T
+    mDk: cute.Tensor,  # (B, S, H, D) T
+    mDv: cute.Tensor,  # (B, S, H, E) T
+    scale: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])  # G, H, B
+    q = attend.arranged(mQ, sizes, (3, 2, 0), 1)
+    k = attend.arranged(mK, sizes, (None, 2, 0), 1)
+    v = attend.arranged(mV, sizes, (None, 2, 0), 1)
+    do = attend.arranged(mDo, sizes, (3, 2, 0), 1)
+    dq = attend.arranged(mDq, sizes, (3, 2, 0), 1)
+    dk = attend.arranged(mDk, sizes, (None, 2, 0), 1)
+    dv = attend.arranged(mDv, sizes, (None, 2, 0), 1)
+    sums = ()
+    statistics = (
+        attend.by_row(mDlse, sizes, (2, 1, 0), 3), attend.by_row(mLse, sizes, (2, 1, 0), 3),
+        attend.by_row(mRowMax, sizes, (3, 2, 0), 1), attend.by_row(mRowValue1, sizes, (3, 2, 0), 1),
+        attend.by_row(mDelta, sizes, (3, 2, 0), 1),
+    )
+    attend.launch_backward(
+        stream, q, k, v, do, dq, dk, dv, sums, statistics, (mDq,),
+        functools.partial(causal_attention_backward_stage2_slope, scale=scale),
+        functools.partial(causal_attention_backward_stage2_tiles, scale=scale), how=how,
+    )
+
+
 @runtime.op(
     SPEC,
     launch=causal_attention_launch,
     reference=causal_attention_reference,
     kind="attention",
+    forward_launch=causal_attention_forward_launch,
+    backward_stage1_launch=causal_attention_backward_stage1_launch,
+    backward_stage1_xla=causal_attention_backward_stage1_xla,
+    backward_stage2_launch=causal_attention_backward_stage2_launch,
+    backward_stage2_kind="attention",
     result=CausalAttentionOutputs,
 )
 def causal_attention(

@@ -119,11 +119,94 @@ def sigmoid_attention_reference(q, k, v, bias, q_document, k_document, scale):
     return o
 
 
+def sigmoid_attention_backward_stage1_slope_chain(acc, dp, bias, q_document, k_document, scale):
+    """The chain, on one vector of each operand."""
+    t0 = q_document == k_document
+    s = acc * scale + bias
+    t2, t3 = device.both_sigmoids(s, True)
+    t1 = t2
+    weights = device.where(t0, t1, 0.0)
+    slopes = scale * device.where(t0, dp, 0.0) * t1 * t3
+    return weights, slopes
+
+
+def sigmoid_attention_backward_stage1_full_chain(acc, dp, bias, scale):
+    """The chain, on one vector of each operand."""
+    s = acc * scale + bias
+    t1, t2 = device.both_sigmoids(s, True)
+    t0 = t1
+    weights = t0
+    slopes = scale * dp * weights * t2
+    return weights, slopes
+
+
+def sigmoid_attention_backward_stage1_slope(
+    at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
+):
+    """The weights of some scores, and the gradients of their products; without `masked`, where the mask holds."""
+    mBias, mQDocument, mKDocument, _ = tensors
+    row, = at.batch
+    iQ = at.row
+    rBias = at.gather(mBias, lambda iS: (iQ, iS))
+    rQDocument = at.load_one(mQDocument, (row, iQ))
+    rKDocument = at.gather(mKDocument, lambda iS: (row, iS))
+    if not masked:
+        return sigmoid_attention_backward_stage1_full_chain(acc, dp, device.floats(rBias), device.full(at.vec, scale))
+    return sigmoid_attention_backward_stage1_slope_chain(
+        acc, dp, device.floats(rBias), rQDocument.load().to(cutlass.Int32), rKDocument.load().to(cutlass.Int32),
+        device.full(at.vec, scale),
+    )
+
+
+def sigmoid_attention_backward_stage1_tiles(at: attend.Tile, tensors: tuple, scale: float):
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
+    _, mQDocument, mKDocument, _ = tensors
+    row, = at.batch
+    return attend.bounds.eq(
+        at.over(mQDocument, lambda iQ: (row, iQ), at.rows), at.over(mKDocument, lambda iS: (row, iS), at.columns),
+    )
+
+
+@cute.jit
+def sigmoid_attention_backward_stage1_launch(
+    stream: cuda.CUstream,
+    mDo: cute.Tensor,  # (rows, Q, D) T
+    mQ: cute.Tensor,  # (rows, Q, D) T
+    mK: cute.Tensor,  # (rows, S, D) T
+    mV: cute.Tensor,  # (rows, S, D) T
+    mBias: cute.Tensor,  # (Q, S) T
+    mQDocument: cute.Tensor,  # (rows, Q) int32
+    mKDocument: cute.Tensor,  # (rows, S) int32
+    mDq: cute.Tensor,  # (rows, Q, D) T
+    mDk: cute.Tensor,  # (rows, S, D) T
+    mDv: cute.Tensor,  # (rows, S, D) T
+    scale: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    sizes = (mQ.shape[0],)  # ...
+    q = attend.arranged(mQ, sizes, (0,), 1)
+    k = attend.arranged(mK, sizes, (0,), 1)
+    v = attend.arranged(mV, sizes, (0,), 1)
+    do = attend.arranged(mDo, sizes, (0,), 1)
+    dq = attend.arranged(mDq, sizes, (0,), 1)
+    dk = attend.arranged(mDk, sizes, (0,), 1)
+    dv = attend.arranged(mDv, sizes, (0,), 1)
+    sums = ()
+    statistics = ()
+    attend.launch_backward(
+        stream, q, k, v, do, dq, dk, dv, sums, statistics, (mBias, mQDocument, mKDocument, mDq,),
+        functools.partial(sigmoid_attention_backward_stage1_slope, scale=scale),
+        functools.partial(sigmoid_attention_backward_stage1_tiles, scale=scale), how=how,
+    )
+
+
 @runtime.op(
     SPEC,
     launch=sigmoid_attention_launch,
     reference=sigmoid_attention_reference,
     kind="attention",
+    backward_stage1_launch=sigmoid_attention_backward_stage1_launch,
+    backward_stage1_kind="attention",
 )
 def sigmoid_attention(
     q: jax.Array,

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import attention as attend
-from codegen.shared import AttentionLaunch
+from codegen.device import access, attention as attend, partials, reduce, rowwise
+from codegen.shared import AttentionLaunch, RowLaunch, Walk
 
 SPEC = {
     "op": "sink_attention",
@@ -120,11 +120,374 @@ def sink_attention_reference(q, k, v, sink, scale):
     return o
 
 
+def sink_attention_forward_score_chain(acc, index_s, index_q, scale):
+    """The chain, on one vector of each operand."""
+    scores = device.where(index_s <= index_q, acc * scale, -float("inf"))
+    return scores
+
+
+def sink_attention_forward_full_chain(acc, scale):
+    """The chain, on one vector of each operand."""
+    scores = acc * scale
+    return scores
+
+
+def sink_attention_forward_row_chain(top, total, sink):
+    """The chain, on one vector of each operand."""
+    t0 = device.maximum(top, sink)
+    t1 = device.exp(top - t0, True)
+    t2 = total * t1 + device.exp(sink - t0, True)
+    factor = device.divide(t1, t2, True)
+    row_add = t2
+    m = t0
+    return factor, row_add, m
+
+
+def sink_attention_forward_score(at: attend.Scores, acc, tensors: tuple, masked: bool, scale: float):
+    """The scores of a row's vector, from its products; without `masked`, where the mask holds."""
+    iQ = at.row
+    rIndexS = at.positions()
+    rIndexQ = at.fill(iQ)
+    if not masked:
+        return sink_attention_forward_full_chain(acc, device.full(at.vec, scale))
+    return sink_attention_forward_score_chain(
+        acc, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
+    )
+
+
+def sink_attention_forward_tiles(at: attend.Tile, tensors: tuple, scale: float):
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
+    return attend.bounds.le(at.columns, at.rows)
+
+
+def sink_attention_forward_row(at: attend.Row, top, total, tensors: tuple, scale: float):
+    """The factor of a row of o, and the row's outputs, from its largest score and its sum of exponentials."""
+    mSink, _, mRowAdd, mM = tensors
+    iH, iB = at.batch
+    iQ = at.row
+    rSink = at.load_one(mSink, (iH,))
+    factor, row_add, m = sink_attention_forward_row_chain(top, total, device.floats(rSink))
+    at.store(row_add.to(mRowAdd.element_type), mRowAdd, (iB, iH, iQ))
+    at.store(m.to(mM.element_type), mM, (iB, iH, iQ))
+    return factor
+
+
+@cute.jit
+def sink_attention_forward_launch(
+    stream: cuda.CUstream,
+    mQ: cute.Tensor,  # (B, H, Q, D) T
+    mK: cute.Tensor,  # (B, H, S, D) T
+    mV: cute.Tensor,  # (B, H, S, D) T
+    mSink: cute.Tensor,  # (H) float32
+    mO: cute.Tensor,  # (B, H, Q, D) T
+    mRowAdd: cute.Tensor,  # (B, H, Q) float32
+    mM: cute.Tensor,  # (B, H, Q) float32
+    scale: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    sizes = (mQ.shape[1], mQ.shape[0])  # H, B
+    attend.launch(
+        stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
+        attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mSink, mO, mRowAdd, mM,),
+        functools.partial(sink_attention_forward_score, scale=scale),
+        functools.partial(sink_attention_forward_tiles, scale=scale),
+        functools.partial(sink_attention_forward_row, scale=scale), how=how,
+    )
+
+
+def sink_attention_backward_stage1_t0(do, o):
+    """The values to reduce into t0 (sum), from one vector of each operand."""
+    return do * o
+
+
+def sink_attention_backward_stage1_row(row_add, t0):
+    """The row's own results, from its statistics."""
+    row_value1 = device.reciprocal(row_add, False)
+    row_value2 = device.divide(t0, row_add, False)
+    delta = t0
+    return row_value1, row_value2, delta
+
+
+@cute.kernel
+def sink_attention_backward_stage1_kernel(
+    mDo: cute.Tensor,  # (BHQ, D) T
+    mO: cute.Tensor,  # (BHQ, D) T
+    mRowAdd: cute.Tensor,  # (BHQ) float32
+    mRowValue1: cute.Tensor,  # (BHQ) float32
+    mRowValue2: cute.Tensor,  # (BHQ) float32
+    mDelta: cute.Tensor,  # (BHQ) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    BHQ, D = mDo.shape[0], mDo.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rDo = access.registers(mDo, (vec, vectors, at_once))
+    rO = access.registers(mO, (vec, vectors, at_once))
+    rRowAdd = access.registers(mRowAdd, (1, at_once))
+    rRowValue1 = access.registers(mRowValue1, (1, at_once))
+    rRowValue2 = access.registers(mRowValue2, (1, at_once))
+    rDelta = access.registers(mDelta, (1, at_once))
+    sT0 = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    place = rowwise.meeting_place(how, rDo, rO, rRowValue1, rRowValue2, rDelta)
+    rowwise.load_together(mDo, first_row, rDo, place)
+    rowwise.load_together(mO, first_row, rO, place)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        iBHQ = index
+        row = rowwise.row(how, index, index < BHQ, D, shifts=True)
+        row.load(mDo, (iBHQ, 0), rDo[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(mO, (iBHQ, 0), rO[None, None, u])
+        row.load_one(mRowAdd, (iBHQ,), rRowAdd[None, u])
+        reduce.meet([*sT0], how.cluster)
+        rT0 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mDo, (iBHQ, 0), rDo[None, None, u])
+            part.load(mO, (iBHQ, 0), rO[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                values = sink_attention_backward_stage1_t0(
+                    device.floats(rDo[None, v, u]), device.floats(rO[None, v, u]),
+                )
+                reduce.accumulate([rT0], ("sum",), values, part.vector(v).inside())
+        t0, = row.reduce([rT0], ("sum",), sT0)
+
+        if row.writes():
+            row_value1, row_value2, delta = sink_attention_backward_stage1_row(
+                device.floats(device.full(1, rRowAdd[0, u], rRowAdd.element_type)), device.full(1, t0),
+            )
+            row.store_one(row_value1.to(mRowValue1.element_type), mRowValue1, (iBHQ,), rRowValue1[None, u])
+            row.store_one(row_value2.to(mRowValue2.element_type), mRowValue2, (iBHQ,), rRowValue2[None, u])
+            row.store_one(delta.to(mDelta.element_type), mDelta, (iBHQ,), rDelta[None, u])
+    rowwise.store_together(rRowValue1, mRowValue1, first_row, place)
+    rowwise.store_together(rRowValue2, mRowValue2, first_row, place)
+    rowwise.store_together(rDelta, mDelta, first_row, place)
+
+
+@cute.jit
+def sink_attention_backward_stage1_launch(
+    stream: cuda.CUstream, mDo: cute.Tensor, mO: cute.Tensor, mRowAdd: cute.Tensor, mRowValue1: cute.Tensor,
+    mRowValue2: cute.Tensor, mDelta: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+):
+    BHQ = mDo.shape[0]
+    sink_attention_backward_stage1_kernel(
+        mDo, mO, mRowAdd, mRowValue1, mRowValue2, mDelta, how,
+    ).launch(**rowwise.grid(how, BHQ, stream))
+
+
+def sink_attention_backward_stage1_xla(do, o, row_add):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_value1 = jnp.reciprocal(row_add)
+    t0 = jnp.sum(do * o, axis=-1, keepdims=True)
+    row_value2 = t0 / row_add
+    delta = t0
+    return row_value1, row_value2, delta
+
+
+def sink_attention_backward_stage2_slope_chain(acc, dp, m, row_value1, row_value2, index_s, index_q, scale):
+    """The chain, on one vector of each operand."""
+    t0 = index_s <= index_q
+    t1 = device.exp(device.where(t0, acc * scale, -float("inf")) - m, True)
+    weights = t1 * row_value1
+    slopes = scale * device.where(t0, (dp * row_value1 - row_value2) * t1, 0.0)
+    return weights, slopes
+
+
+def sink_attention_backward_stage2_full_chain(acc, dp, m, row_value1, row_value2, scale):
+    """The chain, on one vector of each operand."""
+    t0 = device.exp(acc * scale - m, True)
+    weights = t0 * row_value1
+    slopes = scale * ((dp * row_value1 - row_value2) * t0)
+    return weights, slopes
+
+
+def sink_attention_backward_stage2_slope(
+    at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
+):
+    """The weights of some scores, and the gradients of their products; without `masked`, where the mask holds."""
+    iQ = at.row
+    m = device.full(at.vec, row[0][0])
+    row_value1 = device.full(at.vec, row[1][0])
+    row_value2 = device.full(at.vec, row[2][0])
+    rIndexS = at.positions()
+    rIndexQ = at.fill(iQ)
+    if not masked:
+        return sink_attention_backward_stage2_full_chain(acc, dp, m, row_value1, row_value2, device.full(at.vec, scale))
+    return sink_attention_backward_stage2_slope_chain(
+        acc, dp, m, row_value1, row_value2, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
+        device.full(at.vec, scale),
+    )
+
+
+def sink_attention_backward_stage2_tiles(at: attend.Tile, tensors: tuple, scale: float):
+    """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
+    return attend.bounds.le(at.columns, at.rows)
+
+
+@cute.jit
+def sink_attention_backward_stage2_launch(
+    stream: cuda.CUstream,
+    mDo: cute.Tensor,  # (B, H, Q, D) T
+    mM: cute.Tensor,  # (B, H, Q) float32
+    mRowValue1: cute.Tensor,  # (B, H, Q) float32
+    mRowValue2: cute.Tensor,  # (B, H, Q) float32
+    mQ: cute.Tensor,  # (B, H, Q, D) T
+    mK: cute.Tensor,  # (B, H, S, D) T
+    mV: cute.Tensor,  # (B, H, S, D) T
+    mDq: cute.Tensor,  # (B, H, Q, D) T
+    mDk: cute.Tensor,  # (B, H, S, D) T
+    mDv: cute.Tensor,  # (B, H, S, D) T
+    scale: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    sizes = (mQ.shape[1], mQ.shape[0])  # H, B
+    q = attend.arranged(mQ, sizes, (1, 0), 2)
+    k = attend.arranged(mK, sizes, (1, 0), 2)
+    v = attend.arranged(mV, sizes, (1, 0), 2)
+    do = attend.arranged(mDo, sizes, (1, 0), 2)
+    dq = attend.arranged(mDq, sizes, (1, 0), 2)
+    dk = attend.arranged(mDk, sizes, (1, 0), 2)
+    dv = attend.arranged(mDv, sizes, (1, 0), 2)
+    sums = ()
+    statistics = (
+        attend.by_row(mM, sizes, (1, 0), 2), attend.by_row(mRowValue1, sizes, (1, 0), 2),
+        attend.by_row(mRowValue2, sizes, (1, 0), 2),
+    )
+    attend.launch_backward(
+        stream, q, k, v, do, dq, dk, dv, sums, statistics, (mDq,),
+        functools.partial(sink_attention_backward_stage2_slope, scale=scale),
+        functools.partial(sink_attention_backward_stage2_tiles, scale=scale), how=how,
+    )
+
+
+def sink_attention_backward_stage3_chain(m, row_value2, sink):
+    """The values to reduce into column_sum, from one vector of each operand."""
+    return row_value2 * device.exp(sink - m, False)
+
+
+def sink_attention_backward_stage3_columns(column_sum):
+    """The results of H, from their statistics."""
+    dsink = -column_sum
+    return dsink
+
+
+@cute.kernel
+def sink_attention_backward_stage3_kernel(
+    mM: cute.Tensor,  # (B, H, Q) float32
+    mRowValue2: cute.Tensor,  # (B, H, Q) float32
+    mSink: cute.Tensor,  # (H) float32
+    mDsink: cute.Tensor,  # (H) float32
+    mColumnSumParts: cute.Tensor,  # (parts, H * Q) column_sum of each part
+    how: cutlass.Constexpr[Walk],
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    each = how.each
+    B, H, Q = mM.shape[0], mM.shape[1], mM.shape[2]
+
+    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
+    pieces = rowwise.pieces(how, H * Q)
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // pieces, bidx % pieces
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
+
+    rM = access.registers(mM, (vec, vectors, at_once))
+    rRowValue2 = access.registers(mRowValue2, (vec, vectors, at_once))
+    rSink = access.registers(mSink, (vec, vectors))
+    fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32,))
+    all_rows = rowwise.every_row(how, H * Q, first)
+    all_rows.gather_shared(mSink, (0,), (0,), (H, Q,), rSink)
+
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        iB = row
+        early = rowwise.walked(how, row < B, H * Q, first)
+        early.load(mM, (iB, 0, 0), rM[None, None, u])
+        early.load(mRowValue2, (iB, 0, 0), rRowValue2[None, None, u])
+    for base in cutlass.range(part * rows_a_block, B, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            iB = row
+            own = rowwise.walked(how, row < B, H * Q, first)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = sink_attention_backward_stage3_chain(
+                        device.floats(rM[None, v, u]), device.floats(rRowValue2[None, v, u]),
+                        device.floats(rSink[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
+            iB = row
+            later = rowwise.walked(how, row < B, H * Q, first)
+            later.load(mM, (iB, 0, 0), rM[None, None, u])
+            later.load(mRowValue2, (iB, 0, 0), rRowValue2[None, None, u])
+    partials.begin_next()
+    partials.store_parts(
+        [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first // each, step // each, H * Q // each, per_row,
+        how.ragged,
+    )
+
+
+@cute.kernel
+def sink_attention_backward_stage3_finish(
+    mDsink: cute.Tensor,  # (H) float32
+    mColumnSumParts: cute.Tensor,  # (parts, H * Q) column_sum of each part
+    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
+    H: cutlass.Int32,
+    Q: cutlass.Int32,
+):
+    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
+    tidx, _, _ = cute.arch.thread_idx()
+    there = tidx == 0
+    c, _, _ = cute.arch.block_idx()
+    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (H, Q // each,), (True, False))
+    if there:
+        dsink = sink_attention_backward_stage3_columns(device.full(1, column_sum))
+        mDsink[c] = dsink.to(mDsink.element_type)[0]
+
+
+@cute.jit
+def sink_attention_backward_stage3_launch(
+    stream: cuda.CUstream, mM: cute.Tensor, mRowValue2: cute.Tensor, mSink: cute.Tensor, mDsink: cute.Tensor,
+    mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
+):
+    H, Q = mM.shape[1], mM.shape[2]
+    pieces = rowwise.pieces(how, H * Q)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        sink_attention_backward_stage3_kernel(
+            mM, mRowValue2, mSink, mDsink, mColumnSumParts, how,
+        ).launch(**rowwise.walking_grid(how, blocks, stream))
+    blocks = H
+    if blocks > 0:
+        sink_attention_backward_stage3_finish(mDsink, mColumnSumParts, how.each, H, Q).launch(
+            **partials.finishing_grid(blocks, stream)
+        )
+
+
+def sink_attention_backward_stage3_xla(m, row_value2, sink):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dsink = -jnp.sum(row_value2 * jnp.exp(sink - m), axis=(-3, -1), keepdims=True)
+    return dsink
+
+
 @runtime.op(
     SPEC,
     launch=sink_attention_launch,
     reference=sink_attention_reference,
     kind="attention",
+    forward_launch=sink_attention_forward_launch,
+    backward_stage1_launch=sink_attention_backward_stage1_launch,
+    backward_stage1_xla=sink_attention_backward_stage1_xla,
+    backward_stage2_launch=sink_attention_backward_stage2_launch,
+    backward_stage2_kind="attention",
+    backward_stage3_launch=sink_attention_backward_stage3_launch,
+    backward_stage3_xla=sink_attention_backward_stage3_xla,
 )
 def sink_attention(
     q: jax.Array,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from codegen.autodiff.factors import pulled_product
@@ -62,13 +62,15 @@ class Adjoints:
     """The gradients of a checked spec's inputs and parameters, as values of its graph.
 
     With `by_index`, the gradients of all tables are added up by index, also if each index selects from its own row. `held` are named
-    values that the op's stages write: their names are taken. Raises
-    `UserError` if there is no derivative that kernels can compute.
+    values that the op's stages write: their names are taken. `constant` are the identities of values that are not differentiated.
+    Raises `UserError` if there is no derivative that kernels can compute.
     """
 
-    def __init__(self, spec: Spec, by_index: bool, held: Iterable[tuple[str, Node]]):
+    def __init__(
+        self, spec: Spec, by_index: bool, held: Iterable[tuple[str, Node]], constant: Collection[int] = frozenset()
+    ):
         self.spec, self.scope, self.by_index = spec, make_scope(spec, spec.read), by_index
-        self.held = dict(held)
+        self.held, self.constant = dict(held), constant
         self.statements = spec.read.statements
         if len(self.statements) > MAX_STATEMENTS // 2:
             raise UserError(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
@@ -114,7 +116,8 @@ class Adjoints:
         """The identities of the values that depend on a leaf that needs a gradient."""
         active: set[int] = set()
         for node in topological(s.value for s in self.statements):
-            if self.wanted(node) or (node.kind == "float" and any(id(a) in active for a in node.args)):
+            varies = node.kind == "float" and any(id(a) in active for a in node.args)
+            if self.wanted(node) or (varies and id(node) not in self.constant):
                 active.add(id(node))
         return active
 

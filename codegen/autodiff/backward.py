@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from codegen.autodiff.attention import attention_backward
 from codegen.autodiff.products import pull
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Leaf, topological
 from codegen.language.reference import Reference
-from codegen.plan.attention import Attention
+from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.gemms.contractions import contracts
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.spec.spec import Array, Spec
 from codegen.stages.choose import derived, gemm_plan, one_kernel
-from codegen.stages.splitting import restricted
+from codegen.stages.splitting import only
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Derived:
     how: Backward
     forward: Op | None
     products: tuple[tuple[str, str], ...] = ()  # (a product that it takes, the output of `forward` that saves it)
+    lacking: frozenset[str] = frozenset()  # the inputs and parameters of which no kernel has the gradient
 
     @functools.cached_property
     def shared(self) -> frozenset[str]:
@@ -55,7 +57,8 @@ class Derived:
     def frozen(self) -> Derived | None:
         """The backward for calls that need no gradient of what all rows share: weights that are not trained, for example. It
         reduces nothing over rows. None if it would be the same kernels, or would compute nothing."""
-        if not self.shared or self.copies_rows:
+        attends = any(isinstance(stage.plan, AttentionPlan) for stage in _stages(self.op))
+        if not self.shared or self.copies_rows or attends:
             return None
         base = self.op.spec.op.removesuffix("_backward")
         summary = f"The gradients of {base}, without those that all rows share."
@@ -85,7 +88,8 @@ def _backward_of(op: Op) -> Derived | UserError:
         return UserError("the spec says `grad: none`")
     try:
         if isinstance(op.plan, Attention):
-            return UserError("attention has no kernel for gradients yet")
+            made, how, forward, lacking = attention_backward(op)
+            return Derived(made, how, forward, lacking=lacking)
         if isinstance(op.plan, Gemm):
             return gemm_backward(op.spec, op.plan)
         return row_backward(op)
@@ -100,7 +104,7 @@ def _of_some(
 ) -> tuple[Op, Backward]:
     """A backward with only some of its outputs, `called` by another name. Raises `SpecError` or `UserError` if no kernel can compute
     it."""
-    own = _only(spec, names)
+    own = only(spec, names)
     made = derived(replace(own, op=called or own.op, summary=summary or own.summary))
     read = {a.name for a in made.spec.inputs}
     gradients = tuple(pair for pair in how.gradients if pair[1] in names)
@@ -113,16 +117,6 @@ def _of_some(
         scattered=tuple(s for s in how.scattered if s.output in names),
     )
     return made, how
-
-
-def _only(spec: Spec, names: Collection[str]) -> Spec:
-    """A spec with only some of its outputs."""
-    statements = spec.read.statements
-    outputs = [a for a in spec.outputs if a.name in names]
-    assigned = [s for s in statements if s.name in names]
-    values = {id(s.value): s.name for s in reversed(statements) if s.part is None}
-    title = f"{spec.source.path} ({', '.join(names)})"
-    return restricted(spec, title, assigned, outputs, [], values, {}, spec.read.graph.calls)
 
 
 def _once(op: Op, how: Backward) -> tuple[Op, Backward]:

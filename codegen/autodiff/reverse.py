@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from codegen.autodiff.adjoints import Adjoints, Taken
@@ -74,13 +74,19 @@ class Reverse(Adjoints):
     `kept` is the type of saved values. If it is not float32, the backward's inputs are rounded to it, but the forward had them in
     more bits; so the backward does not take statistics from outputs, since they are not statistics of the rounded inputs. With
     `by_index`, the gradients of all tables are added up by index, also if each index selects from its own row. `held` are the
-    values, by name, that the op's stages write in any case. Raises `UserError` if there is no derivative that kernels can compute.
+    values, by name, that the op's stages write in any case, and `constant` values are not differentiated. Raises `UserError` if
+    there is no derivative that kernels can compute.
     """
 
     def __init__(
-        self, spec: Spec, kept: str = "float32", by_index: bool = False, held: Iterable[tuple[str, Node]] = ()
+        self,
+        spec: Spec,
+        kept: str = "float32",
+        by_index: bool = False,
+        held: Iterable[tuple[str, Node]] = (),
+        constant: Collection[int] = frozenset(),
     ):
-        super().__init__(spec, by_index, held)
+        super().__init__(spec, by_index, held, constant)
         self.kept, self.save = kept, spec.save
         self.saved_type = spec.compute if kept == "float32" else kept
         self.results, self.assigned = self.outputs(self.gradients() | self.written_formulas())
@@ -90,20 +96,7 @@ class Reverse(Adjoints):
         """The backward that takes the values of the chain in `save`, or in the spec's own `save` if None. The forward may also save
         `statistics` of "rows" or of "columns" for it, or those that it has "held". Raises `UserError` if kernels cannot compute it."""
         outputs, assigned = self.results, self.assigned
-        self.taken, self.save = set(self.known), self.spec.save if save is None else save
-        if not assigned:
-            raise UserError("no output varies with an input that has a derivative")
-        saved = self.saved(assigned)
-        ways = {
-            "rows": self.statistics,
-            "columns": self.column_statistics,
-            "held": self.held_statistics,
-            "products": self.products,
-            "products and held": self.products_and_held,
-        }
-        more_saved = ways[statistics](assigned, saved) if statistics and not self.save else {}
-        saved |= more_saved
-        saved |= self.positions(assigned, saved)
+        saved, more_saved = self.chosen(statistics, save)
         leaves = {id(node): Leaf(name) for name, node in saved.items()}
         for name in saved:  # what was rounded to a saved factor is read from it
             if (factor := self.held_factor(name)) is not None:
@@ -148,6 +141,26 @@ class Reverse(Adjoints):
                 if taken is not None
             ),
         )
+
+    def chosen(
+        self, statistics: str | None = None, save: tuple[str, ...] | None = None
+    ) -> tuple[dict[str, Node], dict[str, Node]]:
+        """The values that the backward takes, by name, and those of them that the forward saves as `statistics`."""
+        assigned = self.assigned
+        self.taken, self.save = set(self.known), self.spec.save if save is None else save
+        if not assigned:
+            raise UserError("no output varies with an input that has a derivative")
+        saved = self.saved(assigned)
+        ways = {
+            "rows": self.statistics,
+            "columns": self.column_statistics,
+            "held": self.held_statistics,
+            "products": self.products,
+            "products and held": self.products_and_held,
+        }
+        more_saved = ways[statistics](assigned, saved) if statistics and not self.save else {}
+        saved |= more_saved
+        return saved | self.positions(assigned, saved), more_saved
 
     def pinned(
         self, assigned: list[Statement], saved: Mapping[str, Node], gradients: Iterable[Array]

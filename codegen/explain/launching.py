@@ -10,7 +10,7 @@ from typing import Any
 
 from codegen.graph.nodes import DTYPES, dtype_of
 from codegen.language.sizes import Shape, elements
-from codegen.plan.attention import Attention, fits_heads
+from codegen.plan.attention import AttentionPlan, fits_heads
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import Extents, Tuned
 from codegen.plan.op import Gemm, Op, Staged
@@ -81,7 +81,7 @@ def tuned_for(op: Op, binding: Binding, shape: Shape, arch: str | None) -> Tuned
 
 def _extents(op: Op, shape: Shape) -> Extents:
     assert not isinstance(op.plan, Staged)
-    if isinstance(op.plan, Attention):
+    if isinstance(op.plan, AttentionPlan):
         # Of heads for which there is no kernel, as if there were one
         inner, columns = (elements((axis,), shape) for axis in (op.plan.value, op.plan.contracted))
         heads = [n if fits_heads(n) else 128 for n in (inner, columns)]
@@ -98,7 +98,7 @@ def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | Atte
     """The blocks of that launch."""
     plan = launched(op).plan
     assert not isinstance(plan, Staged)
-    if isinstance(plan, Attention):
+    if isinstance(plan, AttentionPlan):
         return how.blocks(elements((plan.row,), shape), 0) * elements(plan.batch, shape)
     rows, columns = plan.rows_and_columns(functools.partial(elements, shape=shape))
     if isinstance(how, WalkLaunch) and how.by_place:  # for each place, not for each row

@@ -26,7 +26,7 @@ from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_t
 from codegen.graph.ops import REDUCTIONS, SELECTIONS
 from codegen.language.chain import written_axes
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
-from codegen.plan.attention import Attention
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
@@ -392,7 +392,7 @@ def _limits(
 
 def _instructions(op: Op, binding: Binding, shape: Shape) -> Work | None:
     """An estimate of the instructions of a call's kernels (`estimate.py`). None for products, and for float64."""
-    if any(isinstance(stage.plan, Gemm | Attention) for stage in stages_of(op)) or binding.width("float") > 4:
+    if any(isinstance(stage.plan, Gemm | AttentionPlan) for stage in stages_of(op)) or binding.width("float") > 4:
         return None
     total = Work(0, 0, 0)
     for stage in stages_of(op):

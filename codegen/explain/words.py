@@ -8,7 +8,7 @@ from typing import Any
 from codegen.errors import UserError
 from codegen.graph.nodes import ROWS, lost_axes, part_text
 from codegen.plan.access import Access, Plan
-from codegen.plan.attention import Attention
+from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Staged
 from codegen.plan.rows.reductions import Reduction
@@ -17,14 +17,14 @@ from codegen.plan.rows.selecting import Placement, Selection
 
 
 def words(
-    plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged,
+    plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged,
 ) -> ElementwiseWords | ReductionWords | SelectionWords | AttentionWords | GemmWords | StagedWords:
     """The words of a plan."""
     if isinstance(plan, Staged):
         return StagedWords(plan)
     if isinstance(plan, Gemm):
         return GemmWords(plan)
-    if isinstance(plan, Attention):
+    if isinstance(plan, AttentionPlan):
         return AttentionWords(plan)
     if isinstance(plan, Placement):
         return PlacementWords(plan)
@@ -253,11 +253,14 @@ class ReductionWords:
 class AttentionWords:
     """The words of attention."""
 
-    def __init__(self, plan: Attention):
+    def __init__(self, plan: AttentionPlan):
         self.plan = plan
 
     def kind(self) -> str:
         plan = self.plan
+        if isinstance(plan, AttentionBackward):
+            return self.gradients(plan)
+        assert isinstance(plan, Attention)
         first, second = plan.products
         what = f"{first.a.name} @ {first.b.name} over {plan.contracted}, then {second.b.name} over {plan.column}"
         how = f"each block has rows along {plan.row}, and walks over tiles along {plan.column}; no array of {plan.row} x {plan.column} is written"
@@ -267,6 +270,16 @@ class AttentionWords:
             how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere runs without it"
         return f"{plan.kind}: {what}: {how}"
 
+    def gradients(self, plan: AttentionBackward) -> str:
+        dq, dk, dv = (a.name for a in plan.gradients)
+        how = (
+            f"a first kernel, whose blocks have rows along {plan.column}, gives {dk} and {dv}; a second one, whose blocks have rows "
+            f"along {plan.row}, {dq}; both compute the scores again, and no array of {plan.row} x {plan.column} is written"
+        )
+        if plan.condition is not None:
+            how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere runs without it"
+        return f"{plan.kind}: the gradients of its products: {how}"
+
     def groups(self) -> str:
         return f"a batch of {' x '.join(map(axis_word, self.plan.batch)) or 'one'}, each with rows along {self.plan.row} and columns along {self.plan.column}"
 
@@ -275,7 +288,7 @@ class AttentionWords:
         name = value_name(self.plan, access)
         if access.array is None:
             return name, *coordinate_words(access)
-        if access.array in (*self.plan.factors, self.plan.o):
+        if access.array in self.plan.vectors:
             return name, "whole rows, in vectors of 16 bytes, through shared memory", "the same"
         return name, "element by element, where a score or a row needs it", "the same"
 

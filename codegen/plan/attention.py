@@ -12,8 +12,9 @@ gives the factor of o, and the outputs of one value a row, such as the logsumexp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from codegen.errors import UserError
 from codegen.graph.names import fresh
@@ -47,37 +48,106 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """The plan of attention. `groups`, `views`, `loads` and `stores` reach the op's arrays, each axis by itself."""
+class AttentionPlan:
+    """What the plans of attention and of its backward share. `groups`, `views`, `loads` and `stores` reach the op's arrays, each axis
+    by itself."""
 
-    products: tuple[Product, Product]  # q @ k, and the weights @ v
-    o: Array
+    products: tuple[Product, ...]
     contracted: str  # D, the axis of the first product
     batch: tuple[str, ...]  # the axes of q besides its rows and D, which k and v may lack
     row: str  # Q
     column: str  # S
     value: str  # E, the last axis of v
     scores: Part
-    unmasked: Part | None  # the scores where the mask holds everywhere; None without a mask
     condition: Node | None  # the mask, in the graph of `scores`
-    rows_part: Part | None  # the function of rows; None for weights without one
     groups: tuple[Group, ...]
     views: tuple[View, ...]
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     extremes: tuple[Node, ...]
-    kind: str = "attention"
-    collapsed: bool = False
-    rows: tuple[()] = ()  # reductions are within a kernel's rows
-    columns: tuple[()] = ()
-    inner: tuple[()] = ()
-    apart: tuple[()] = ()
-    kernels: int = 1
+    kind: ClassVar[str] = "attention"
+    collapsed: ClassVar[bool] = False
+    rows: ClassVar[tuple[()]] = ()  # reductions are within a kernel's rows
+    columns: ClassVar[tuple[()]] = ()
+    inner: ClassVar[tuple[()]] = ()
+    apart: ClassVar[tuple[()]] = ()
+
+    @property
+    def kernels(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def vectors(self) -> tuple[Array, ...]:
+        """The arrays whose rows are whole vectors."""
+        raise NotImplementedError
+
+    @property
+    def whole(self) -> frozenset[str]:
+        """The axes that a device needs whole."""
+        return frozenset({self.contracted, self.column, self.value})
 
     @property
     def order(self) -> tuple[str, ...]:
         """Every axis, in the order of the jnp form's operands."""
         return tuple(axis for group in self.groups for axis in group.axes)
+
+    def view(self, name: str) -> View:
+        return next(v for v in self.views if v.array.name == name)
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """The sizes of rows and columns at which the kernel works in another way: a tile."""
+        del dtypes, schedule
+        return (64,)
+
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        return tuple((a, 1) for a in self.vectors)
+
+    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
+        """The numbers of rows of scores, and of a row's scores."""
+        return extent((*self.batch, self.row)), extent((self.column,))
+
+    def launch(
+        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
+    ) -> AttentionLaunch:
+        """The launch for arrays of these dtypes (by name); rows of q have `columns` elements, those of v `inner`. Raises
+        `UserError` if there is none."""
+        del schedule
+        for array in self.vectors:
+            if (dtype := dtypes[array.name]) not in NARROW:
+                raise UserError(f"{array.name!r} is {dtype}, and attention has kernels for {' and '.join(NARROW)}")
+        d, e = (128, 128) if extents.columns is None else (extents.columns, extents.inner or 128)
+        for axis, size in ((self.contracted, d), (self.value, e)):
+            if not fits_heads(size):
+                raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
+        hopper = arch == "sm_90a" and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
+        return (self.on_hopper(d, e) if hopper else None) or self.anywhere(d, e)
+
+    def on_hopper(self, d: int, e: int) -> AttentionLaunch | None:
+        """The launch of Hopper's main loop; None if heads are too long for it."""
+        raise NotImplementedError
+
+    def anywhere(self, d: int, e: int) -> AttentionLaunch:
+        """The launch of the main loop of all architectures."""
+        raise NotImplementedError
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether the scores read an array for each column."""
+        return any(self.column in a.axes for a in self.scores.spec.inputs[1:])
+
+
+@dataclass(frozen=True)
+class Attention(AttentionPlan):
+    """The plan of attention. Its products are q @ k, and the weights @ v."""
+
+    o: Array
+    unmasked: Part | None  # the scores where the mask holds everywhere; None without a mask
+    rows_part: Part | None  # the function of rows; None for weights without one
+
+    @property
+    def kernels(self) -> int:
+        return 1
 
     @property
     def q(self) -> Array:
@@ -95,37 +165,14 @@ class Attention:
     def factors(self) -> tuple[Array, Array, Array]:
         return self.q, self.k, self.v
 
-    def view(self, name: str) -> View:
-        return next(v for v in self.views if v.array.name == name)
-
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        """The sizes of rows and columns at which the kernel works in another way: a tile."""
-        del dtypes, schedule
-        return (64,)
-
     @property
-    def full(self) -> tuple[tuple[Array, int], ...]:
-        return tuple((a, 1) for a in (*self.factors, self.o))
+    def vectors(self) -> tuple[Array, ...]:
+        return *self.factors, self.o
 
-    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
-        """The numbers of rows of scores, and of a row's scores."""
-        return extent((*self.batch, self.row)), extent((self.column,))
+    def on_hopper(self, d: int, e: int) -> AttentionLaunch:
+        return AttentionLaunch(128, self._hopper_columns(d, e), d, e, warps=12, stages=2, processors=SMS)
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> AttentionLaunch:
-        """The launch for arrays of these dtypes (by name); rows of q have `columns` elements, those of v `inner`. Raises
-        `UserError` if there is none."""
-        del schedule
-        for array in (*self.factors, self.o):
-            if (dtype := dtypes[array.name]) not in NARROW:
-                raise UserError(f"{array.name!r} is {dtype}, and attention has kernels for {' and '.join(NARROW)}")
-        d, e = (128, 128) if extents.columns is None else (extents.columns, extents.inner or 128)
-        for axis, size in ((self.contracted, d), (self.value, e)):
-            if not fits_heads(size):
-                raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
-        if arch == "sm_90a" and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES:
-            return AttentionLaunch(128, self._hopper_columns(d, e), d, e, warps=12, stages=2, processors=SMS)
+    def anywhere(self, d: int, e: int) -> AttentionLaunch:
         large = max(d, e) > 128
         return AttentionLaunch(64, 32 if large else 64, d, e, warps=4, stages=1 if large else 2)
 
@@ -133,12 +180,64 @@ class Attention:
         """The columns of a tile on Hopper: shared memory has a tile of q and two of k and v each; a thread's registers have products,
         weights, sums of o, and what the scores read for each column. On an H100 with 16 thousand tokens, 160 columns were faster
         than 128 or 176 where heads have 128 elements, and 192 than 128 where they have 64."""
-        reads = any(self.column in a.axes for a in self.scores.spec.inputs[1:])
 
         def fits(n: int) -> bool:
             return 2 * (128 * d + 2 * n * (d + e)) + 1024 <= SHARED and n // 2 + n // 4 + e // 2 <= REGISTERS
 
-        return next(n for n in range(128 if reads else 192, 0, -16) if fits(n))
+        return next(n for n in range(128 if self.reads_columns else 192, 0, -16) if fits(n))
+
+
+@dataclass(frozen=True)
+class AttentionBackward(AttentionPlan):
+    """The plan of the gradients of q, k and v, from that of o. A kernel whose tiles of k and v stay computes
+
+        s = q @ k, dp = do @ v      again
+        p, ds = slope(s, dp, row)   the weights, and the gradients of s; also the terms of `sums`
+        dv = p @ do, dk = ds @ q    over Q, and over axes of the batch that k and v lack
+
+    and one whose tiles of q stay dq = ds @ k, over S, and the sums along rows (Dao et al., arXiv:2205.14135, section B.2).
+    """
+
+    factors: tuple[Array, Array, Array, Array]  # q, k, v, do
+    gradients: tuple[Array, Array, Array]  # dq, dk, dv
+    slope: Part
+    unmasked: Part | None  # the slope where the mask holds everywhere; None without a mask
+    statistics: tuple[Array, ...]  # float32 values of rows, which the slope takes
+    sums: tuple[Array, ...]  # outputs: sums along the rows of scores
+
+    @property
+    def kernels(self) -> int:
+        return 2
+
+    @property
+    def v(self) -> Array:
+        return self.factors[2]
+
+    @property
+    def vectors(self) -> tuple[Array, ...]:
+        return *self.factors, *self.gradients
+
+    @property
+    def whole(self) -> frozenset[str]:
+        lacking = {axis for axis in self.batch if axis not in self.factors[1].axes}
+        return super().whole | {self.row} | lacking
+
+    def on_hopper(self, d: int, e: int) -> AttentionLaunch | None:
+        """Shared memory has two tiles that stay, and two stages of those that pass; a consumer's registers have two products, their
+        halves in 16 bits, and sums."""
+
+        def fits(passing: int, sums: int, factors: int) -> bool:
+            registers = passing + passing // 4 * factors + sums // 2
+            return 2 * (128 + 2 * passing) * (d + e) + 1024 * (1 + len(self.statistics)) <= SHARED and registers <= 226
+
+        rows = next((m for m in (64, 48, 32, 16) if fits(m, d + e, 2)), None)
+        columns = next((n for n in range(112, 0, -16) if fits(n, d, 1)), None)
+        if rows is None or columns is None:
+            return None
+        return AttentionLaunch(rows, columns, d, e, warps=12, stages=2, processors=SMS)
+
+    def anywhere(self, d: int, e: int) -> AttentionLaunch:
+        return AttentionLaunch(64, 32 if max(d, e) > 64 else 64, d, e, warps=4, stages=1)
 
 
 def fits_heads(size: int) -> bool:
@@ -198,7 +297,7 @@ class _Matcher:
         _demand(ROWS not in (row, column, contracted, value))
         scores, row_part = self.parts(weights, first, others, o)
         score, condition, full = scores
-        planner = _Whole(spec, self.statements)
+        planner = Whole(spec, self.statements)
         groups = tuple(Group("rows" if axis == ROWS else axis, (axis,)) for axis in planner.axes)
         tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
         names = Names(spec, self.statements)
@@ -213,11 +312,11 @@ class _Matcher:
             Product(made, v, (column,), replace(o, name=self.named("weighted"), dtype="float32")),
         )
         return Attention(
-            products, o, contracted, batch, row, column, value, score, full, condition, row_part, groups,
-            tuple(View(a, tokens[a.name]) for a in spec.arrays),
-            tuple(planner.load(node, tokens, groups, names, mode) for node in planner.leaves()),
-            tuple(planner.store(s, tokens, groups, names, mode) for s in results.values()),
-            tuple(n for n in self.nodes if n.op in ("max", "min")),
+            products=products, contracted=contracted, batch=batch, row=row, column=column, value=value, scores=score,
+            condition=condition, groups=groups, views=tuple(View(a, tokens[a.name]) for a in spec.arrays),
+            loads=tuple(planner.load(node, tokens, groups, names, mode) for node in planner.leaves()),
+            stores=tuple(planner.store(s, tokens, groups, names, mode) for s in results.values()),
+            extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, unmasked=full, rows_part=row_part,
         )  # fmt: skip
 
     # The products
@@ -361,23 +460,10 @@ class _Matcher:
         return self.part("row", values, given, outputs)
 
     def part(self, which: str, values: Values, given: list[Array], outputs: list[Array]) -> Part:
-        spec = self.spec
-        nodes = list(topological((s.value for s in values.statements), values.is_leaf))
-        read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
-        params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
-        inputs = (*given, *(a for a in spec.inputs if a.name in read))
-        # A kernel has only narrow types: then scores may be approximate
-        types = tuple(
-            (n, tuple(d for d in own if d in NARROW) if n == self.factor_type else own) for n, own in spec.types
-        )
-        own = replace(
-            spec, op=f"{spec.op}_{which}", summary=f"The {which} of {spec.op}.", inputs=inputs, params=params,
-            outputs=tuple(outputs), save=(), aliases=(), domain=(), bench=(), types=types, grad="none",
-        )  # fmt: skip
-        made = derived_spec(own, f"{spec.path} ({which})", values, self.taken)
-        _demand(tuple(a for a in made.axes if a in given[0].axes) == given[0].axes)
-        _demand({*made.axes} == {*given[0].axes} or not {o for o in outputs if {*o.axes} - {*given[0].axes}})
-        return Part(made, made.read.statements, tile_plan(made, made.read.statements, made.axes))
+        found = part_of(self.spec, which, values, given, outputs, self.taken, self.factor_type)
+        _demand(tuple(a for a in found.spec.axes if a in given[0].axes) == given[0].axes)
+        _demand({*found.spec.axes} == {*given[0].axes} or not {o for o in outputs if {*o.axes} - {*given[0].axes}})
+        return found
 
     @property
     def factor_type(self) -> str:
@@ -398,7 +484,32 @@ class _Matcher:
         return tuple(Axis((axis,), extents=(self.spec.extents.get(axis),)) for axis in (*batch, *others))
 
 
-class _Whole(Planner):
+def part_of(
+    spec: Spec,
+    which: str,
+    values: Values,
+    given: Sequence[Array],
+    outputs: Sequence[Array],
+    taken: Collection[str],
+    factor_type: str,
+) -> Part:
+    """A part of a chain as an element-wise spec, of `given` arrays and inputs of the spec. A kernel has only narrow types of the
+    products' factors: then scores may be approximate."""
+    nodes = list(topological((s.value for s in values.statements), values.is_leaf))
+    read = {values.leaves[id(n)].name if id(n) in values.leaves else n.attr.name for n in nodes
+            if id(n) in values.leaves or isinstance(n.attr, Leaf)}  # fmt: skip
+    params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
+    inputs = (*given, *(a for a in spec.inputs if a.name in read and a not in given))
+    types = tuple((n, tuple(d for d in own if d in NARROW) if n == factor_type else own) for n, own in spec.types)
+    own = replace(
+        spec, op=f"{spec.op}_{which}", summary=f"The {which} of {spec.op}.", inputs=inputs, params=params,
+        outputs=tuple(outputs), save=(), aliases=(), domain=(), bench=(), types=types, grad="none",
+    )  # fmt: skip
+    made = derived_spec(own, f"{spec.path} ({which})", values, taken)
+    return Part(made, made.read.statements, tile_plan(made, made.read.statements, made.axes))
+
+
+class Whole(Planner):
     """The arrays and axes of the whole op."""
 
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from codegen.graph.nodes import DTYPES, Statement, topological
 from codegen.plan.access import BoundTypes
-from codegen.plan.attention import Attention
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.op import Gemm, Staged
@@ -49,10 +49,10 @@ def lacks(op: Described, types: BoundTypes, arch: str) -> str | None:
 
 
 def why_not_in_place(
-    plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged, output: str, source: str
+    plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged, output: str, source: str
 ) -> str:
     """Why no kernel of a plan writes an output into an input's buffer; "" if one does."""
-    if isinstance(plan, Attention):
+    if isinstance(plan, AttentionPlan):
         return "rows are written while other blocks still read"
     if isinstance(plan, Gemm):
         return "tiles of a product (@) are written while others are still read"
@@ -74,7 +74,7 @@ def why_not_in_place(
 
 
 def left_to_xla(
-    plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged,
+    plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged,
     how: AnyLaunch,
     dtypes: Mapping[str, str],
     extents: Extents,

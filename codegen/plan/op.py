@@ -11,7 +11,7 @@ from codegen.errors import UserError
 from codegen.graph.nodes import Node, Statement
 from codegen.language.reference import Reference
 from codegen.plan.access import INT_MAX, Access, BoundTypes, Group, View
-from codegen.plan.attention import Attention
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product, Tile
 from codegen.plan.launches import GemmLaunch, Tuned
@@ -27,7 +27,7 @@ class Op:
     spec: Spec
     statements: tuple[Statement, ...]
     reference: Reference
-    plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged
+    plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged
     tuning: tuple[Tuned, ...] = ()  # of its own kernel, and of the kernels of its gradients
 
 
@@ -124,13 +124,13 @@ class Gemm:
         return tile.launch(dtypes, extents, spec.math == "precise", arch, find(extents))
 
 
-def products_in(plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged) -> tuple[Product, ...]:
+def products_in(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> tuple[Product, ...]:
     """The products of a plan, or of its stages."""
     if isinstance(plan, Staged):
         return tuple(p for stage in plan.stages for p in products_in(stage.plan))
-    return plan.products if isinstance(plan, Gemm | Attention) else ()
+    return plan.products if isinstance(plan, Gemm | AttentionPlan) else ()
 
 
-def contracted_axes(plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged) -> set[str]:
+def contracted_axes(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> set[str]:
     """The axes that the products of a plan contract."""
     return {axis for p in products_in(plan) for axis in p.axes}

@@ -10,12 +10,12 @@ import re
 
 from codegen import extras, library
 from codegen.autodiff.backward import Derived, backward_of
-from codegen.plan.attention import Attention
+from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import Placement, Selection
-from codegen.render.attention import AttentionContext
+from codegen.render.attention import AttentionBackwardContext, AttentionContext
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
@@ -58,6 +58,8 @@ def context_of(op: Op) -> Context:
         return SelectionContext(op)
     if isinstance(op.plan, Attention):
         return AttentionContext(op)
+    if isinstance(op.plan, AttentionBackward):
+        return AttentionBackwardContext(op)
     if isinstance(op.plan, Gemm):
         return GemmContext(op)
     if isinstance(op.plan, Staged):
@@ -72,7 +74,7 @@ def render_op(op: Op) -> str:
     module = Module(
         **vars(head),
         kernel=kernel_text(context, head),
-        kind=op.plan.kind if isinstance(op.plan, Attention) else "",
+        kind=kind_of(op),
         derived={name: derived_kernel(derived) for name, derived in derived_ops(op).items()},
         spec=dict_literal(to_data(op.spec)),
         tuning=[line_literal(data_of(tuned)) for tuned in op.tuning if tuned.take != "plan"],
@@ -107,10 +109,15 @@ def kernels(name: str, op: Op) -> dict[str, Op]:
     return {name: made for stage in stages for name, made in stage.items()}
 
 
+def kind_of(op: Op) -> str:
+    """The kind of an op that has a class of its own."""
+    return op.plan.kind if isinstance(op.plan, AttentionPlan) else ""
+
+
 def derived_kernel(op: Op) -> DerivedKernel:
     context = context_of(op)
     head = context.values()
-    return DerivedKernel(head.op, kernel_text(context, head), head.xla)
+    return DerivedKernel(head.op, kernel_text(context, head), head.xla, kind_of(op))
 
 
 def kernel_text(context: Context, head: Head) -> str:

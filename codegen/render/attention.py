@@ -9,12 +9,12 @@ from codegen.graph import emit
 from codegen.graph.nodes import Node
 from codegen.language.reference import Reference
 from codegen.plan.access import Access, access_key
-from codegen.plan.attention import Attention, Part
+from codegen.plan.attention import Attention, AttentionBackward, Part
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Op
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext, tuple_text
-from codegen.render.records import AttentionKernel, Chain, PartFunction, TileFunction
+from codegen.render.records import AttentionBackwardKernel, AttentionKernel, Chain, PartFunction, TileFunction
 from codegen.spec.spec import Array
 
 # Operations on bounds, by the operation of a condition
@@ -22,15 +22,10 @@ BOUNDED = {n: n for n in ("add", "sub", "neg", "mul", "minimum", "maximum", "lt"
 BOUNDED |= {"and": "both", "or": "either", "not": "inverse"}
 
 
-class AttentionContext(Context):
-    """The values of the module of attention."""
+class TiledContext(Context):
+    """What the kernels of attention and of its gradients share."""
 
-    template = "attention.py.jinja"
-
-    def __init__(self, op: Op):
-        super().__init__(op)
-        assert isinstance(op.plan, Attention)
-        self.attention = op.plan
+    attention: Attention | AttentionBackward
 
     def xla(self) -> None:
         """The jnp form evaluates the graph."""
@@ -42,53 +37,136 @@ class AttentionContext(Context):
         taken = {self.tensors[a.name] for a in self.attention.factors}
         return [t.name for t in self.tensor_lines() if t.name not in taken]
 
+    @property
+    def inputs(self) -> set[str]:
+        """The inputs that they read from memory."""
+        return {a.name for a in self.spec.inputs}
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """The axes of the batch, the innermost first."""
+        return self.attention.batch[::-1]
+
+    def mode(self, array: Array, axis: str) -> int | None:
+        """The mode of a tensor that is an axis; None if it lacks the axis."""
+        tokens = self.attention.view(array.name).tokens
+        place = next(i for i, g in enumerate(self.attention.groups) if g.axes == (axis,))
+        return tokens.index(place) if place in tokens else None
+
+    def arranged(self, array: Array, row: str, function: str = "arranged") -> str:
+        modes = tuple_text(str(self.mode(array, axis)) for axis in self.batch) if self.batch else "(None,)"
+        return f"attend.{function}({self.tensors[array.name]}, sizes, {modes}, {self.mode(array, row)})"
+
+    def sizes(self, q: Array) -> str:
+        """The sizes of the batch's axes."""
+        modes = [f"{self.tensors[q.name]}.shape[{self.mode(q, axis)}]" for axis in self.batch]
+        return tuple_text(modes) if modes else "(1,)"
+
+    def bound(self, names: list[str]) -> list[str]:
+        """Functions with their static parameters."""
+        bound = ", ".join(f"{p.constant}={p.constant}" for p in self.static)
+        return [f"functools.partial({n}, {bound})" if bound and n != "None" else n for n in names]
+
+    @property
+    def static_hints(self) -> str:
+        return "".join(f", {p.constant}: {p.kind}" for p in self.static)
+
+    def tiles(self) -> TileFunction | None:
+        """The bounds of the mask's condition; None without a mask."""
+        if self.attention.condition is None:
+            return None
+        score = PartContext(self, self.attention.scores)
+        text = score.bounds(self.attention.condition)
+        return TileFunction(score.coordinates([text]), text)
+
+
+class AttentionContext(TiledContext):
+    """The values of the module of attention."""
+
+    template = "attention.py.jinja"
+    attention: Attention
+
+    def __init__(self, op: Op):
+        super().__init__(op)
+        assert isinstance(op.plan, Attention)
+        self.attention = op.plan
+
     def kernel(self) -> AttentionKernel:
         plan, op = self.attention, self.spec.op
         parts = [p for p in (plan.scores, plan.unmasked, plan.rows_part) if p is not None]
-        contexts = [PartContext(self, part) for part in parts]
+        contexts = [PartContext(self, part, part is plan.rows_part) for part in parts]
         score, row = contexts[0], contexts[-1] if plan.rows_part is not None else None
         full = contexts[1] if plan.unmasked is not None else None
-        static = [p.constant for p in self.static]
-        bound = ", ".join(f"{name}={name}" for name in static)
-        tiles = None if plan.condition is None else self.tiles(score)
+        tiles = self.tiles()
         names = [f"{op}_score", f"{op}_tiles" if tiles else "None", f"{op}_row" if row else "None"]
-        batch = plan.batch[::-1]
-
-        def mode(array: Array, axis: str) -> int | None:
-            tokens = plan.view(array.name).tokens
-            place = next(i for i, g in enumerate(plan.groups) if g.axes == (axis,))
-            return tokens.index(place) if place in tokens else None
-
-        def arranged(array: Array, row: str) -> str:
-            modes = tuple_text(str(mode(array, axis)) for axis in batch) if batch else "(None,)"
-            return f"attend.arranged({self.tensors[array.name]}, sizes, {modes}, {mode(array, row)})"
-
-        q = self.tensors[plan.q.name]
         return AttentionKernel(
             chains=[c.named_chain() for c in contexts],
             product=score.given()[0],
-            static="".join(f", {p.constant}: {p.kind}" for p in self.static),
+            static=self.static_hints,
             score=score.function([full] if full else []),
             full=full.function([]) if full else None,
             tiles=tiles,
             row=row.function([]) if row else None,
             output=plan.o.name,
-            sizes=tuple_text(f"{q}.shape[{mode(plan.q, axis)}]" for axis in batch) if batch else "(1,)",
-            batch=", ".join(batch) or "no batch",
+            sizes=self.sizes(plan.q),
+            batch=", ".join(self.batch) or "no batch",
             factors=[
-                arranged(plan.q, plan.row), arranged(plan.k, plan.column), arranged(plan.v, plan.column),
-                arranged(plan.o, plan.row),
+                self.arranged(plan.q, plan.row), self.arranged(plan.k, plan.column), self.arranged(plan.v, plan.column),
+                self.arranged(plan.o, plan.row),
             ],
             others=self.others,
-            functions=[f"functools.partial({n}, {bound})" if bound and n != "None" else n for n in names],
+            functions=self.bound(names),
         )  # fmt: skip
 
-    def tiles(self, score: PartContext) -> TileFunction:
-        """The bounds of the mask's condition."""
-        condition = self.attention.condition
-        assert condition is not None
-        text = score.bounds(condition)
-        return TileFunction(score.coordinates([text]), text)
+
+class AttentionBackwardContext(TiledContext):
+    """The values of the kernels of attention's gradients."""
+
+    template = "attention_backward.py.jinja"
+    attention: AttentionBackward
+
+    def __init__(self, op: Op):
+        super().__init__(op)
+        assert isinstance(op.plan, AttentionBackward)
+        self.attention = op.plan
+
+    @property
+    def others(self) -> list[str]:
+        """The tensors that the generated functions take, and dq for its type."""
+        plan = self.attention
+        taken = {self.tensors[a.name] for a in (*plan.factors, *plan.gradients[1:], *plan.statistics, *plan.sums)}
+        return [t.name for t in self.tensor_lines() if t.name not in taken]
+
+    @property
+    def inputs(self) -> set[str]:
+        return {a.name for a in self.spec.inputs} - {a.name for a in self.attention.statistics}
+
+    def kernel(self) -> AttentionBackwardKernel:
+        plan, op = self.attention, self.spec.op
+        slope = PartContext(self, plan.slope)
+        full = PartContext(self, plan.unmasked) if plan.unmasked is not None else None
+        tiles = self.tiles()
+
+        def of_rows(arrays: tuple[Array, ...]) -> str:
+            return tuple_text(self.arranged(a, plan.row, "by_row") for a in arrays) if arrays else "()"
+
+        named = zip(("q", "k", "v", "do", "dq", "dk", "dv"), plan.vectors, strict=True)
+        arrays = [f"{n} = {self.arranged(a, plan.row if plan.row in a.axes else plan.column)}" for n, a in named]
+        arrays += [f"sums = {of_rows(plan.sums)}", f"statistics = {of_rows(plan.statistics)}"]
+        return AttentionBackwardKernel(
+            chains=[c.named_chain() for c in (slope, full) if c is not None],
+            products=", ".join(slope.given()[:2]),
+            more=", the terms of sums along rows" if plan.sums else "",
+            static=self.static_hints,
+            slope=slope.function([full] if full else []),
+            full=full.function([]) if full else None,
+            tiles=tiles,
+            sizes=self.sizes(plan.factors[0]),
+            batch=", ".join(self.batch) or "no batch",
+            arrays=arrays,
+            others=self.others,
+            functions=self.bound([f"{op}_slope", f"{op}_tiles" if tiles else "None"]),
+        )  # fmt: skip
 
 
 class PartContext(ElementwiseContext):
@@ -97,18 +175,16 @@ class PartContext(ElementwiseContext):
     template = "attention.py.jinja"
     width = "at.vec"
 
-    def __init__(self, whole: AttentionContext, part: Part):
-        self.whole, self.attention, self.part_plan = whole, whole.attention, part.plan
+    def __init__(self, whole: TiledContext, part: Part, of_rows: bool = False):
+        self.whole, self.attention, self.part_plan, self.of_rows = whole, whole.attention, part.plan, of_rows
         super().__init__(Op(part.spec, part.statements, Reference(()), part.plan))
         self.static = [p for p in self.spec.params if p.static]
-        self.of_rows = part is whole.attention.rows_part
         self.accs = [a for a in part.plan.loads if self.is_given(a)]
         self.leaf_names |= {access_key(part.plan, a): a.name for a in self.accs}
 
     def given(self) -> list[str]:
         """The inputs that the main loop gives: the products, or a row's largest score and sum."""
-        found = {a.name for a in self.whole.spec.inputs}
-        return [a.name for a in self.spec.inputs if a.name not in found]
+        return [a.name for a in self.spec.inputs if a.name not in self.whole.inputs]
 
     def is_given(self, access: Access) -> bool:
         return access.array is not None and access.array.name in self.given()
@@ -119,12 +195,11 @@ class PartContext(ElementwiseContext):
         return replace(self.part_plan, loads=own)
 
     def is_given_name(self, access: Access) -> bool:
-        names = {a.name for a in self.whole.spec.inputs}
-        return access.array is not None and access.array.name not in names
+        return access.array is not None and access.array.name not in self.whole.inputs
 
     def in_registers(self) -> frozenset[str]:
         """All that is no tensor of the whole op."""
-        own = {a.name for a in self.whole.spec.arrays}
+        own = self.whole.inputs | {a.name for a in self.whole.spec.outputs}
         return frozenset(a.name for a in self.spec.arrays if a.name not in own)
 
     def asking(self) -> tuple[Array, ...]:
@@ -169,8 +244,10 @@ class PartContext(ElementwiseContext):
         stores = self.row_stores() if self.of_rows else []
         text = [*body, *stores, *(a for c in contexts for a in c.chain_arguments()), *chain.arguments]
         factor = next((a.name for a in self.spec.outputs if a.name in self.in_registers()), "")
+        names = [a.name for a in getattr(self.attention, "statistics", ())] if not self.of_rows else []
+        rows = [f"{name} = device.full(at.vec, row[{i}][0])" for i, name in enumerate(names)]
         return PartFunction(
-            head=[*self.coordinates(text), *body],
+            head=[*self.coordinates(text), *rows, *body],
             chain=chain,
             given=", ".join(self.given()),
             stores=stores,

@@ -16,7 +16,7 @@ from codegen.graph.nodes import DTYPES, topological
 from codegen.graph.ops import PINNED
 from codegen.graph.precision import deciding_types, widths
 from codegen.plan.access import Access, access_key
-from codegen.plan.attention import Attention
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import dtype_constant, unheld_types
@@ -100,7 +100,7 @@ class Context:
         # Parts that are neighbours are in one fragment
         self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}
 
-    def planned(self, op: Op) -> Elementwise | Reduction | Selection | Attention | Gemm | Staged:
+    def planned(self, op: Op) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged:
         return op.plan
 
     def in_registers(self) -> frozenset[str]:

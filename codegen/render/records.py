@@ -102,6 +102,7 @@ class DerivedKernel:
     op: str
     kernel: str
     xla: Jnp | None
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -312,5 +313,23 @@ class AttentionKernel(Kernel):
     sizes: str
     batch: str
     factors: list[str]
+    others: list[str]
+    functions: list[str]
+
+
+@dataclass(frozen=True)
+class AttentionBackwardKernel(Kernel):
+    """The values of `attention_backward.py.jinja`."""
+
+    chains: list[Chain]
+    products: str
+    more: str
+    static: str
+    slope: PartFunction
+    full: PartFunction | None
+    tiles: TileFunction | None
+    sizes: str
+    batch: str
+    arrays: list[str]
     others: list[str]
     functions: list[str]

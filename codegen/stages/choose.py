@@ -10,7 +10,7 @@ from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
 from codegen.plan import elementwise
 from codegen.plan.access import Group, View, tokens_of
-from codegen.plan.attention import Attention, attention
+from codegen.plan.attention import AttentionPlan, attention
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import contractions as gemms
 from codegen.plan.gemms.tiles import Product, tile_of
@@ -24,7 +24,7 @@ from codegen.stages.cut import Stages, cut
 from codegen.stages.products import cut_around
 
 
-def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | Attention | Gemm | Staged:
+def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged:
     """The plan of a chain: one kernel if one can compute it, else stages. Raises `SpecError` if no kernels can."""
     if gemms.contracts(spec.read.statements):
         gemms.check(spec)
@@ -51,7 +51,7 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     return whole.plan(stages)
 
 
-def kernel_of(spec: Spec) -> Elementwise | Reduction | Selection | Attention | Gemm:
+def kernel_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm:
     """The plan of a chain as one kernel. Raises `SpecError` if there is none."""
     statements = spec.read.statements
     if gemms.contracts(statements):
@@ -85,7 +85,12 @@ def one_kernel(spec: Spec) -> Op:
     return _made(spec, kernel_of(spec))
 
 
-def _made(spec: Spec, plan: Elementwise | Reduction | Selection | Attention | Gemm | Staged) -> Op:
+def staged(spec: Spec, stages: tuple[Op, ...]) -> Op:
+    """An op of these stages."""
+    return _made(spec, _Whole(spec, spec.read.statements).plan(Stages(stages, ())))
+
+
+def _made(spec: Spec, plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> Op:
     if isinstance(plan, Elementwise | Reduction) and not plan.loads:
         raise UserError("it reads nothing: what it gives does not depend on anything")
     return Op(spec, spec.read.statements, Reference(()), plan)

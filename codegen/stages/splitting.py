@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -34,3 +34,13 @@ def restricted(
     inputs = (*spec.inputs_for(read, more, axes), *more)
     own = replace(spec, inputs=inputs, outputs=tuple(outputs), params=params)
     return derived_spec(own, title, Values(tuple(statements), calls, names, leaves, pinned=pinned), taken)
+
+
+def only(spec: Spec, names: Collection[str]) -> Spec:
+    """A spec with only some of its outputs."""
+    statements = spec.read.statements
+    outputs = [a for a in spec.outputs if a.name in names]
+    assigned = [s for s in statements if s.name in names]
+    values = {id(s.value): s.name for s in reversed(statements) if s.part is None}
+    title = f"{spec.source.path} ({', '.join(names)})"
+    return restricted(spec, title, assigned, outputs, [], values, {}, spec.read.graph.calls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from codegen.plan.attention import Attention
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import left_to_xla as estimated_left_to_xla
@@ -29,7 +29,7 @@ MOST_REGISTERS = 255  # of a thread
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # that an SM holds
 
 
-def sizes_of(plan: Elementwise | Reduction | Selection | Attention, extents: Extents) -> dict[str, int]:
+def sizes_of(plan: Elementwise | Reduction | Selection | AttentionPlan, extents: Extents) -> dict[str, int]:
     """The sizes of a call by which measurements are found; {} if one is unknown."""
     if isinstance(plan, Elementwise) or plan.collapsed:
         known = extents.total is not None and extents.total > MOST_DIVISOR
@@ -65,7 +65,7 @@ def _is_of(tuned: Tuned, types: Mapping[str, str], sizes: Mapping[str, int]) -> 
 
 
 def launch(
-    plan: Elementwise | Reduction | Selection | Attention,
+    plan: Elementwise | Reduction | Selection | AttentionPlan,
     spec: Spec,
     dtypes: Mapping[str, str],
     extents: Extents,
@@ -81,7 +81,7 @@ def launch(
 
 
 def changed(
-    plan: Elementwise | Reduction | Selection | Attention,
+    plan: Elementwise | Reduction | Selection | AttentionPlan,
     spec: Spec,
     dtypes: Mapping[str, str],
     extents: Extents,
@@ -112,7 +112,7 @@ def changed(
 
 
 def left_to_xla(
-    plan: Elementwise | Reduction | Selection | Attention | Gemm,
+    plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm,
     how: AnyLaunch,
     dtypes: Mapping[str, str],
     extents: Extents,
@@ -125,12 +125,12 @@ def left_to_xla(
     return estimated_left_to_xla(plan, how, dtypes, extents)
 
 
-def plan_carries(plan: Elementwise | Reduction | Selection | Attention) -> bool:
+def plan_carries(plan: Elementwise | Reduction | Selection | AttentionPlan) -> bool:
     return isinstance(plan, Reduction) and bool(plan.expensive)
 
 
 def unfit(
-    plan: Elementwise | Reduction | Selection | Attention,
+    plan: Elementwise | Reduction | Selection | AttentionPlan,
     how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch,
     dtypes: Mapping[str, str],
     arch: str | None,

@@ -13,5 +13,6 @@ def test_alibi_attention_agrees_with_its_reference(implementation):
     check_op(alibi_attention, implementation)
 
 
-def test_gradient_of_alibi_attention_agrees_with_its_reference():
-    check_gradient(alibi_attention)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_alibi_attention_agrees_with_its_reference(implementation):
+    check_gradient(alibi_attention, implementation)

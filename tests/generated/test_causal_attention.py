@@ -13,5 +13,6 @@ def test_causal_attention_agrees_with_its_reference(implementation):
     check_op(causal_attention, implementation)
 
 
-def test_gradient_of_causal_attention_agrees_with_its_reference():
-    check_gradient(causal_attention)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_causal_attention_agrees_with_its_reference(implementation):
+    check_gradient(causal_attention, implementation)

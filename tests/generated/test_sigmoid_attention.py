@@ -13,5 +13,6 @@ def test_sigmoid_attention_agrees_with_its_reference(implementation):
     check_op(sigmoid_attention, implementation)
 
 
-def test_gradient_of_sigmoid_attention_agrees_with_its_reference():
-    check_gradient(sigmoid_attention)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_sigmoid_attention_agrees_with_its_reference(implementation):
+    check_gradient(sigmoid_attention, implementation)

@@ -13,5 +13,6 @@ def test_sink_attention_agrees_with_its_reference(implementation):
     check_op(sink_attention, implementation)
 
 
-def test_gradient_of_sink_attention_agrees_with_its_reference():
-    check_gradient(sink_attention)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_sink_attention_agrees_with_its_reference(implementation):
+    check_gradient(sink_attention, implementation)

@@ -13,5 +13,6 @@ def test_sliding_attention_agrees_with_its_reference(implementation):
     check_op(sliding_attention, implementation)
 
 
-def test_gradient_of_sliding_attention_agrees_with_its_reference():
-    check_gradient(sliding_attention)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_sliding_attention_agrees_with_its_reference(implementation):
+    check_gradient(sliding_attention, implementation)

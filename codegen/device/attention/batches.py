@@ -7,7 +7,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 
 def places_of(batch: Int32, sizes: Any) -> tuple[Int32, ...]:

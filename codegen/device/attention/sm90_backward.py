@@ -24,8 +24,8 @@ from cutlass.memory import SmemAllocator
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper
-from codegen.device.attention.hopper import CONSUMERS, HELD, WARPGROUP
 from codegen.device.attention.batches import store_sum
+from codegen.device.attention.hopper import CONSUMERS, HELD, WARPGROUP
 from codegen.device.attention.scores import Scores
 from codegen.device.gemm import tensorcore
 from codegen.shared import WARP, AttentionLaunch

@@ -25,7 +25,7 @@ import jax
 from codegen import cache, extras
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
-from codegen.plan.attention import Attention
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.launches import Extents
 from codegen.plan.planner import overrides
 from codegen.plan.rows.reductions import Reduction
@@ -36,7 +36,7 @@ from codegen.runtime.compiled import kernels
 from codegen.runtime.compiled.kernels import CompiledCall, nameable
 from codegen.runtime.compiled.launcher_call import LauncherCall
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
-from codegen.runtime.ops.attention_op import AttentionOp
+from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp
 from codegen.shared import Launch, RowLaunch, WalkLaunch
@@ -108,7 +108,7 @@ def variants(op: AnyOp, wanted: Mapping[str, str] | None = None) -> Iterator[Var
         for columns in row_lengths(op, types):
             for ragged in (False, True):
                 variant = Variant(types, ragged, False, columns)
-                same = isinstance(op.plan, Attention) or launch_of(op, replace(variant, ragged=False)).vec == 1
+                same = isinstance(op.plan, AttentionPlan) or launch_of(op, replace(variant, ragged=False)).vec == 1
                 if ragged and same:
                     continue
                 for defaults in (False, True) if some else (False,):
@@ -207,7 +207,7 @@ def _call(
     constants: dict[str, Any] = {p.name: (static or {}).get(p.name, p.example) for p in spec.params if p.static}
     constants |= op.passed_types(variant.types) | how.constants
     call = CompiledCall(op._launch, tuple(tensors.values()), (), tuple(constants.items()), arch)
-    known = None if isinstance(op, AttentionOp) else {name: t is not None for name, t in tensors.items()}
+    known = None if isinstance(op, ByGraph) else {name: t is not None for name, t in tensors.items()}
     return call, known
 
 

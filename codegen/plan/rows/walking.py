@@ -23,7 +23,6 @@ COSTLY_THREAD_BYTES = 64  # if an expensive value is computed of them
 REGISTERS = 128
 MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 256  # of a block of several rows
-LEAST_MEETING = 64  # if only some rows meet at a place, and more threads would be idle
 RESIDENT = 512  # threads for which an SM has registers
 # That many instead, the most whose registers suffice, where instructions take the time: an expensive value, or masks
 BUSY_RESIDENT = (1024, 768, RESIDENT)
@@ -56,7 +55,7 @@ LEAST_BYTES = 64  # on GPUs without clusters
 ALL = 384  # with the values computed of them
 CROWDED_VALUES = 64  # values of a thread that are alive at once, from which on it holds few rows
 FEW_AT_ONCE = 2
-MOST_IDLE = 0.125  # part of the rows that are read together which may be beyond the last one
+MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond the last one
 PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_103": 148, "sm_120": 170}
 TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block for each SM that an H100 runs at a time
 SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of an SM's shared memory
@@ -154,14 +153,6 @@ def whole(
         per_row = schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
         per_row = max(per_row, 32 if cluster > 1 else lanes)
         beside = max(1, schedule.get("threads", LEAST_THREADS) // per_row)  # rows of a block, side by side
-        while (
-            apart > 1
-            and rows
-            and "threads" not in schedule
-            and beside * per_row > LEAST_MEETING
-            and idle(rows, beside) > MOST_IDLE
-        ):
-            beside //= 2
         single = apart > 1 and rows == 1  # of each place, as in a batch of one: nothing meets it
         beside = max(1, WARP // per_row) if single else beside
         threads = beside * per_row

@@ -12,7 +12,7 @@ import numpy as np
 
 from codegen.graph.nodes import DTYPES, ROWS
 from codegen.plan.access import INT_MAX, Access, Plan
-from codegen.plan.attention import Attention
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.rows.access import Statistic
@@ -138,7 +138,7 @@ def divisibility(plan: Plan, array: Array, how: AnyLaunch) -> tuple[int, ...]:
     """The divisor of each mode that the compiler may assume: only that whole vectors fit the innermost group. A kernel that
     reduces computes the places of its vectors itself."""
     tokens = plan.view(array.name).tokens
-    if isinstance(plan, Attention):
+    if isinstance(plan, AttentionPlan):
         return tuple(
             how.vec if whole_rows(plan, array) and i == len(tokens) - 1 else 1 for i in range(len(tokens))
         ) or (1,)
@@ -146,17 +146,17 @@ def divisibility(plan: Plan, array: Array, how: AnyLaunch) -> tuple[int, ...]:
     return tuple(how.vec if token in whole and not how.ragged else 1 for token in tokens) or (1,)
 
 
-def whole_rows(plan: Attention, array: Array) -> bool:
-    """Whether rows of an array are whole vectors: of what is multiplied, and of the product."""
-    return array in (*plan.factors, plan.o)
+def whole_rows(plan: AttentionPlan, array: Array) -> bool:
+    """Whether rows of an array are whole vectors: of what is multiplied, and of the products."""
+    return array in plan.vectors
 
 
 def alignment(plan: Plan, array: Array, dtype: str) -> int:
     """The alignment in bytes that the compiler may assume for an array: XLA's 256 where vectors are accessed. Where elements are
     read, it is the element's size, because otherwise neighbouring loads would become one that reads past the array's end."""
-    if isinstance(plan, Attention) and not whole_rows(plan, array):
+    if isinstance(plan, AttentionPlan) and not whole_rows(plan, array):
         return DTYPES[dtype].size
-    if isinstance(plan, Attention):
+    if isinstance(plan, AttentionPlan):
         return 256
     read = any(a.array == array and a.mode in ("flat", "tile", "turned") for a in plan.loads)
     written = any(a.array == array for a in plan.stores)
@@ -221,7 +221,7 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
     if isinstance(plan, Scan):
         others = _product(tuple(n for i, n in enumerate(extents) if i != plan.place))
         return Extents(inner, total, *(n if isinstance(n, int) else None for n in (extents[plan.place], others)))
-    if isinstance(plan, Attention):
+    if isinstance(plan, AttentionPlan):
         inner, columns = (_product(axes.shape((axis,))) for axis in (plan.value, plan.contracted))
         return Extents(stands_for(inner), total, stands_for(columns))
     if isinstance(plan, Elementwise):

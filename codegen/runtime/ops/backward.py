@@ -18,6 +18,7 @@ from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Axes
 from codegen.runtime.call.cast import store
 from codegen.runtime.call.described import Key
+from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import Epilogue, GemmOp
 from codegen.runtime.ops.op import AnyOp
@@ -28,7 +29,12 @@ from codegen.runtime.xla.products import product
 from codegen.runtime.xla.scatter import add_taken
 from codegen.spec.spec import Spec
 
-WAYS = ("backward", "frozen", "xla")  # in which the gradients of a call may be computed
+# In which the gradients of a call may be computed; "whole": as those of the op's jnp form
+WAYS = ("backward", "frozen", "xla", "whole")
+
+
+class ForwardByGraph(ByGraph[..., Any], DerivedOp):
+    """Attention, with more outputs for its backward."""
 
 
 class BackwardOp(DerivedOp):
@@ -48,8 +54,10 @@ class BackwardOp(DerivedOp):
             self.forward = whole.forward
             return
         if has_kernels("forward", parts):
-            kind = DerivedOp(forward, "forward", parts) if "forward_launch" in parts else StagedForward(forward, parts)
-            self.forward = kind
+            own = ForwardByGraph if parts.get("kind") == "attention" else DerivedOp
+            self.forward = (
+                own(forward, "forward", parts) if "forward_launch" in parts else StagedForward(forward, parts)
+            )
         self.frozen = type(self)(forward, parts, self) if has_kernels("frozen", parts) else None
 
     @functools.cached_property
@@ -69,8 +77,11 @@ class BackwardOp(DerivedOp):
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
         """The way to compute the gradients of the operands that are `perturbed`. Where none of them is shared by all rows: "frozen",
-        if it exists, or "xla", the jnp form of this op, if it would only pass its cotangents on. Else "backward", this op."""
+        if it exists, or "xla", the jnp form of this op, if it would only pass its cotangents on. Where no kernel has one of them,
+        "whole", all of the op's jnp form. Else "backward", this op."""
         wanted = {name for name, asked in zip(self.origin.operand_names(key), perturbed, strict=True) if asked}
+        if wanted & self.derived.lacking:
+            return "whole"
         if not wanted & self.derived.shared:
             if self.frozen is not None:
                 return "frozen"
@@ -113,8 +124,9 @@ class BackwardOp(DerivedOp):
 
     def takes(self, key: Key) -> list[str]:
         """The inputs and dynamic parameters that the backward needs, by name."""
-        del key
         how = self.derived.how
+        if self.derived.lacking:
+            return self.origin.operand_names(key)
         more = [name for s in how.scattered for name in (s.table, s.index) if name not in how.inputs]
         return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self._dynamic)]
 

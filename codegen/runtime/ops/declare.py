@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from codegen.runtime.ops.attention_op import AttentionOp
 from codegen.runtime.ops.backward import BackwardOp, GemmBackwardOp
+from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
 from codegen.runtime.ops.staged import StagedOp, has_kernels
@@ -22,10 +22,9 @@ def op(content: dict[str, Any], **parts: Any) -> Callable[[Callable[P, R]], Op[P
     ops have a launcher and a jnp form each: `backward_launch` and `backward_xla` for a backward that is a kernel;
     `forward_launch` and `forward_xla` for a forward that saves more than the op's outputs; `epilogue_launch` and `epilogue_xla`
     for an op that contracts. An op of several kernels has `stage1_launch`, `stage1_xla` and so on instead of its own, and so have
-    derived ops: `backward_stage1_launch`. `result` is the NamedTuple of several outputs."""
+    derived ops: `backward_stage1_launch`. `kind`, or `backward_stage2_kind`, says of an op that it is "attention". `result` is the
+    NamedTuple of several outputs."""
     if "epilogue_launch" in parts:
         return lambda function: GemmOp(function, content, parts, GemmBackwardOp)
-    if parts.pop("kind", "") == "attention":
-        return lambda function: AttentionOp(function, content, parts, BackwardOp)
-    kind = StagedOp if has_kernels("", parts) else Op
+    kind = ByGraph if parts.get("kind") == "attention" else StagedOp if has_kernels("", parts) else Op
     return lambda function: kind(function, content, parts, BackwardOp)

@@ -314,6 +314,8 @@ class Op(Generic[P, R]):
             if kernel is None or isinstance(residuals, dict):
                 return jax.vjp(xla, *residuals[""])[1](cotangents)
             way, values = kernel.unpacked(key, residuals)
+            if way == "whole":
+                return jax.vjp(xla, *(values[name] for name in self.operand_names(key)))[1](cotangents)
             return kernel.by(way).pull(replace(key, implementation="xla") if way == "xla" else key, values, cotangents)
 
         def backward(shardings: Any, residuals: Any, cotangents: Any) -> Any:

@@ -13,6 +13,7 @@ from codegen.plan.op import Op as PlannedOp
 from codegen.plan.op import Staged, products_in
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.described import Key
+from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp, Op, P, R
@@ -48,11 +49,17 @@ class GemmStage(Stage, GemmOp[..., Any]):
         self._parts = {name: parts[f"{which}_{name}"] for name in ("epilogue_launch", "epilogue_xla")}
 
 
+class AttentionStage(ByGraph[..., Any], Stage):
+    """A stage that is attention's gradients."""
+
+
 def stages_of(whole: AnyOp, prefix: str, parts: dict[str, Any]) -> tuple[Stage, ...]:
     """The stages of an op, whose launchers are `parts` that begin with `prefix`; none where it is one kernel."""
     found: list[Stage] = []
     while (name := f"{prefix}stage{len(found) + 1}") and is_made(name, parts):
-        kind = GemmStage if f"{name}_epilogue_launch" in parts else Stage
+        kind: type[Stage] = GemmStage if f"{name}_epilogue_launch" in parts else Stage
+        if parts.get(f"{name}_kind") == "attention":
+            kind = AttentionStage
         found.append(kind(whole, len(found), name, parts))
     return tuple(found)
 

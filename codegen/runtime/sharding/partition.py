@@ -36,7 +36,7 @@ from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, S
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from codegen.graph.nodes import ROWS, Along, Selected, topological
-from codegen.plan.attention import Attention
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.op import contracted_axes
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes
@@ -59,9 +59,8 @@ def whole_axes(op: CalledOp) -> set[str]:
     found |= {n.attr.axis for n in topological(s.value for s in op.statements) if isinstance(n.attr, Along)}
     for at in (s.at for s in op.statements if s.at):  # each device would write what is not its own
         found |= {at.axis, *op.spec.array(at.index).axes} - {*op.spec.array(at.table).axes} | {at.axis}
-    if isinstance(op.plan, Attention):
-        plan = op.plan
-        found |= {plan.contracted, plan.column, plan.value}
+    if isinstance(op.plan, AttentionPlan):
+        found |= op.plan.whole
         found |= {str(n.attr) for n in topological(s.value for s in op.statements) if n.op in ("index", "size")}
     for array in op.spec.arrays:
         for dim in array.dims:

@@ -1,4 +1,4 @@
-"""A generated op that is attention, as a JAX function. Gradients are those of the jnp form."""
+"""Ops whose jnp form is their graph, evaluated: attention, and its gradients."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from codegen.runtime.ops.op import Op, P, R
 from codegen.runtime.xla.evaluate import evaluate_outputs, wide
 
 
-class AttentionOp(Op[P, R]):
-    """A generated op that is attention."""
+class ByGraph(Op[P, R]):
+    """An op whose jnp form evaluates its graph."""
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
         del types, axes

@@ -1,0 +1,327 @@
+"""The backward of attention, as stages: a kernel of values of rows, the two of attention's gradients, and kernels of what is left.
+
+The graph of the gradients is that of every op (`reverse.py`). Attention's kernels cannot compute all of it:
+
+    sum(dp * p, axis=S)     the weights times their gradients: it is sum(do * o) of a row, whose o the forward has
+    values of rows          such as 1 / total: they are computed once, before
+    sums over S and Q       as in the gradient of a slope for each head: the kernel sums along rows, another one the rest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from codegen.autodiff.reverse import Backward, Reverse
+from codegen.autodiff.shifts import shifts
+from codegen.errors import UserError
+from codegen.graph.names import fresh
+from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, topological
+from codegen.graph.ops import REDUCTIONS
+from codegen.language.reference import Reference
+from codegen.language.transfer import Values, derived_spec
+from codegen.plan.access import Group, View, tokens_of
+from codegen.plan.attention import NARROW, Attention, AttentionBackward, Part, Whole, part_of
+from codegen.plan.gemms.tiles import Product
+from codegen.plan.op import Op, Staged
+from codegen.plan.planner import Names
+from codegen.spec.spec import Array, Axis, Spec
+from codegen.stages.choose import derived, one_kernel, staged
+from codegen.stages.splitting import only
+
+GIVEN = ("input", "param", "const", "index", "size")  # values that are not computed
+MOST_STATISTICS = 6  # of a row, in shared memory
+
+
+def attention_backward(op: Op) -> tuple[Op, Backward, Op | None, frozenset[str]]:
+    """The backward of an op that is attention, its forward with more outputs, and the inputs and parameters without a gradient of
+    kernels. Raises `UserError` or `SpecError` if kernels cannot compute it."""
+    assert isinstance(op.plan, Attention)
+    if not any(dtype in NARROW for dtype in op.spec.dtypes(op.plan.q)):
+        raise UserError("attention has kernels for 16-bit types")
+    return _Cut(op, op.plan).stages()
+
+
+class _Cut:
+    """The gradients of an op, and their stages."""
+
+    def __init__(self, op: Op, plan: Attention):
+        self.op, self.spec, self.plan = op, op.spec, plan
+        contracts = [n for n in topological(s.value for s in op.statements) if n.op == "contract"]
+        self.first, second = contracts
+        (cast,) = [n for n in second.args if any(x is self.first for x in topological([n]))]
+        self.weights = cast.args[0]
+        outputs = {a.name for a in self.spec.outputs}
+        constant = shifts(op.statements, outputs) if plan.rows_part is not None else frozenset()
+        self.reverse = Reverse(self.spec, constant=constant)
+        self.graph = self.reverse.graph
+        saved, _ = self.reverse.chosen("rows")
+        self.saved = saved
+        self.how = self.reverse.backward("rows")
+        self.taken = set(self.reverse.taken) | {a.name for a in self.how.spec.arrays}
+        self.do = self.reverse.cotangents[plan.o.name]
+        self.known = {id(node): self.input(name, node) for name, node in saved.items()}
+        self.leaves = {id(node): Leaf(name) for name, node in saved.items()}
+        self.dp, self.slopes = self.matched()
+        self.known |= {id(n): n for n in (self.first, self.dp)}
+        self.base = dict(self.known)
+        self.delta: Node | None = None
+        self.sums: dict[str, Node] = {}  # the terms of sums along rows, by output
+
+    def gradient(self, output: Array) -> Node:
+        """The value of an output."""
+        found = [s.value for s in self.reverse.assigned if s.name == output.name and s.part is None and not s.at]
+        _demand(len(found) == 1)
+        return found[0]
+
+    def input(self, name: str, like: Node) -> Node:
+        return self.graph.node("input", attr=Leaf(name), kind=like.kind, dims=like.dims)
+
+    # The products of the gradients
+
+    def matched(self) -> tuple[Node, Node]:
+        """dp, the gradients of the weights, and those of the scores' products."""
+        plan = self.plan
+        values = {name: self.gradient(output) for name, output, _ in self.reverse.results}
+        lacking = tuple(axis for axis in plan.batch if axis not in plan.k.axes)
+        _demand(lacking == tuple(axis for axis in plan.batch if axis not in plan.v.axes))
+        _demand(all(taken is None for *_, taken in self.reverse.results) and len({a.name for a in plan.factors}) == 3)
+        over_rows = {plan.row, *lacking}
+        slopes = [
+            self.factor(values.get(own.name), other, axes)
+            for own, other, axes in ((plan.q, plan.k, {plan.column}), (plan.k, plan.q, over_rows))
+        ]
+        weights = self.factor(values.get(plan.v.name), self.do, over_rows)
+        _demand(slopes[0] is slopes[1] and weights is self.weights)
+        roots = [slopes[0]]
+        products = [n for n in topological(roots, self.is_leaf) if n.op == "contract" and n is not self.first]
+        _demand(len(products) == 1 and {*lost_axes(products[0])} == {plan.value})
+        arrays = {as_multiplied(a).attr for a in products[0].args}
+        _demand(arrays == {Leaf(self.do.name), Leaf(plan.v.name)})
+        return products[0], slopes[0]
+
+    def factor(self, value: Node | None, other: Array, axes: set[str]) -> Node:
+        """The value of which a gradient is the product with an array, before it is rounded."""
+        _demand(value is not None and value.op == "contract" and {*lost_axes(value)} == axes)
+        assert value is not None
+        found = [a for a in value.args if as_multiplied(a).attr != Leaf(other.name)]
+        _demand(len(found) == 1 and found[0].op == "cast")
+        return found[0].args[0]
+
+    def is_leaf(self, node: Node) -> bool:
+        return id(node) in self.leaves
+
+    # What kernels compute instead
+
+    def rebuilt(self, value: Node, masked: bool = True) -> Node:
+        """A value from what is saved, from sum(do * o) and from sums along rows; divisions by values of rows are products. Without
+        `masked`, it is the value where the mask holds."""
+        known = self.known if masked else {**self.base}
+        conditions = set() if masked else self.conditions()
+        column, row = self.plan.column, self.plan.row
+        for node in topological([value], lambda n: id(n) in known):
+            if id(node) in known:
+                continue
+            args = [known[id(a)] for a in node.args]
+            if node.op == "sum" and column in lost_axes(node):
+                known[id(node)] = self.summed(node, args[0])
+            elif node.op == "where" and id(node.args[0]) in conditions:
+                known[id(node)] = args[1]
+            elif node.op == "div" and column in args[0].dims and column not in args[1].dims and row in args[1].dims:
+                inverse = self.graph.node("reciprocal", (args[1],), kind="float", dims=args[1].dims)
+                known[id(node)] = self.made(node, "mul", (args[0], inverse))
+            elif all(a is b for a, b in zip(args, node.args, strict=True)):
+                known[id(node)] = node
+            else:
+                known[id(node)] = self.made(node, node.op, tuple(args))
+        return known[id(value)]
+
+    def made(self, like: Node, op: str, args: tuple[Node, ...]) -> Node:
+        """A node like another one."""
+        lost = lost_axes(like) if like.op in REDUCTIONS or like.op == "contract" else ()
+        dims = [axis for a in args for axis in a.dims if axis not in lost]
+        return self.graph.node(op, args, like.attr if op == like.op else None, kind=like.kind, dims=dims)
+
+    def conditions(self) -> set[int]:
+        """The identities of the mask's conditions."""
+        found, left = set(), [self.plan.condition] if self.plan.condition is not None else []
+        while left:
+            node = left.pop()
+            found.add(id(node))
+            left += node.args if node.op == "and" else ()
+        return found
+
+    def summed(self, node: Node, term: Node) -> Node:
+        """A sum over S, and perhaps over more axes."""
+        plan, lost = self.plan, lost_axes(node)
+        (value,) = node.args
+        if (
+            lost == (plan.column,)
+            and value.op == "mul"
+            and {id(a) for a in value.args} == {id(self.dp), id(self.weights)}
+        ):
+            if self.delta is None:
+                both = [
+                    self.graph.node("input", attr=Leaf(a.name), kind="float", dims=a.axes) for a in (self.do, plan.o)
+                ]
+                product = self.graph.node("mul", tuple(both), kind="float", dims=plan.o.axes)
+                dims = [axis for axis in plan.o.axes if axis != plan.value]
+                self.delta = self.graph.node("sum", (product,), (plan.value,), kind="float", dims=dims)
+            return self.delta
+        _demand({*term.dims} == {*plan.batch, plan.row, plan.column})
+        name = fresh(self.taken, f"sum_of_rows{len(self.sums) + 1}")
+        self.taken.add(name)
+        self.sums[name] = value
+        dims = [axis for axis in term.dims if axis != plan.column]
+        leaf = self.graph.node("input", attr=Leaf(name), kind="float", dims=dims)
+        rest = tuple(axis for axis in lost if axis != plan.column)
+        if not rest:
+            return leaf
+        return self.graph.node("sum", (leaf,), rest, kind="float", dims=[a for a in dims if a not in rest])
+
+    def values_of_rows(self, roots: Iterable[Node]) -> list[Node]:
+        """The largest values without S of which others with S are computed."""
+        column, row = self.plan.column, self.plan.row
+        found: dict[int, Node] = {}
+        for node in topological(roots, lambda n: n is self.first or n is self.dp):
+            if column in node.dims and node is not self.first and node is not self.dp:
+                for a in node.args:
+                    if row in a.dims and column not in a.dims and a.kind == "float" and a.op not in GIVEN:
+                        found[id(a)] = a
+        return list(found.values())
+
+    # The stages
+
+    def stages(self) -> tuple[Op, Backward, Op | None, frozenset[str]]:
+        plan, spec = self.plan, self.spec
+        weights, slopes = self.rebuilt(self.weights), self.rebuilt(self.slopes)
+        own = [plan.q.name, plan.k.name, plan.v.name]
+        results = {name: output for name, output, _ in self.reverse.results}
+        rest: dict[str, Node] = {}
+        for name, output in results.items():
+            if name not in own and (value := self.left(output)) is not None:
+                rest[output.name] = value
+        values = self.values_of_rows([weights, slopes, *map(self.rebuilt, self.sums.values())])
+        reached = {id(n) for n in topological(rest.values())}
+        if self.delta is not None and id(self.delta) in reached and self.delta not in values:
+            values.append(self.delta)
+        names = [fresh(self.taken, "delta" if n is self.delta else f"row_value{i}") for i, n in enumerate(values, 1)]
+        leaves = {id(n): Leaf(name) for n, name in zip(values, names, strict=True)}
+        made = [Array(name, "float32", self.dims(n)) for n, name in zip(values, names, strict=True)]
+        sums = [Array(name, "float32", self.dims(self.rebuilt(n))) for name, n in self.sums.items()]
+        pool = [*self.reverse.cotangents.values(), *spec.outputs, *self.reverse.extra_outputs(self.saved), *made, *sums]
+        ops: list[Op] = []
+
+        def spec_of(statements: list[Statement], outputs: list[Array], leaves: Mapping[int, Leaf]) -> Spec:
+            return self.spec_of(f"{spec.op}_backward_stage{len(ops) + 1}", statements, outputs, leaves, pool)
+
+        if values:
+            rows = [Statement(name, None, n) for n, name in zip(values, names, strict=True)]
+            ops.append(one_kernel(spec_of(rows, made, {})))
+        gradients = [results[name] for name in own]
+        kernel = [Statement(g.name, None, self.rebuilt(self.gradient(g))) for g in gradients]
+        kernel += [Statement(name, None, self.summed_along(self.rebuilt(term))) for name, term in self.sums.items()]
+        ops.append(self.kernel(spec_of(kernel, [*gradients, *sums], leaves), gradients, sums, leaves))
+        for name, value in rest.items():
+            last = derived(
+                spec_of([Statement(name, None, value)], [a for a in results.values() if a.name == name], leaves)
+            )
+            _demand(not isinstance(last.plan, Staged))
+            ops.append(last)
+        kept = [*(g.name for g in gradients), *rest]
+        full = self.how.spec if len(kept) == len(results) else only(self.how.spec, kept)
+        taken = {plan.o.name} - {a.name for a in full.inputs} if self.delta is not None else set()
+        full = replace(full, inputs=(*full.inputs, *(a for a in spec.outputs if a.name in taken)))
+        how = replace(
+            self.how, spec=full, saved=(*self.how.saved, *taken),
+            inputs=tuple(a.name for a in full.inputs if a in spec.inputs),
+            gradients=tuple(pair for pair in self.how.gradients if pair[1] in kept),
+        )  # fmt: skip
+        forward = None if how.forward is None else one_kernel(how.forward)
+        lacking = frozenset(name for name, output in results.items() if output.name not in kept)
+        return staged(full, tuple(ops)), how, forward, lacking
+
+    def left(self, output: Array) -> Node | None:
+        """The value of the gradient of another array; None where no kernel has it."""
+        sums = dict(self.sums)
+        try:
+            value = self.rebuilt(self.gradient(output))
+            _demand(not any(self.plan.column in n.dims or n.op == "contract" for n in topological([value])))
+            return value
+        except UserError:
+            self.sums = sums
+            return None
+
+    def summed_along(self, term: Node) -> Node:
+        axes = (self.plan.column,)
+        return self.graph.node("sum", (term,), axes, kind="float", dims=[a for a in term.dims if a not in axes])
+
+    def dims(self, node: Node) -> tuple[Axis, ...]:
+        """The axes of a value of rows, in the order of q's."""
+        axes = [axis for axis in self.plan.q.axes if axis in node.dims and axis != self.plan.column]
+        return tuple(Axis((axis,), extents=(self.spec.extents.get(axis),)) for axis in axes)
+
+    def spec_of(
+        self, name: str, statements: list[Statement], outputs: list[Array], leaves: Mapping[int, Leaf], pool: list[Array]
+    ) -> Spec:  # fmt: skip
+        spec = self.spec
+        values = Values(tuple(statements), self.graph.calls, self.reverse.named, leaves)
+        nodes = list(topological((s.value for s in statements), values.is_leaf))
+        used = {found.name for n in nodes if (found := leaves.get(id(n)) or n.attr) and isinstance(found, Leaf)}
+        axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
+        inputs = [a for a in pool if a.name in used]
+        inputs += spec.inputs_for(used, inputs, axes)
+        params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
+        own = replace(
+            spec, op=name, summary=f"A stage of the gradients of {spec.op}.", inputs=tuple(inputs), outputs=tuple(outputs),
+            params=params, grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
+        )  # fmt: skip
+        return derived_spec(own, f"{spec.path} (backward)", values, self.taken)
+
+    def kernel(self, spec: Spec, gradients: list[Array], sums: list[Array], leaves: Mapping[int, Leaf]) -> Op:
+        """The op of attention's own kernels."""
+        plan, dims = self.plan, self.plan.products[0].acc.dims
+        acc, dp = (Array(fresh(self.taken, name), "float32", dims) for name in ("acc", "dp"))
+        rows = {plan.row, *plan.batch}
+        statistics = tuple(
+            a for a in spec.inputs if a.dtype == "float32" and {*a.axes} <= rows and plan.row in a.axes and a.default is None
+        )  # fmt: skip
+        _demand(len(statistics) <= MOST_STATISTICS)
+        given = [acc, dp, *statistics]
+        outputs = [Array(fresh(self.taken, name), "float32", dims) for name in ("weights", "slopes", *self.sums)]
+        own = {**leaves, id(self.first): Leaf(acc.name), id(self.dp): Leaf(dp.name)}
+
+        def slope(which: str, masked: bool) -> Part:
+            terms = [self.rebuilt(n, masked) for n in (self.weights, self.slopes, *self.sums.values())]
+            statements = tuple(Statement(a.name, None, n) for a, n in zip(outputs, terms, strict=True))
+            values = Values(statements, self.graph.calls, self.reverse.named, own)
+            return part_of(spec, which, values, given, outputs, self.taken, plan.q.dtype)
+
+        planner = Whole(spec, spec.read.statements)
+        groups = tuple(Group("rows" if axis == ROWS else axis, (axis,)) for axis in planner.axes)
+        tokens, names = {a.name: tokens_of(a, groups) for a in spec.arrays}, Names(spec, spec.read.statements)
+        do = next(a for a in spec.inputs if a.name == self.do.name)
+        dq, dk, dv = gradients
+        found = AttentionBackward(
+            products=(
+                Product(plan.q, plan.k, (plan.contracted,), acc),
+                Product(do, plan.v, (plan.value,), dp),
+                Product(outputs[1], plan.k, (plan.column,), dq),
+                Product(outputs[1], plan.q, (plan.row,), dk),
+                Product(outputs[0], do, (plan.row,), dv),
+            ),
+            contracted=plan.contracted, batch=plan.batch, row=plan.row, column=plan.column, value=plan.value,
+            scores=plan.scores, condition=plan.condition, groups=groups,
+            views=tuple(View(a, tokens[a.name]) for a in spec.arrays),
+            loads=tuple(planner.load(n, tokens, groups, names, lambda _: "gather") for n in planner.leaves()),
+            stores=tuple(planner.store(s, tokens, groups, names, lambda _: "gather") for s in spec.read.statements
+                         if s.name in {a.name for a in spec.outputs}),
+            extremes=(), factors=(plan.q, plan.k, plan.v, do), gradients=(dq, dk, dv), slope=slope("slope", True),
+            unmasked=slope("full", False) if plan.condition is not None else None, statistics=statistics, sums=tuple(sums),
+        )  # fmt: skip
+        return Op(spec, spec.read.statements, Reference(()), found)
+
+
+def _demand(condition: object) -> None:
+    if not condition:
+        raise UserError("no kernel for this gradient of attention")

@@ -21,7 +21,8 @@ from codegen.graph.ops import REDUCTIONS
 from codegen.language.reference import Reference
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.access import Group, View, tokens_of
-from codegen.plan.attention import NARROW, Attention, AttentionBackward, Part, Whole, part_of
+from codegen.plan.attending import Whole, part_of
+from codegen.plan.attention import NARROW, Attention, AttentionBackward, Part
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.op import Op, Staged
 from codegen.plan.planner import Names

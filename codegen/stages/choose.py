@@ -10,7 +10,8 @@ from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
 from codegen.plan import elementwise
 from codegen.plan.access import Group, View, tokens_of
-from codegen.plan.attention import AttentionPlan, attention
+from codegen.plan.attending import attention
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import contractions as gemms
 from codegen.plan.gemms.tiles import Product, tile_of

@@ -95,9 +95,9 @@ def _kernel(
     of_stay = tuple(panels_of(how.tile_m, c, "k") for c in columns)
     of_pass = tuple(panels_of(wide, c, "k") for c in columns)
     across = tuple(panels_of(wide, c, "halves") for c in columns)
-    starts = (0, of_stay[0].size, of_stay[0].size + of_stay[1].size)
-    starts = (*starts, starts[2] + of_pass[0].size)
-    buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((starts[3] + of_pass[1].size,)), 128)
+    sizes_of = [p.size for p in (*of_stay, *of_pass)]
+    starts = [sum(sizes_of[:i]) for i in range(4)]
+    buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((sum(sizes_of),)), 128)
     shared = buffer.iterator.toint()
     own_a = tuple(lane_of_a(lane, warp * SLAB, p) for p in of_stay)
     own_b = tuple(lane_of_b(lane, Int32(0), p, BYTES) for p in of_pass)
@@ -222,7 +222,7 @@ def _slope(
 def _tile(places: tuple, rows: tuple, begin: Int32, sizes: tuple, keys: bool, wide: int) -> Tile:
     """The tile of rows that stay and `wide` rows that pass."""
     passing = (begin, cutlass.min(begin + wide, sizes[0 if keys else 1]) - 1)
-    return Tile(places, *((passing, rows) if keys else (rows, passing)), sizes)
+    return Tile(places, passing, rows, sizes) if keys else Tile(places, rows, passing, sizes)
 
 
 @cute.jit

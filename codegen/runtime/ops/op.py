@@ -107,7 +107,7 @@ class Op(Generic[P, R]):
 
     @property
     def tuning(self) -> tuple[Tuned, ...]:
-        """What was measured for this op and those generated with it."""
+        """What was measured for the op and those generated with it."""
         return self._tuning
 
     @property
@@ -255,8 +255,6 @@ class Op(Generic[P, R]):
     def _named(self, outputs: tuple[Any, ...]) -> Any:
         return outputs[0] if self._result is None else self._result(*outputs)
 
-    # The function behind a key
-
     def _on_gpu(self, key: Key) -> Callable[[tuple[bool, ...]], Callable[..., tuple[Any, ...]]]:
         """The kernel on arrays that may be sharded, for each choice of donated arrays."""
 
@@ -343,12 +341,10 @@ class Op(Generic[P, R]):
         return backward
 
     def _is_empty(self, key: Key, operands: Sequence[Any]) -> bool:
-        """Whether an axis of a call has size 0. A sum along it is 0, whatever its factors, so JAX computes its derivative: the
-        generated backward moves factors out of sums, and 0 times an infinite factor is NaN."""
+        """Whether an axis has size 0. Sums along it are 0, whatever their factors, so JAX computes the derivative: the generated backward
+        moves factors out of sums, and 0 times an infinite factor is NaN."""
         axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
         return any(isinstance(n, int) and n == 0 for n in (*axes.rows, *axes.extents.values()))
-
-    # Implementations
 
     def on_shard(
         self, key: Key, kernel: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...], split: shards.Split

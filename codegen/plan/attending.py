@@ -1,0 +1,292 @@
+"""Finds attention in a chain, and its parts: the scores, the mask, and the function of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from codegen.graph.names import fresh
+from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, topological
+from codegen.graph.ops import IN_STAGES
+from codegen.language.formula.products import type_of
+from codegen.language.transfer import Values, derived_spec
+from codegen.plan.access import Group, View, tokens_of
+from codegen.plan.attention import NARROW, Attention, Part
+from codegen.plan.elementwise import tile_plan
+from codegen.plan.gemms.tiles import Product
+from codegen.plan.planner import Names, Planner
+from codegen.spec.spec import Array, Axis, Spec
+
+SCORES, FACTOR, TOP, TOTAL, PRODUCT = "scores", "factor", "top", "total", "acc"
+
+
+def attention(spec: Spec) -> Attention | None:
+    """The plan of a chain that is attention; None for other chains."""
+    try:
+        return _Matcher(spec).plan()
+    except _Other:
+        return None
+
+
+class _Other(Exception):
+    """The chain is not attention."""
+
+
+def _demand(condition: object) -> None:
+    if not condition:
+        raise _Other
+
+
+class _Matcher:
+    def __init__(self, spec: Spec):
+        self.spec, self.statements = spec, spec.read.statements
+        self.graph = spec.read.graph.fork()
+        self.nodes = list(topological(s.value for s in self.statements))
+        self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
+        self.given: dict[str, str] = {}
+
+    def plan(self) -> Attention:
+        spec = self.spec
+        multiplied = [n for n in self.nodes if n.op == "contract"]
+        _demand(len(multiplied) == 2 and not spec.doubles and not any(s.at for s in self.statements))
+        first, second = multiplied
+        results = {
+            a.name: next(s for s in self.statements if s.name == a.name and s.part is None)
+            for a in spec.outputs
+            if a.parts is None
+        }
+        _demand(len(results) == len(spec.outputs))
+        made_by = [spec.array(n) for n, s in results.items() if s.value is second]
+        _demand(len(made_by) == 1 and len(lost_axes(first)) == len(lost_axes(second)) == 1)
+        (o,), (contracted,), (column,) = made_by, lost_axes(first), lost_axes(second)
+        weights, v = self.weights_and_values(second, first)
+        q, k = self.factors(first, column)
+        row, batch = self.rows_of(q, k, contracted, column)
+        value = v.axes[-1]
+        self.batch, self.row, self.column = batch, row, column
+        _demand({*k.axes} <= {*batch, column, contracted} and {*v.axes} <= {*batch, column, value})
+        _demand(value not in (*batch, row, column, contracted) or value == contracted)
+        _demand({*o.axes} == {*batch, row, value} and len(o.axes) == len(batch) + 2)
+        _demand(k.axes[-1] == q.axes[-1] == contracted and o.axes[-1] == value)
+        others = {n: s for n, s in results.items() if n != o.name}
+        _demand(ROWS not in (row, column, contracted, value))
+        scores, row_part = self.parts(weights, first, others, o)
+        score, condition, full = scores
+        planner = Whole(spec, self.statements)
+        groups = tuple(Group("rows" if axis == ROWS else axis, (axis,)) for axis in planner.axes)
+        tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
+        names = Names(spec, self.statements)
+
+        def mode(_: object) -> str:
+            return "gather"
+
+        dims = self.dims(batch, row, column)
+        made = Array(self.named("weights"), v.dtype, dims)
+        products = (
+            Product(q, k, (contracted,), Array(self.named(PRODUCT), "float32", dims)),
+            Product(made, v, (column,), replace(o, name=self.named("weighted"), dtype="float32")),
+        )
+        return Attention(
+            products=products, contracted=contracted, batch=batch, row=row, column=column, value=value, scores=score,
+            condition=condition, groups=groups, views=tuple(View(a, tokens[a.name]) for a in spec.arrays),
+            loads=tuple(planner.load(node, tokens, groups, names, mode) for node in planner.leaves()),
+            stores=tuple(planner.store(s, tokens, groups, names, mode) for s in results.values()),
+            extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, unmasked=full, rows_part=row_part,
+        )  # fmt: skip
+
+    # The products
+
+    def input(self, node: Node) -> Array:
+        """The array of a factor that is an input as it is."""
+        value = as_multiplied(node)
+        _demand(value.op == "input" and isinstance(value.attr, Leaf) and value.attr.part is None)
+        assert isinstance(value.attr, Leaf)
+        array = self.spec.array(value.attr.name)
+        _demand(array.default is None and array.parts is None and self.spec.kind(array) == "float")
+        return array
+
+    def weights_and_values(self, second: Node, first: Node) -> tuple[Node, Array]:
+        """The weights, before they are rounded to the type of v, and v."""
+        sides = [n for n in second.args if any(x is first for x in topological([n]))]
+        _demand(len(sides) == 1)
+        (weights,) = sides
+        v = self.input(next(n for n in second.args if n is not weights))
+        _demand(weights.op == "cast" and type_of(weights, {a.name: a for a in self.spec.arrays}) == v.dtype)
+        return weights.args[0], v
+
+    def factors(self, first: Node, column: str) -> tuple[Array, Array]:
+        """q and k."""
+        a, b = (self.input(n) for n in first.args)
+        _demand((column in a.axes) != (column in b.axes) and a.dtype == b.dtype)
+        return (b, a) if column in a.axes else (a, b)
+
+    def rows_of(self, q: Array, k: Array, contracted: str, column: str) -> tuple[str, tuple[str, ...]]:
+        """The axis of q's rows, and the batch axes. Of axes that q alone has, the rows are the one that stands where k has its rows,
+        after the same shared axes; the last of those."""
+        own = [a for a in q.axes if a not in k.axes]
+        _demand(own)
+
+        def before(array: Array, axis: str) -> set[str]:
+            return {*array.axes[: array.axes.index(axis)]} & {*q.axes} & {*k.axes}
+
+        rows = ([a for a in own if before(q, a) == before(k, column)] or own)[-1]
+        return rows, tuple(a for a in q.axes if a not in (rows, contracted))
+
+    # The chain between them
+
+    def parts(
+        self, weights: Node, first: Node, others: Mapping[str, Statement], o: Array
+    ) -> tuple[tuple[Part, Node | None, Part | None], Part | None]:
+        """The scores, their mask, the scores without it; and the function of rows."""
+        roots = [weights, *(s.value for s in others.values())]
+        found = [n for n in topological(roots, lambda n: n is first) if n.op in IN_STAGES]
+        if not found:
+            _demand(not others)
+            return self.score(weights, first, 0.0), None
+        tops = [n for n in found if n.op == "max"]
+        _demand(all(n.op in ("max", "sum") and lost_axes(n) == (self.column,) for n in found))
+        terms = [self.term(n.args[0]) for n in found if n.op == "sum"]
+        factors, term = self.peeled(weights)
+        score = term[0]
+        _demand(all(t is score for t, _ in terms) and all(n.args[0] is score for n in tops))
+        graph, dims = self.graph, self.graph.order((*self.batch, self.row))
+        # The function of rows: `top` and `total` instead of the reductions
+        top = graph.node("input", attr=Leaf(self.named(TOP)), kind="float", dims=dims)
+        total = graph.node("input", attr=Leaf(self.named(TOTAL)), kind="float", dims=dims)
+        known: dict[int, Node] = {id(n): top for n in tops}
+
+        def moved(shift: Node) -> Node:
+            """exp(top - shift)"""
+            apart = graph.node("sub", (top, self.rebuilt(shift, known)), kind="float", dims=dims)
+            return graph.node("exp", (apart,), kind="float", dims=dims)
+
+        for node in found:
+            if node.op == "sum":
+                known[id(node)] = graph.node("mul", (total, moved(self.term(node.args[0])[1])), kind="float", dims=dims)
+        factor = moved(term[1])
+        for op, value in factors:
+            factor = graph.node(op, (factor, self.rebuilt(value, known)), kind="float", dims=dims)
+        statements = [Statement(self.named(FACTOR), None, factor)]
+        statements += [Statement(n, None, self.rebuilt(s.value, known)) for n, s in others.items()]
+        for statement in statements:
+            _demand(not {self.column, o.axes[-1]} & {a for n in topological([statement.value]) for a in n.dims})
+        return self.score(score, first, -float("inf")), self.row_part(statements, [top, total])
+
+    def term(self, node: Node) -> tuple[Node, Node]:
+        """The score and what is subtracted, of exp(score - shift)."""
+        _demand(node.op == "exp" and node.args[0].op == "sub")
+        score, shift = node.args[0].args
+        _demand(self.column in score.dims and self.column not in shift.dims)
+        return score, shift
+
+    def peeled(self, weights: Node) -> tuple[list[tuple[str, Node]], tuple[Node, Node]]:
+        """The row's values that multiply or divide an exponential, and that exponential's `term`."""
+        factors: list[tuple[str, Node]] = []
+        while weights.op in ("mul", "div"):
+            left, right = weights.args
+            if weights.op == "mul" and self.column not in left.dims:
+                left, right = right, left
+            _demand(self.column in left.dims and self.column not in right.dims)
+            factors.append((weights.op, right))
+            weights = left
+        return factors[::-1], self.term(weights)
+
+    def rebuilt(self, value: Node, known: dict[int, Node]) -> Node:
+        """A value with `known` nodes in place of others, by identity. It adds to `known`."""
+        for node in topological([value], lambda n: id(n) in known):
+            if id(node) not in known:
+                args = tuple(known[id(a)] for a in node.args)
+                same = all(a is b for a, b in zip(args, node.args, strict=True))
+                dims = [axis for a in args for axis in a.dims]
+                known[id(node)] = node if same else self.graph.node(node.op, args, node.attr, kind=node.kind, dims=dims)
+        return known[id(value)]
+
+    def score(self, score: Node, first: Node, outside: float) -> tuple[Part, Node | None, Part | None]:
+        """The scores as a spec, their mask, and the scores where the mask holds everywhere. A mask is a condition outside of which
+        the scores are `outside`."""
+        inner, conditions = score, []
+        while inner.op == "where" and inner.args[2].is_const and float(str(inner.args[2].attr)) == outside:
+            conditions.append(inner.args[0])
+            inner = inner.args[1]
+        part = self.score_part("score", score, first)
+        if not conditions or self.column not in inner.dims:
+            return part, None, None
+        condition = conditions[0]
+        for other in conditions[1:]:
+            condition = self.graph.node("and", (condition, other), kind="bool", dims=(*condition.dims, *other.dims))
+        return part, condition, self.score_part("full", inner, first)
+
+    def score_part(self, which: str, score: Node, first: Node) -> Part:
+        _demand({*score.dims} <= {*self.batch, self.row, self.column})
+        name = self.named(PRODUCT)
+        acc = Array(name, "float32", self.dims(self.batch, self.row, self.column))
+        made = Array(self.named(SCORES), "float32", acc.dims)
+        values = Values(
+            (Statement(made.name, None, score),), self.spec.read.graph.calls, self.known_names(), {id(first): Leaf(name)}
+        )  # fmt: skip
+        return self.part(which, values, [acc], [made])
+
+    def row_part(self, statements: list[Statement], leaves: list[Node]) -> Part:
+        dims = self.dims(self.batch, self.row)
+        given = [Array(str(n.attr), "float32", dims) for n in leaves]
+        outputs = [Array(self.named(FACTOR), "float32", dims), *(self.spec.array(s.name) for s in statements[1:])]
+        found = {id(n): Leaf(str(n.attr)) for n in leaves}
+        values = Values(tuple(statements), self.spec.read.graph.calls, self.known_names(), found)
+        return self.part("row", values, given, outputs)
+
+    def part(self, which: str, values: Values, given: list[Array], outputs: list[Array]) -> Part:
+        found = part_of(self.spec, which, values, given, outputs, self.taken, self.factor_type)
+        _demand(tuple(a for a in found.spec.axes if a in given[0].axes) == given[0].axes)
+        _demand({*found.spec.axes} == {*given[0].axes} or not {o for o in outputs if {*o.axes} - {*given[0].axes}})
+        return found
+
+    @property
+    def factor_type(self) -> str:
+        first = next(n for n in self.nodes if n.op == "contract")
+        return self.input(first.args[0]).dtype
+
+    def named(self, name: str) -> str:
+        """This name, or one that is not taken."""
+        if name not in self.given:
+            self.given[name] = fresh(self.taken, name)
+        return self.given[name]
+
+    def known_names(self) -> dict[int, str]:
+        made = {a.name for a in self.spec.outputs}
+        return {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in made}
+
+    def dims(self, batch: tuple[str, ...], *others: str) -> tuple[Axis, ...]:
+        return tuple(Axis((axis,), extents=(self.spec.extents.get(axis),)) for axis in (*batch, *others))
+
+
+def part_of(
+    spec: Spec,
+    which: str,
+    values: Values,
+    given: Sequence[Array],
+    outputs: Sequence[Array],
+    taken: Collection[str],
+    factor_type: str,
+) -> Part:
+    """A part of a chain as an element-wise spec, of `given` arrays and inputs of the spec. A kernel has only narrow types of the
+    products' factors: then scores may be approximate."""
+    nodes = list(topological((s.value for s in values.statements), values.is_leaf))
+    read = {leaf.name for n in nodes if isinstance(leaf := values.leaves.get(id(n), n.attr), Leaf)}
+    params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
+    inputs = (*given, *(a for a in spec.inputs if a.name in read and a not in given))
+    types = tuple((n, tuple(d for d in own if d in NARROW) if n == factor_type else own) for n, own in spec.types)
+    own = replace(
+        spec, op=f"{spec.op}_{which}", summary=f"The {which} of {spec.op}.", inputs=inputs, params=params,
+        outputs=tuple(outputs), save=(), aliases=(), domain=(), bench=(), types=types, grad="none",
+    )  # fmt: skip
+    made = derived_spec(own, f"{spec.path} ({which})", values, taken)
+    return Part(made, made.read.statements, tile_plan(made, made.read.statements, made.axes))
+
+
+class Whole(Planner):
+    """The arrays and axes of the whole op."""
+
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        super().__init__(spec, statements)
+        used = {*self.used_axes(), *self.axes} | {a for n in self.nodes if n.op == "contract" for a in lost_axes(n)}
+        self.axes = tuple(a for a in spec.axes if a in used)

@@ -23,6 +23,7 @@ COSTLY_THREAD_BYTES = 64  # if an expensive value is computed of them
 REGISTERS = 128
 MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 256  # of a block of several rows
+LEAST_MEETING = 64  # where rows meet at places: few may meet at each, and more threads would wait for nothing
 RESIDENT = 512  # threads for which an SM has registers
 # That many instead, the most whose registers suffice, where instructions take the time: an expensive value, or masks
 BUSY_RESIDENT = (1024, 768, RESIDENT)
@@ -152,7 +153,8 @@ def whole(
             per_row *= 2
         per_row = schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
         per_row = max(per_row, 32 if cluster > 1 else lanes)
-        beside = max(1, schedule.get("threads", LEAST_THREADS) // per_row)  # rows of a block, side by side
+        least = LEAST_MEETING if apart > 1 else LEAST_THREADS
+        beside = max(1, schedule.get("threads", least) // per_row)  # rows of a block, side by side
         single = apart > 1 and rows == 1  # of each place, as in a batch of one: nothing meets it
         beside = max(1, WARP // per_row) if single else beside
         threads = beside * per_row

@@ -249,6 +249,7 @@ if TYPE_CHECKING:
     from .mlp_swiglu import mlp_swiglu as mlp_swiglu
     from .modulated_layernorm import modulated_layernorm as modulated_layernorm
     from .mul_silu import mul_silu as mul_silu
+    from .prefix_attention import prefix_attention as prefix_attention
     from .qk_rmsnorm import qk_rmsnorm as qk_rmsnorm
     from .quantize_fp8 import quantize_fp8 as quantize_fp8
     from .quantize_fp8_amax import quantize_fp8_amax as quantize_fp8_amax
@@ -265,6 +266,7 @@ if TYPE_CHECKING:
     from .quick_gelu import quick_gelu as quick_gelu
     from .reglu import reglu as reglu
     from .reglu_pairs import reglu_pairs as reglu_pairs
+    from .relative_bias_attention import relative_bias_attention as relative_bias_attention
     from .relu import relu as relu
     from .relu6 import relu6 as relu6
     from .relu_mask import relu_mask as relu_mask
@@ -521,6 +523,7 @@ __all__ = [
     "mlp_swiglu",
     "modulated_layernorm",
     "mul_silu",
+    "prefix_attention",
     "qk_rmsnorm",
     "quantize_fp8",
     "quantize_fp8_amax",
@@ -537,6 +540,7 @@ __all__ = [
     "quick_gelu",
     "reglu",
     "reglu_pairs",
+    "relative_bias_attention",
     "relu",
     "relu6",
     "relu_mask",

@@ -292,8 +292,8 @@ def alibi_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value1, de
     weights = t1
     t2 = device.where(t0, weights * (dp - delta), 0.0)
     slopes2 = scale * t2
-    sum_of_rows12 = t3 * t2
-    return weights, slopes2, sum_of_rows12
+    sum1_term = t3 * t2
+    return weights, slopes2, sum1_term
 
 
 def alibi_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, delta, slopes, index_s, index_q, scale):
@@ -303,14 +303,14 @@ def alibi_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, del
     weights = t0
     t1 = weights * (dp - delta)
     slopes2 = scale * t1
-    sum_of_rows12 = t2 * t1
-    return weights, slopes2, sum_of_rows12
+    sum1_term = t2 * t1
+    return weights, slopes2, sum1_term
 
 
 def alibi_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, and the gradients of their products, the terms of sums along rows; without `masked`, where the mask holds."""
+    """The weights of some scores, the gradients of their products, and terms of sums; without `masked`, where the mask holds."""
     mSlopes, _ = tensors
     iH, _ = at.batch
     iQ = at.row
@@ -350,7 +350,7 @@ def alibi_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, D) T
-    mSumOfRows1: cute.Tensor,  # (B, Q, H) float32
+    mSum1: cute.Tensor,  # (B, Q, H) float32
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -362,21 +362,23 @@ def alibi_attention_backward_stage2_launch(
     dq = attend.arranged(mDq, sizes, (2, 0), 1)
     dk = attend.arranged(mDk, sizes, (2, 0), 1)
     dv = attend.arranged(mDv, sizes, (2, 0), 1)
-    sums = (attend.by_row(mSumOfRows1, sizes, (2, 0), 1),)
+    along_rows = (attend.by_row(mSum1, sizes, (2, 0), 1),)
+    along_columns = ()
+    pairs = ()
     statistics = (
         attend.by_row(mRowMax, sizes, (2, 0), 1), attend.by_row(mRowValue1, sizes, (2, 0), 1),
         attend.by_row(mDelta, sizes, (2, 0), 1),
     )
     attend.launch_backward(
-        stream, q, k, v, do, dq, dk, dv, sums, statistics, (mSlopes, mDq,),
+        stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mSlopes, mDq,),
         functools.partial(alibi_attention_backward_stage2_slope, scale=scale),
         functools.partial(alibi_attention_backward_stage2_tiles, scale=scale), how=how,
     )
 
 
-def alibi_attention_backward_stage3_chain(sum_of_rows1):
+def alibi_attention_backward_stage3_chain(sum1):
     """The values to reduce into column_sum, from one vector of each operand."""
-    return sum_of_rows1
+    return sum1
 
 
 def alibi_attention_backward_stage3_columns(column_sum):
@@ -387,7 +389,7 @@ def alibi_attention_backward_stage3_columns(column_sum):
 
 @cute.kernel
 def alibi_attention_backward_stage3_kernel(
-    mSumOfRows1: cute.Tensor,  # (BQ, H) float32
+    mSum1: cute.Tensor,  # (BQ, H) float32
     mDslopes: cute.Tensor,  # (H) float32
     mColumnSumParts: cute.Tensor,  # (parts, H) column_sum of each part
     how: cutlass.Constexpr[Walk],
@@ -395,7 +397,7 @@ def alibi_attention_backward_stage3_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    BQ, H = mSumOfRows1.shape[0], mSumOfRows1.shape[1]
+    BQ, H = mSum1.shape[0], mSum1.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, H)
@@ -404,7 +406,7 @@ def alibi_attention_backward_stage3_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rSumOfRows1 = access.registers(mSumOfRows1, (vec, vectors, at_once))
+    rSum1 = access.registers(mSum1, (vec, vectors, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -412,7 +414,7 @@ def alibi_attention_backward_stage3_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iBQ = row
         early = rowwise.walked(how, row < BQ, H, first)
-        early.load(mSumOfRows1, (iBQ, 0), rSumOfRows1[None, None, u])
+        early.load(mSum1, (iBQ, 0), rSum1[None, None, u])
     for base in cutlass.range(part * rows_a_block, BQ, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -421,13 +423,13 @@ def alibi_attention_backward_stage3_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = alibi_attention_backward_stage3_chain(device.floats(rSumOfRows1[None, v, u]))
+                    column_sum_of = alibi_attention_backward_stage3_chain(device.floats(rSum1[None, v, u]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iBQ = row
             later = rowwise.walked(how, row < BQ, H, first)
-            later.load(mSumOfRows1, (iBQ, 0), rSumOfRows1[None, None, u])
+            later.load(mSum1, (iBQ, 0), rSum1[None, None, u])
     partials.begin_next()
     partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, H, per_row, how.ragged)
 
@@ -447,14 +449,14 @@ def alibi_attention_backward_stage3_finish(
 
 @cute.jit
 def alibi_attention_backward_stage3_launch(
-    stream: cuda.CUstream, mSumOfRows1: cute.Tensor, mDslopes: cute.Tensor, mColumnSumParts: cute.Tensor,
+    stream: cuda.CUstream, mSum1: cute.Tensor, mDslopes: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    H = mSumOfRows1.shape[1]
+    H = mSum1.shape[1]
     pieces = rowwise.pieces(how, H)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        alibi_attention_backward_stage3_kernel(mSumOfRows1, mDslopes, mColumnSumParts, how).launch(
+        alibi_attention_backward_stage3_kernel(mSum1, mDslopes, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
     blocks = partials.blocks_to_finish(mColumnSumParts, H)
@@ -464,9 +466,9 @@ def alibi_attention_backward_stage3_launch(
         )
 
 
-def alibi_attention_backward_stage3_xla(sum_of_rows1):
+def alibi_attention_backward_stage3_xla(sum1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dslopes = jnp.sum(sum_of_rows1, axis=(-3, -2), keepdims=True)
+    dslopes = jnp.sum(sum1, axis=(-3, -2), keepdims=True)
     return dslopes
 
 

@@ -313,7 +313,7 @@ def causal_attention_backward_stage2_full_chain(acc, dp, dlse, lse, row_max, row
 def causal_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, and the gradients of their products; without `masked`, where the mask holds."""
+    """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
     iQ = at.row
     dlse = device.full(at.vec, row[0][0])
     lse = device.full(at.vec, row[1][0])
@@ -363,14 +363,16 @@ def causal_attention_backward_stage2_launch(
     dq = attend.arranged(mDq, sizes, (3, 2, 0), 1)
     dk = attend.arranged(mDk, sizes, (None, 2, 0), 1)
     dv = attend.arranged(mDv, sizes, (None, 2, 0), 1)
-    sums = ()
+    along_rows = ()
+    along_columns = ()
+    pairs = ()
     statistics = (
         attend.by_row(mDlse, sizes, (2, 1, 0), 3), attend.by_row(mLse, sizes, (2, 1, 0), 3),
         attend.by_row(mRowMax, sizes, (3, 2, 0), 1), attend.by_row(mRowValue1, sizes, (3, 2, 0), 1),
         attend.by_row(mDelta, sizes, (3, 2, 0), 1),
     )
     attend.launch_backward(
-        stream, q, k, v, do, dq, dk, dv, sums, statistics, (mDq,),
+        stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(causal_attention_backward_stage2_slope, scale=scale),
         functools.partial(causal_attention_backward_stage2_tiles, scale=scale), how=how,
     )

@@ -123,27 +123,32 @@ def sigmoid_attention_backward_stage1_slope_chain(acc, dp, bias, q_document, k_d
     """The chain, on one vector of each operand."""
     t0 = q_document == k_document
     s = acc * scale + bias
-    t2, t3 = device.both_sigmoids(s, True)
-    t1 = t2
+    t4, t5 = device.both_sigmoids(s, True)
+    t1 = t4
     weights = device.where(t0, t1, 0.0)
-    slopes = scale * device.where(t0, dp, 0.0) * t1 * t3
-    return weights, slopes
+    t2 = device.where(t0, dp, 0.0)
+    t3 = t5
+    slopes = scale * t2 * t1 * t3
+    dbias_term = t2 * t1 * t3
+    return weights, slopes, dbias_term
 
 
 def sigmoid_attention_backward_stage1_full_chain(acc, dp, bias, scale):
     """The chain, on one vector of each operand."""
     s = acc * scale + bias
-    t1, t2 = device.both_sigmoids(s, True)
-    t0 = t1
+    t2, t3 = device.both_sigmoids(s, True)
+    t0 = t2
     weights = t0
-    slopes = scale * dp * weights * t2
-    return weights, slopes
+    t1 = t3
+    slopes = scale * dp * weights * t1
+    dbias_term = dp * weights * t1
+    return weights, slopes, dbias_term
 
 
 def sigmoid_attention_backward_stage1_slope(
     at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, and the gradients of their products; without `masked`, where the mask holds."""
+    """The weights of some scores, the gradients of their products, and terms of sums; without `masked`, where the mask holds."""
     mBias, mQDocument, mKDocument, _ = tensors
     row, = at.batch
     iQ = at.row
@@ -180,6 +185,7 @@ def sigmoid_attention_backward_stage1_launch(
     mDq: cute.Tensor,  # (rows, Q, D) T
     mDk: cute.Tensor,  # (rows, S, D) T
     mDv: cute.Tensor,  # (rows, S, D) T
+    mDbias: cute.Tensor,  # (Q, S) T
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -191,11 +197,13 @@ def sigmoid_attention_backward_stage1_launch(
     dq = attend.arranged(mDq, sizes, (0,), 1)
     dk = attend.arranged(mDk, sizes, (0,), 1)
     dv = attend.arranged(mDv, sizes, (0,), 1)
-    sums = ()
+    along_rows = ()
+    along_columns = ()
+    pairs = (attend.of_pairs(mDbias, sizes, (None,), 0, 1),)
     statistics = ()
     attend.launch_backward(
-        stream, q, k, v, do, dq, dk, dv, sums, statistics, (mBias, mQDocument, mKDocument, mDq,),
-        functools.partial(sigmoid_attention_backward_stage1_slope, scale=scale),
+        stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics,
+        (mBias, mQDocument, mKDocument, mDq,), functools.partial(sigmoid_attention_backward_stage1_slope, scale=scale),
         functools.partial(sigmoid_attention_backward_stage1_tiles, scale=scale), how=how,
     )
 

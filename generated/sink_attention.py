@@ -304,7 +304,7 @@ def sink_attention_backward_stage2_full_chain(acc, dp, m, row_value1, row_value2
 def sink_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, and the gradients of their products; without `masked`, where the mask holds."""
+    """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
     iQ = at.row
     m = device.full(at.vec, row[0][0])
     row_value1 = device.full(at.vec, row[1][0])
@@ -348,13 +348,15 @@ def sink_attention_backward_stage2_launch(
     dq = attend.arranged(mDq, sizes, (1, 0), 2)
     dk = attend.arranged(mDk, sizes, (1, 0), 2)
     dv = attend.arranged(mDv, sizes, (1, 0), 2)
-    sums = ()
+    along_rows = ()
+    along_columns = ()
+    pairs = ()
     statistics = (
         attend.by_row(mM, sizes, (1, 0), 2), attend.by_row(mRowValue1, sizes, (1, 0), 2),
         attend.by_row(mRowValue2, sizes, (1, 0), 2),
     )
     attend.launch_backward(
-        stream, q, k, v, do, dq, dk, dv, sums, statistics, (mDq,),
+        stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(sink_attention_backward_stage2_slope, scale=scale),
         functools.partial(sink_attention_backward_stage2_tiles, scale=scale), how=how,
     )

@@ -99,5 +99,5 @@ def window_backward(
     k, v, dk, dv = (grouped(m, sizes, True) for m in (mK, mV, mDk, mDv))
     base, delta, added = (by_row(m, sizes, (2, 1, 0), 3) for m in (mBase, mDelta, mSum))
     launch_backward(
-        stream, q, k, v, do, dq, dk, dv, (added,), (base, delta), (), window_slope(scale, width), window_tiles(width), how=how,
+        stream, q, k, v, do, dq, dk, dv, ((added,), (), ()), (base, delta), (), window_slope(scale, width), window_tiles(width), how=how,
     )  # fmt: skip

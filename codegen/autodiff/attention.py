@@ -4,7 +4,8 @@ The graph of the gradients is that of every op (`reverse.py`). Attention's kerne
 
     sum(dp * p, axis=S)     the weights times their gradients: it is sum(do * o) of a row, whose o the forward has
     values of rows          such as 1 / total: they are computed once, before
-    sums over S and Q       as in the gradient of a slope for each head: the kernel sums along rows, another one the rest
+    sums over S and Q       as in the gradient of a slope for each head: a kernel sums along rows, or, without S, along columns, and
+                            another one the rest. What has both Q and S, such as a bias, is a kernel of its own
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class _Cut:
         self.known |= {id(n): n for n in (self.first, self.dp)}
         self.base = dict(self.known)
         self.delta: Node | None = None
-        self.sums: dict[str, Node] = {}  # the terms of sums along rows, by output
+        self.sums: dict[str, Node] = {}  # the terms of sums along rows and columns, by output
+        self.along_rows: set[str] = set()  # of these, those along rows
+        self.pairs: dict[str, Node] = {}  # the terms of gradients with rows and columns, by output
 
     def gradient(self, output: Array) -> Node:
         """The value of an output."""
@@ -125,7 +128,10 @@ class _Cut:
                 continue
             args = [known[id(a)] for a in node.args]
             if node.op == "sum" and column in lost_axes(node):
-                known[id(node)] = self.summed(node, args[0])
+                known[id(node)] = self.summed(node)
+            elif node.op == "sum" and row in lost_axes(node) and column in node.dims:
+                rest = [axis for axis in lost_axes(node) if axis != row]
+                known[id(node)] = self.along(row, node.args[0], rest)
             elif node.op == "where" and id(node.args[0]) in conditions:
                 known[id(node)] = args[1]
             elif node.op == "div" and column in args[0].dims and column not in args[1].dims and row in args[1].dims:
@@ -152,7 +158,7 @@ class _Cut:
             left += node.args if node.op == "and" else ()
         return found
 
-    def summed(self, node: Node, term: Node) -> Node:
+    def summed(self, node: Node) -> Node:
         """A sum over S, and perhaps over more axes."""
         plan, lost = self.plan, lost_axes(node)
         (value,) = node.args
@@ -169,16 +175,25 @@ class _Cut:
                 dims = [axis for axis in plan.o.axes if axis != plan.value]
                 self.delta = self.graph.node("sum", (product,), (plan.value,), kind="float", dims=dims)
             return self.delta
+        return self.along(plan.column, value, [axis for axis in lost if axis != plan.column])
+
+    def along(self, axis: str, term: Node, rest: list[str]) -> Node:
+        """A sum of terms along rows, that is over S, or along columns, over Q; and over the `rest` of its axes."""
+        plan = self.plan
         _demand({*term.dims} == {*plan.batch, plan.row, plan.column})
-        name = fresh(self.taken, f"sum_of_rows{len(self.sums) + 1}")
+        shared = {a for a in plan.batch if a not in plan.k.axes} if axis == plan.row else set()
+        _demand(shared <= {*rest})  # where rows of k stay, all that share them are added up
+        name = fresh(self.taken, f"sum{len(self.sums) + 1}")
         self.taken.add(name)
-        self.sums[name] = value
-        dims = [axis for axis in term.dims if axis != plan.column]
+        self.sums[name] = term
+        if axis == plan.column:
+            self.along_rows.add(name)
+        dims = [a for a in term.dims if a != axis and a not in shared]
         leaf = self.graph.node("input", attr=Leaf(name), kind="float", dims=dims)
-        rest = tuple(axis for axis in lost if axis != plan.column)
-        if not rest:
+        left = tuple(a for a in rest if a not in shared)
+        if not left:
             return leaf
-        return self.graph.node("sum", (leaf,), rest, kind="float", dims=[a for a in dims if a not in rest])
+        return self.graph.node("sum", (leaf,), left, kind="float", dims=[a for a in dims if a not in left])
 
     def values_of_rows(self, roots: Iterable[Node]) -> list[Node]:
         """The largest values without S of which others with S are computed."""
@@ -200,16 +215,22 @@ class _Cut:
         results = {name: output for name, output, _ in self.reverse.results}
         rest: dict[str, Node] = {}
         for name, output in results.items():
-            if name not in own and (value := self.left(output)) is not None:
+            if name in own:
+                continue
+            if (term := self.pair(output)) is not None:
+                self.pairs[name] = term
+            elif (value := self.left(output)) is not None:
                 rest[output.name] = value
-        values = self.values_of_rows([weights, slopes, *map(self.rebuilt, self.sums.values())])
+        own_terms = [*self.sums.values(), *self.pairs.values()]
+        values = self.values_of_rows([weights, slopes, *map(self.rebuilt, own_terms)])
         reached = {id(n) for n in topological(rest.values())}
         if self.delta is not None and id(self.delta) in reached and self.delta not in values:
             values.append(self.delta)
         names = [fresh(self.taken, "delta" if n is self.delta else f"row_value{i}") for i, n in enumerate(values, 1)]
         leaves = {id(n): Leaf(name) for n, name in zip(values, names, strict=True)}
         made = [Array(name, "float32", self.dims(n)) for n, name in zip(values, names, strict=True)]
-        sums = [Array(name, "float32", self.dims(self.rebuilt(n))) for name, n in self.sums.items()]
+        sums = [Array(name, "float32", self.dims_of_sum(name)) for name in self.sums]
+        pairs = [results[name] for name in self.pairs]
         pool = [*self.reverse.cotangents.values(), *spec.outputs, *self.reverse.extra_outputs(self.saved), *made, *sums]
         ops: list[Op] = []
 
@@ -221,15 +242,18 @@ class _Cut:
             ops.append(one_kernel(spec_of(rows, made, {})))
         gradients = [results[name] for name in own]
         kernel = [Statement(g.name, None, self.rebuilt(self.gradient(g))) for g in gradients]
-        kernel += [Statement(name, None, self.summed_along(self.rebuilt(term))) for name, term in self.sums.items()]
-        ops.append(self.kernel(spec_of(kernel, [*gradients, *sums], leaves), gradients, sums, leaves))
+        kernel += [Statement(name, None, self.sum_of(name)) for name in self.sums]
+        kernel += [
+            Statement(results[name].name, None, self.rebuilt(self.gradient(results[name]))) for name in self.pairs
+        ]
+        ops.append(self.kernel(spec_of(kernel, [*gradients, *sums, *pairs], leaves), gradients, sums, pairs, leaves))
         for name, value in rest.items():
             last = derived(
                 spec_of([Statement(name, None, value)], [a for a in results.values() if a.name == name], leaves)
             )
             _demand(not isinstance(last.plan, Staged))
             ops.append(last)
-        kept = [*(g.name for g in gradients), *rest]
+        kept = [*(g.name for g in gradients), *(a.name for a in pairs), *rest]
         full = self.how.spec if len(kept) == len(results) else only(self.how.spec, kept)
         taken = {plan.o.name} - {a.name for a in full.inputs} if self.delta is not None else set()
         full = replace(full, inputs=(*full.inputs, *(a for a in spec.outputs if a.name in taken)))
@@ -247,15 +271,34 @@ class _Cut:
         sums = dict(self.sums)
         try:
             value = self.rebuilt(self.gradient(output))
-            _demand(not any(self.plan.column in n.dims or n.op == "contract" for n in topological([value])))
+            both = {self.plan.row, self.plan.column}
+            _demand(not any(both <= {*n.dims} or n.op == "contract" for n in topological([value])))
             return value
         except UserError:
             self.sums = sums
             return None
 
-    def summed_along(self, term: Node) -> Node:
-        axes = (self.plan.column,)
-        return self.graph.node("sum", (term,), axes, kind="float", dims=[a for a in term.dims if a not in axes])
+    def pair(self, output: Array) -> Node | None:
+        """The terms of a gradient with rows and columns, which may be a sum of them over axes of the batch; None of another one."""
+        plan, value = self.plan, self.gradient(output)
+        whole = {*plan.batch, plan.row, plan.column}
+        if not {plan.row, plan.column} <= {*output.axes} <= whole:
+            return None
+        term = value.args[0] if value.op == "sum" else value
+        summed = {*lost_axes(value)} if value.op == "sum" else set()
+        return term if {*term.dims} == whole and {*output.axes} == whole - summed else None
+
+    def sum_of(self, name: str) -> Node:
+        term, dims = self.rebuilt(self.sums[name]), [a for d in self.dims_of_sum(name) for a in d.names]
+        lost = tuple(a for a in term.dims if a not in dims)
+        return self.graph.node("sum", (term,), lost, kind="float", dims=dims)
+
+    def dims_of_sum(self, name: str) -> tuple[Axis, ...]:
+        plan = self.plan
+        like, axes = (
+            (plan.q, {*plan.batch, plan.row}) if name in self.along_rows else (plan.k, {*plan.batch, plan.column})
+        )
+        return tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in like.axes if a in axes)
 
     def dims(self, node: Node) -> tuple[Axis, ...]:
         """The axes of a value of rows, in the order of q's."""
@@ -279,7 +322,9 @@ class _Cut:
         )  # fmt: skip
         return derived_spec(own, f"{spec.path} (backward)", values, self.taken)
 
-    def kernel(self, spec: Spec, gradients: list[Array], sums: list[Array], leaves: Mapping[int, Leaf]) -> Op:
+    def kernel(
+        self, spec: Spec, gradients: list[Array], sums: list[Array], pairs: list[Array], leaves: Mapping[int, Leaf]
+    ) -> Op:
         """The op of attention's own kernels."""
         plan, dims = self.plan, self.plan.products[0].acc.dims
         acc, dp = (Array(fresh(self.taken, name), "float32", dims) for name in ("acc", "dp"))
@@ -289,14 +334,18 @@ class _Cut:
         )  # fmt: skip
         _demand(len(statistics) <= MOST_STATISTICS)
         given = [acc, dp, *statistics]
-        outputs = [Array(fresh(self.taken, name), "float32", dims) for name in ("weights", "slopes", *self.sums)]
+        sums = sorted(sums, key=lambda a: a.name not in self.along_rows)
+        called = ["weights", "slopes", *(f"{a.name}_term" for a in (*sums, *pairs))]
+        outputs = [Array(fresh(self.taken, name), "float32", dims) for name in called]
+        by_array = {a.name: n for n, a in zip(self.pairs.values(), pairs, strict=True)} | self.sums
         own = {**leaves, id(self.first): Leaf(acc.name), id(self.dp): Leaf(dp.name)}
 
         def slope(which: str, masked: bool) -> Part:
-            terms = [self.rebuilt(n, masked) for n in (self.weights, self.slopes, *self.sums.values())]
+            values = [self.weights, self.slopes, *(by_array[a.name] for a in (*sums, *pairs))]
+            terms = [self.rebuilt(n, masked) for n in values]
             statements = tuple(Statement(a.name, None, n) for a, n in zip(outputs, terms, strict=True))
-            values = Values(statements, self.graph.calls, self.reverse.named, own)
-            return part_of(spec, which, values, given, outputs, self.taken, plan.q.dtype)
+            found = Values(statements, self.graph.calls, self.reverse.named, own)
+            return part_of(spec, which, found, given, outputs, self.taken, plan.q.dtype)
 
         planner = Whole(spec, spec.read.statements)
         groups = tuple(Group("rows" if axis == ROWS else axis, (axis,)) for axis in planner.axes)
@@ -318,7 +367,9 @@ class _Cut:
             stores=tuple(planner.store(s, tokens, groups, names, lambda _: "gather") for s in spec.read.statements
                          if s.name in {a.name for a in spec.outputs}),
             extremes=(), factors=(plan.q, plan.k, plan.v, do), gradients=(dq, dk, dv), slope=slope("slope", True),
-            unmasked=slope("full", False) if plan.condition is not None else None, statistics=statistics, sums=tuple(sums),
+            unmasked=slope("full", False) if plan.condition is not None else None, statistics=statistics,
+            along_rows=tuple(a for a in sums if a.name in self.along_rows),
+            along_columns=tuple(a for a in sums if a.name not in self.along_rows), pairs=tuple(pairs),
         )  # fmt: skip
         return Op(spec, spec.read.statements, Reference(()), found)
 

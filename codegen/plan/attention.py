@@ -186,10 +186,11 @@ class AttentionBackward(AttentionPlan):
     """The plan of the gradients of q, k and v, from that of o. A kernel whose tiles of k and v stay computes
 
         s = q @ k, dp = do @ v      again
-        p, ds = slope(s, dp, row)   the weights, and the gradients of s; also the terms of `sums`
+        p, ds = slope(s, dp, row)   the weights, and the gradients of s; also the terms of sums
         dv = p @ do, dk = ds @ q    over Q, and over axes of the batch that k and v lack
 
-    and one whose tiles of q stay dq = ds @ k, over S, and the sums along rows (Dao et al., arXiv:2205.14135, section B.2).
+    and one whose tiles of q stay dq = ds @ k, over S, and the sums along rows (Dao et al., arXiv:2205.14135, section B.2). A value with
+    rows and columns has a kernel of its own.
     """
 
     factors: tuple[Array, Array, Array, Array]  # q, k, v, do
@@ -197,11 +198,13 @@ class AttentionBackward(AttentionPlan):
     slope: Part
     unmasked: Part | None  # the slope where the mask holds everywhere; None without a mask
     statistics: tuple[Array, ...]  # float32 values of rows, which the slope takes
-    sums: tuple[Array, ...]  # outputs: sums along the rows of scores
+    along_rows: tuple[Array, ...]  # outputs: sums along the rows of scores
+    along_columns: tuple[Array, ...]  # sums along their columns, and over axes of the batch that k lacks
+    pairs: tuple[Array, ...]  # values with rows and columns, summed over axes of the batch
 
     @property
     def kernels(self) -> int:
-        return 2
+        return 2 + len(self.pairs)
 
     @property
     def v(self) -> Array:
@@ -213,8 +216,8 @@ class AttentionBackward(AttentionPlan):
 
     @property
     def whole(self) -> frozenset[str]:
-        lacking = {axis for axis in self.batch if axis not in self.factors[1].axes}
-        return super().whole | {self.row} | lacking
+        summed = {axis for a in (self.factors[1], *self.pairs) for axis in self.batch if axis not in a.axes}
+        return super().whole | {self.row} | summed
 
     def on_hopper(self, d: int, e: int) -> AttentionLaunch | None:
         """Shared memory has two tiles that stay, and two stages of those that pass; a consumer's registers have two products, their

@@ -53,9 +53,10 @@ class TiledContext(Context):
         place = next(i for i, g in enumerate(self.attention.groups) if g.axes == (axis,))
         return tokens.index(place) if place in tokens else None
 
-    def arranged(self, array: Array, row: str, function: str = "arranged") -> str:
+    def arranged(self, array: Array, row: str, function: str = "arranged", *more: str) -> str:
         modes = tuple_text(str(self.mode(array, axis)) for axis in self.batch) if self.batch else "(None,)"
-        return f"attend.{function}({self.tensors[array.name]}, sizes, {modes}, {self.mode(array, row)})"
+        others = "".join(f", {self.mode(array, axis)}" for axis in (row, *more))
+        return f"attend.{function}({self.tensors[array.name]}, sizes, {modes}{others})"
 
     def sizes(self, q: Array) -> str:
         """The sizes of the batch's axes."""
@@ -134,7 +135,8 @@ class AttentionBackwardContext(TiledContext):
     def others(self) -> list[str]:
         """The tensors that the generated functions take, and dq for its type."""
         plan = self.attention
-        taken = {self.tensors[a.name] for a in (*plan.factors, *plan.gradients[1:], *plan.statistics, *plan.sums)}
+        sums = (*plan.along_rows, *plan.along_columns, *plan.pairs)
+        taken = {self.tensors[a.name] for a in (*plan.factors, *plan.gradients[1:], *plan.statistics, *sums)}
         return [t.name for t in self.tensor_lines() if t.name not in taken]
 
     @property
@@ -147,16 +149,22 @@ class AttentionBackwardContext(TiledContext):
         full = PartContext(self, plan.unmasked) if plan.unmasked is not None else None
         tiles = self.tiles()
 
-        def of_rows(arrays: tuple[Array, ...]) -> str:
-            return tuple_text(self.arranged(a, plan.row, "by_row") for a in arrays) if arrays else "()"
+        def several(arrays: tuple[Array, ...], row: str, function: str = "by_row", *more: str) -> str:
+            found = [self.arranged(a, row, function, *more) for a in arrays]
+            return tuple_text(found) if found else "()"
 
         named = zip(("q", "k", "v", "do", "dq", "dk", "dv"), plan.vectors, strict=True)
         arrays = [f"{n} = {self.arranged(a, plan.row if plan.row in a.axes else plan.column)}" for n, a in named]
-        arrays += [f"sums = {of_rows(plan.sums)}", f"statistics = {of_rows(plan.statistics)}"]
+        arrays += [
+            f"along_rows = {several(plan.along_rows, plan.row)}",
+            f"along_columns = {several(plan.along_columns, plan.column)}",
+            f"pairs = {several(plan.pairs, plan.row, 'of_pairs', plan.column)}",
+            f"statistics = {several(plan.statistics, plan.row)}",
+        ]
         return AttentionBackwardKernel(
             chains=[c.named_chain() for c in (slope, full) if c is not None],
             products=", ".join(slope.given()[:2]),
-            more=", the terms of sums along rows" if plan.sums else "",
+            more=", and terms of sums" if plan.along_rows or plan.along_columns or plan.pairs else "",
             static=self.static_hints,
             slope=slope.function([full] if full else []),
             full=full.function([]) if full else None,

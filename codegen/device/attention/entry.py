@@ -77,7 +77,8 @@ def launch_backward(
 
     q, do, dq: (L, Q, D or E), k, v, dk, dv: (L, S, D or E), as `arranged` makes them, of one 16-bit type. Axes of the batch that
         k lacks, v, dk and dv lack too: dk and dv are sums over them.
-    sums: float32 (L, Q): of the other values that `slope` gives, along each row of scores.
+    sums: of the other values that `slope` gives, in this order: float32 (L, Q), along each row of scores; float32 (L, S), as k, along
+        each column, and over the axes of the batch that k lacks; (L, Q, S), over the axes of the batch that they lack.
     statistics: float32 (L, Q): what `slope` needs of rows, such as their logsumexp and their sums of o * do.
     tensors: the chain's other arrays and parameters.
     slope: (at: Scores, s, dp, row, tensors, masked) -> the weights, the gradients of the products s, and the terms of `sums`, from
@@ -98,3 +99,13 @@ def by_row(tensor: cute.Tensor, sizes: tuple[Any, ...], batch: tuple[int | None,
     return cute.make_tensor(
         tensor.iterator, cute.make_layout(shape, stride=(strides, vectors.compact_stride(tensor, row)))
     )
+
+
+def of_pairs(
+    tensor: cute.Tensor, sizes: tuple[Any, ...], batch: tuple[int | None, ...], row: int, column: int
+) -> cute.Tensor:
+    """A compact tensor of one value a score as (batch, rows, columns): as in `arranged`."""
+    strides = tuple(0 if mode is None else vectors.compact_stride(tensor, mode) for mode in batch)
+    shape = (sizes, tensor.shape[row], tensor.shape[column])
+    own = vectors.compact_stride(tensor, row), vectors.compact_stride(tensor, column)
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=(strides, *own)))

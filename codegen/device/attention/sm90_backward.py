@@ -23,7 +23,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
-from codegen.device.attention import hopper
+from codegen.device.attention import hopper, sm80_backward
 from codegen.device.attention.batches import store_sum
 from codegen.device.attention.hopper import CONSUMERS, HELD, WARPGROUP
 from codegen.device.attention.scores import Scores
@@ -40,7 +40,7 @@ def launch(
     dq: cute.Tensor,
     dk: cute.Tensor,
     dv: cute.Tensor,
-    sums: tuple[cute.Tensor, ...],
+    sums: tuple[tuple[cute.Tensor, ...], ...],
     statistics: tuple[cute.Tensor, ...],
     tensors: tuple,
     slope: Callable[..., Any],
@@ -55,23 +55,28 @@ def launch(
     """
     factors = q, k, v, do
     functions, sizes = (slope, tiles), (q.shape[1], k.shape[1])
-    launch_keys(stream, factors, (dk, dv), statistics, tensors, functions, sizes, how)
-    launch_queries(stream, factors, (dq, sums), statistics, tensors, functions, sizes, how)
+    along_rows, along_columns, pairs = sums
+    counts = len(along_rows), len(along_columns)
+    launch_keys(stream, factors, (dk, dv, along_columns, 2 + counts[0]), statistics, tensors, functions, sizes, how)
+    launch_queries(stream, factors, (dq, along_rows), statistics, tensors, functions, sizes, how)
+    sm80_backward.launch_pairs(stream, factors, pairs, statistics, tensors, functions, sum(counts), how)
 
 
 def launch_keys(
     stream: Any, factors: tuple, gradients: tuple, statistics: tuple, tensors: tuple, functions: tuple, sizes: tuple,
     how: AttentionLaunch,
 ) -> None:  # fmt: skip
-    """Compute the gradients of k and v."""
+    """Compute the gradients of k and v, and sums along rows of k; `gradients` has these, and which of the slope's results they add."""
     q, k, v, do = factors
     batches, columns = q.shape[0], (how.d, how.e)
     loads, layouts = _prepare((k, v), (q, do), columns, how.tile_m, how.stages)
     mmas = hopper.products(q.element_type, how.tile_m), *(hopper.weighted(q.element_type, c) for c in columns)
     lacking = batches_of.lacking(k.stride[0])
     count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
+    *made, term = gradients
+    functions = (*functions, term)
     _keys(
-        loads, layouts, mmas, (gradients, statistics, tensors), sizes, batches, count, lacking, functions, how
+        loads, layouts, mmas, (tuple(made), statistics, tensors), sizes, batches, count, lacking, functions, how
     ).launch(
         grid=(cutlass.min(count, how.processors), 1, 1),
         block=(hopper.THREADS, 1, 1),
@@ -128,12 +133,12 @@ def _keys(
     loads: tuple,  # of k, v, q and do: TMA's copies, and tensors of coordinates
     layouts: tuple,
     mmas: tuple,  # the first products; those of dk and of dv
-    memory: tuple,  # dk and dv; the statistics of rows; the operands of the functions
+    memory: tuple,  # dk, dv and sums; the statistics of rows; the operands of the functions
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
     work: cutlass.Int32,  # tiles of k
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch k and v lack
-    functions: cutlass.Constexpr,  # slope, tiles
+    functions: cutlass.Constexpr,  # slope, tiles, and the first of the slope's results that is summed
     how: cutlass.Constexpr[AttentionLaunch],
 ):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -219,6 +224,8 @@ def _consume_keys(
     (s, acc_s), (dp, acc_dp) = hopper.accumulators(wide), hopper.accumulators(wide)
     (dk, acc_dk), (dv, acc_dv) = hopper.accumulators(how.d), hopper.accumulators(how.e)
     (p, a_p), (ds, a_ds) = hopper.factor(wide, dtype), hopper.factor(wide, dtype)
+    sums = memory[0][2]
+    added = cute.make_rmem_tensor((2, max(1, len(sums))), Float32)
     lane = cute.arch.lane_idx()
     signals = lane == 0
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -231,6 +238,7 @@ def _consume_keys(
         row = tile * HELD + own_row
         dk.fill(0.0)
         dv.fill(0.0)
+        added.fill(0.0)
         cute.arch.mbarrier_wait(held_ring[0], turn & 1)
         for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
             here = batches_of.sharer(which, places, batches, lacking)
@@ -245,7 +253,7 @@ def _consume_keys(
                 warpgroup.wait_group(0)
                 place = here, row, walk[3] * wide + own_column
                 near = numbers[None, None, at].iterator.toint() + own_column * 4
-                _slope_keys(s, dp, place, near, hopper.is_plain(walk), sizes, memory, functions, how)
+                _slope_keys(s, dp, added, place, near, hopper.is_plain(walk), sizes, memory, functions, how)
                 hopper.rounded(s, p, dtype)
                 hopper.rounded(dp, ds, dtype)
                 warpgroup.fence()
@@ -261,27 +269,29 @@ def _consume_keys(
             there = row + 8 * r < sizes[1]
             hopper.store(dk, memory[0][0], places, row + 8 * r, own_column, there, r)
             hopper.store(dv, memory[0][1], places, row + 8 * r, own_column, there, r)
+            for n in cutlass.range_constexpr(len(sums)):
+                store_sum(added[r, n], sums[n], places, row + 8 * r, sizes[1])
         turn += 1
         index = hopper.next_tile(turn)
 
 
 @cute.jit
 def _slope_keys(
-    s: cute.Tensor, dp: cute.Tensor, place: tuple, near: cutlass.Int32, plain: cutlass.Boolean, sizes: tuple, memory: tuple,
-    functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+    s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, place: tuple, near: cutlass.Int32, plain: cutlass.Boolean, sizes: tuple,
+    memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """Replace products with weights and their gradients: a column of accumulators is a row of q, with two rows of k."""
     if plain:
         for j in cutlass.range_constexpr(how.tile_m // 8):
-            _slope_column(s, dp, j, place, near, sizes, memory, functions, how, False)
+            _slope_column(s, dp, added, j, place, near, sizes, memory, functions, how, False)
     else:
         for j in cutlass.range_constexpr(how.tile_m // 8):
-            _slope_column(s, dp, j, place, near, sizes, memory, functions, how, True)
+            _slope_column(s, dp, added, j, place, near, sizes, memory, functions, how, True)
 
 
 def _slope_column(
-    s: cute.Tensor, dp: cute.Tensor, j: int, place: tuple, near: Int32, sizes: tuple, memory: tuple, functions: tuple,
-    how: AttentionLaunch, masked: bool,
+    s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, j: int, place: tuple, near: Int32, sizes: tuple, memory: tuple,
+    functions: tuple, how: AttentionLaunch, masked: bool,
 ) -> None:  # fmt: skip
     places, row, column = place
     _, statistics, tensors = memory
@@ -293,9 +303,14 @@ def _slope_column(
         for r in range(2):
             a[r], b[r] = s[c, r, j], dp[c, r, j]
         given = tuple(cute.full((1,), words[c].bitcast(Float32), Float32) for words in held)
-        weights, gradients, *_ = functions[0](at, a.load(), b.load(), given, tensors, masked)
-        a.store(weights)
-        b.store(gradients)
+        made = functions[0](at, a.load(), b.load(), given, tensors, masked)
+        a.store(made[0])
+        b.store(made[1])
+        for n in range(len(memory[0][2])):
+            term = cute.make_rmem_tensor((2,), Float32)
+            term.store(made[functions[2] + n])
+            for r in range(2):
+                added[r, n] += cutlass.select_(here < sizes[0], term[r], Float32(0.0)) if masked else term[r]
         for r in range(2):
             outside = Float32(0.0)
             s[c, r, j] = cutlass.select_(here < sizes[0], a[r], outside) if masked else a[r]
@@ -455,13 +470,13 @@ def _slope_row(
     columns = hopper.columns_of(column, cute.size(a))
     at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
     given = tuple(cute.full((1,), Float32(held[r, n]), Float32) for n in range(len(statistics)))
-    _, gradients, *terms = functions[0](at, a.load(), b.load(), given, tensors, masked)
-    b.store(gradients)
+    made = functions[0](at, a.load(), b.load(), given, tensors, masked)
+    b.store(made[1])
     if masked:
         for i, here in enumerate(columns):
             b[i] = cutlass.select_(here < sizes[1], b[i], Float32(0.0))
     hopper.put_row(b, dp, r)
-    for n, term in enumerate(terms):
-        a.store(term)
+    for n in range(len(memory[0][1])):
+        a.store(made[2 + n])
         for i, here in enumerate(columns):
             added[r, n] += cutlass.select_(here < sizes[1], a[i], Float32(0.0)) if masked else a[i]

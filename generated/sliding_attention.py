@@ -49,14 +49,14 @@ def sliding_attention_score_chain(acc, index_s, index_q, scale, cap, window):
     """The chain, on one vector of each operand."""
     scores = device.where(
         (index_s <= index_q) & (index_q - index_s < window),
-        cap * device.tanh(device.divide_by_shared(acc * scale, cap, True), True), -float("inf"),
+        cap * device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True), -float("inf"),
     )
     return scores
 
 
 def sliding_attention_full_chain(acc, scale, cap):
     """The chain, on one vector of each operand."""
-    scores = cap * device.tanh(device.divide_by_shared(acc * scale, cap, True), True)
+    scores = cap * device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True)
     return scores
 
 
@@ -133,14 +133,14 @@ def sliding_attention_forward_score_chain(acc, index_s, index_q, scale, cap, win
     """The chain, on one vector of each operand."""
     scores = device.where(
         (index_s <= index_q) & (index_q - index_s < window),
-        cap * device.tanh(device.divide_by_shared(acc * scale, cap, True), True), -float("inf"),
+        cap * device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True), -float("inf"),
     )
     return scores
 
 
 def sliding_attention_forward_full_chain(acc, scale, cap):
     """The chain, on one vector of each operand."""
-    scores = cap * device.tanh(device.divide_by_shared(acc * scale, cap, True), True)
+    scores = cap * device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True)
     return scores
 
 

@@ -225,6 +225,31 @@ class PartContext(ElementwiseContext):
 
     # The chain
 
+    def own_forms(self) -> dict[int, str]:
+        """Of scores that are exponents, those whose absolute error counts."""
+        exponents = isinstance(self.attention, Attention) and self.attention.rows_part is not None and not self.of_rows
+        return dict.fromkeys(self.terms_of_scores(), "device.tanh_term({0}, {approx})") if exponents else {}
+
+    def terms_of_scores(self) -> set[int]:
+        """The identities of hyperbolic tangents that reach the scores by sums, and by products with numbers, alone."""
+        users: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            for argument in node.args:
+                users.setdefault(id(argument), []).append(node)
+
+        def linear(node: Node, user: Node) -> bool:
+            others = [a for a in user.args if a is not node]
+            if user.op in ("mul", "div"):
+                return len(others) == 1 and not others[0].dims and (user.op == "mul" or user.args[0] is node)
+            return user.op in ("add", "sub", "neg") or (user.op == "where" and user.args[0] is not node)
+
+        terms = {id(s.value) for s in self.statements}
+        for node in reversed(self.nodes):
+            used = users.get(id(node), [])
+            if used and all(id(user) in terms and linear(node, user) for user in used):
+                terms.add(id(node))
+        return {id(n) for n in self.nodes if n.op == "tanh" and id(n) in terms}
+
     def named_chain(self) -> Chain:
         return replace(self.chain(), name=f"{self.spec.op}_chain")
 

@@ -141,7 +141,7 @@ class Context:
             "cute", self.leaves(), self.compute(), f"cutlass.{self.integer}", types, approx,
             self.spec.math == "precise", self.spec.math == "fast", self.like(), approx_of=self.approximations()[0],
             tables=self.tables(),
-            written=self.cheaper() | dict.fromkeys(self.terms(), "device.exp_term({0}, {approx})"),
+            written=self.cheaper() | self.own_forms() | dict.fromkeys(self.terms(), "device.exp_term({0}, {approx})"),
             rounding=self.rounding, innermost=self.spec.axes[-1] if self.spec.axes else "",
         )  # fmt: skip
 
@@ -216,6 +216,10 @@ class Context:
             elif node.op == "ldexp" and ranges.is_within(known[id(node.args[1])], ranges.POWERS):
                 found[id(node)] = "device.ldexp_near({0}, {1}, {floating})"
         return found
+
+    def own_forms(self) -> dict[int, str]:
+        """The text of operations that this kind of kernel writes in its own way."""
+        return {}
 
     def terms(self) -> set[int]:
         """The identities of exponentials that only a sum following their maximum needs: the largest is 1."""

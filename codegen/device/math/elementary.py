@@ -111,6 +111,13 @@ def tanh(x: Vector, approx: bool) -> Vector:
     return where(size < 0.08, near, each(_with_sign_of, far, x))
 
 
+def tanh_term(x: Vector, approx: bool) -> Vector:
+    """tanh(x) as a term of an exponent; approximately within an absolute error of 2**-21, which is no relative one near zero."""
+    if not approx or x.dtype is not Float32:
+        return tanh(x, approx)
+    return fma(rcp(cute.math.exp2(x * (2 * _LOG2E), fastmath=True) + 1.0), -2.0, 1.0)
+
+
 def _with_sign_of(size: Float32, x: Float32) -> Float32:
     return cute.math.copysign(size, x)
 

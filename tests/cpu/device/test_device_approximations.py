@@ -1,5 +1,7 @@
 """The approximations of device functions, interpreted in float32 (`math: fast` requests them), against float64."""
 
+import textwrap
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -285,3 +287,30 @@ def test_quotients_by_what_is_never_small_or_large(tmp_path, by):
     number = np.float32(3) + s[0] if "abs" in by else np.float32(float(by))
     got = np.asarray(op(jnp.asarray(x), jnp.asarray(s), implementation="interpret"))
     check_quotients(got, x, np.full_like(x, number))
+
+
+def test_a_hyperbolic_tangent_as_a_term_of_an_exponent(tmp_path):
+    """Attention's scores under a soft cap: exp(cap * tanh(x / cap)), whose error is absolute."""
+    text = """
+    op: capped
+    summary: Made here.
+    types: {T: [bfloat16]}
+    inputs: {q: "T[Q, D]", k: "T[S, D]", v: "T[S, E]"}
+    outputs: {o: "T[Q, E]", lse: "float32[Q]"}
+    chain: |
+      s = 40 * tanh(q @ k / 40)
+      o = softmax(s, axis=S) @ v
+      lse = logsumexp(s, axis=S)
+    reference: |
+      o = q
+      lse = q[:, 0]
+    """
+    text = textwrap.dedent(text)
+    op = make_op(tmp_path, text)
+    assert "tanh_term" in render_op(read_op("capped.yaml", text.encode()))
+    x = np.array([-400, -90, -30, -4, -0.5, -0.01, 0, 0.003, 0.3, 5, 33, 80, 1000], np.float32)
+    q = jnp.zeros((len(x), 8), jnp.bfloat16).at[:, 0].set(jnp.asarray(x, jnp.bfloat16))
+    k = jnp.zeros((1, 8), jnp.bfloat16).at[0, 0].set(1)
+    got = op(q, k, jnp.ones((1, 8), jnp.bfloat16), implementation="interpret").lse  # of a single column: its score
+    exact = 40 * np.tanh(np.asarray(q[:, 0], np.float64) / 40)
+    np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2.0**-22, atol=40 * 2.0**-21)

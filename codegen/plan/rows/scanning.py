@@ -83,9 +83,6 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
     if reduced := [n for n in planner.nodes if n.op in REDUCTIONS]:
         hint = "give each an op of its own"
         raise SpecError([planner.error_in_chain(reduced[0], "a kernel that scans does not reduce", hint)])
-    if read := [n for n in planner.nodes if n.op == "shift"]:
-        hint = "make two ops: one that shifts, one that scans"
-        raise SpecError([planner.error_in_chain(read[0], "a kernel that scans reads no neighbours", hint)])
     for other in scans:
         if (along_of(other).axis, along_of(other).reverse) != (along.axis, along.reverse):
             message = "a kernel scans along one axis, in one direction"

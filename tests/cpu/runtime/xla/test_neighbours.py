@@ -32,6 +32,12 @@ OPS = {
         "c = jnp.pad(jnp.broadcast_to(b, (x.shape[1],)), (1, 0), constant_values=3)[:x.shape[1], None]; "
         "y = jnp.concatenate([a[:, :, 1::2], x[:, :, ::2] + c], -1)",
     ),
+    "scanned": spec_text(
+        "x: float32[B, S]", "y: float32[B, S]",
+        "y = cumsum(tanh(shift(x, axis=S, by=2)) - shift(x, axis=B, by=-1, fill=1), axis=S, reverse=true)",
+        "a = jnp.pad(x, ((0, 0), (2, 0)))[:, :x.shape[1]]; b = jnp.pad(x, ((0, 1), (0, 0)), constant_values=1)[1:]; "
+        "y = jnp.cumsum((jnp.tanh(a) - b)[:, ::-1], 1)[:, ::-1]",
+    ),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import ast
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from codegen.errors import UserError, known, shown
 from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, dtypes_of
@@ -16,11 +16,14 @@ from codegen.language.formula.operations import NUMBER, Operations, with_article
 from codegen.language.statements import Placed, together
 from codegen.spec.spec import Array
 
+Drawn = TypeVar("Drawn")
 Given: TypeAlias = Mapping[str, ast.expr]  # the arguments of a call, by the names of the parameters
 
 FARTHEST = 1024  # places that `shift` reaches
 EVERY_AXIS = ast.Constant(None)  # a draw's axes where a call names none
-ULP = 2.0**-23  # of float32 from 1 to 2: the distance of uniform numbers
+WIDTHS = {"uint8": 8, "uint16": 16, "uint32": 32}  # bits of a draw
+# Uniform numbers as jax.random makes them: the lowest bits of a draw, and how many of these, from the top, are the fraction
+FRACTIONS = {"bfloat16": (8, 7), "float16": (16, 10), "float32": (32, 23)}
 WAYS = ("set", "add", "max", "min")  # of `put`
 
 
@@ -173,9 +176,28 @@ def _normal(own: Operations, tree: ast.Call, given: Given) -> Node:
 
 
 def _uniform(own: Operations, tree: ast.Call, given: Given) -> Node:
-    """The upper 23 bits, as a fraction."""
-    upper = own.apply(tree, "shr", [_bits(own, tree, given), own.graph.const(9)])
-    return own.apply(tree, "mul", [own.to_float(upper), own.graph.const(ULP)])
+    """The upper bits of a draw, as a fraction."""
+    width, digits = _drawn_type(own, given, FRACTIONS)
+    upper = own.apply(tree, "shr", [_lowest(own, tree, given, width), own.graph.const(width - digits)])
+    return own.apply(tree, "mul", [own.to_float(upper), own.graph.const(2.0**-digits)])
+
+
+def _narrow_bits(own: Operations, tree: ast.Call, given: Given) -> Node:
+    return _lowest(own, tree, given, _drawn_type(own, given, WIDTHS))
+
+
+def _lowest(own: Operations, tree: ast.Call, given: Given, width: int) -> Node:
+    """The lowest bits of a draw of 32."""
+    drawn = _bits(own, tree, given)
+    return drawn if width == 32 else own.apply(tree, "and", [drawn, own.graph.const(2**width - 1)])
+
+
+def _drawn_type(own: Operations, given: Given, types: Mapping[str, Drawn]) -> Drawn:
+    dtype = given.get("dtype", ast.Name(list(types)[-1]))
+    if not isinstance(dtype, ast.Name) or dtype.id not in types:
+        message = f"{shown(ast.unparse(dtype))} is not a type of these random numbers"
+        raise own.fail(dtype, message, f"it is {', '.join(list(types)[:-1])} or {list(types)[-1]}")
+    return types[dtype.id]
 
 
 def _bits(own: Operations, tree: ast.Call, given: Given) -> Node:
@@ -294,8 +316,8 @@ OWN = {
     "take": Form(_take, ("table", "i", "axis")),
     "put": Form(_put, ("table", "value", "i", "axis", "how"), {"how": ast.Name("set")}),
     "shift": Form(_shift, ("x", "axis", "by", "fill"), {"by": ast.Constant(1), "fill": ast.Constant(0)}),
-    "bits": Form(_bits, ("key", "axes"), DRAWN),
-    "uniform": Form(_uniform, ("key", "axes"), DRAWN),
+    "bits": Form(_narrow_bits, ("key", "axes", "dtype"), {**DRAWN, "dtype": ast.Name("uint32")}),
+    "uniform": Form(_uniform, ("key", "axes", "dtype"), {**DRAWN, "dtype": ast.Name("float32")}),
     "normal": Form(_normal, ("key", "axes"), DRAWN),
     "bernoulli": Form(_bernoulli, ("key", "p", "axes"), DRAWN),
 }

@@ -33,6 +33,22 @@ def test_bits_are_those_of_jax(tmp_path, implementation):
 
 
 @pytest.mark.parametrize("implementation", ["interpret", "xla"])
+def test_narrow_draws_are_those_of_jax(tmp_path, implementation):
+    op = make_op(tmp_path, spec_text(
+        "x: float32[N]; key: uint32[2]", "a: uint16[N]; b: uint8[N]; h: float16[N]; y: bfloat16[N]",
+        "a = bits(key, dtype=uint16); b = bits(key, dtype=uint8); h = uniform(key, dtype=float16) + 0 * x; "
+        "y = uniform(key, dtype=bfloat16)",
+        "n = x.shape; a = jax.random.bits(key, n, 'uint16'); b = jax.random.bits(key, n, 'uint8'); "
+        "h = jax.random.uniform(key, n, 'float16'); y = jax.random.uniform(key, n, 'bfloat16')",
+    ))  # fmt: skip
+    got = op(jnp.zeros(300), KEY, implementation=implementation)
+    np.testing.assert_array_equal(got.a, jax.random.bits(KEY, (300,), "uint16"))
+    np.testing.assert_array_equal(got.b, jax.random.bits(KEY, (300,), "uint8"))
+    np.testing.assert_array_equal(got.h, jax.random.uniform(KEY, (300,), "float16"))
+    np.testing.assert_array_equal(got.y, jax.random.uniform(KEY, (300,), "bfloat16"))
+
+
+@pytest.mark.parametrize("implementation", ["interpret", "xla"])
 def test_normal_numbers_are_those_of_jax_but_for_the_last_bits(implementation):
     zero = jnp.zeros((8, 256))
     got = generated.gaussian_sample(zero, zero, KEY, implementation=implementation)

@@ -10,12 +10,12 @@ The graph of the gradients is that of every op (`reverse.py`). Attention's kerne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.autodiff.shifts import shifts
-from codegen.errors import UserError
+from codegen.errors import SpecError, UserError
 from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
@@ -162,25 +162,15 @@ class _Cut:
         """A sum over S, and perhaps over more axes."""
         plan, lost = self.plan, lost_axes(node)
         (value,) = node.args
-        if (
-            lost == (plan.column,)
-            and value.op == "mul"
-            and {id(a) for a in value.args} == {id(self.dp), id(self.weights)}
-        ):
-            if self.delta is None:
-                both = [
-                    self.graph.node("input", attr=Leaf(a.name), kind="float", dims=a.axes) for a in (self.do, plan.o)
-                ]
-                product = self.graph.node("mul", tuple(both), kind="float", dims=plan.o.axes)
-                dims = [axis for axis in plan.o.axes if axis != plan.value]
-                self.delta = self.graph.node("sum", (product,), (plan.value,), kind="float", dims=dims)
-            return self.delta
+        if lost == (plan.column,) and (powers := self.times_delta(value)) is not None:
+            return self.scaled(self.made_delta(), powers)
         return self.along(plan.column, value, [axis for axis in lost if axis != plan.column])
 
     def along(self, axis: str, term: Node, rest: list[str]) -> Node:
         """A sum of terms along rows, that is over S, or along columns, over Q; and over the `rest` of its axes."""
         plan = self.plan
         _demand({*term.dims} == {*plan.batch, plan.row, plan.column})
+        _demand(not self.uses_sums([self.rebuilt(term)]))  # which the same kernels give
         shared = {a for a in plan.batch if a not in plan.k.axes} if axis == plan.row else set()
         _demand(shared <= {*rest})  # where rows of k stay, all that share them are added up
         name = fresh(self.taken, f"sum{len(self.sums) + 1}")
@@ -195,15 +185,76 @@ class _Cut:
             return leaf
         return self.graph.node("sum", (leaf,), left, kind="float", dims=[a for a in dims if a not in left])
 
+    def times_delta(self, value: Node) -> dict[int, tuple[Node, int]] | None:
+        """The values of rows, and their powers, by which a sum of `value` along S is a multiple of sum(do * o); None if it is not
+        one, or if it would divide by a value by which the chain does not: that may be zero."""
+        inner, powers = self.factored(value)
+        own, already = self.factored(self.weights)
+        if sorted(inner) != sorted([*own, id(self.dp)]):
+            return None
+        found = dict(powers)
+        for key, (node, power) in already.items():
+            left = found.get(key, (node, 0))[1] - power
+            if left < min(powers.get(key, (node, 0))[1], 0):
+                return None
+            found[key] = node, left
+        return {key: pair for key, pair in found.items() if pair[1]}
+
+    def factored(self, value: Node) -> tuple[list[int], dict[int, tuple[Node, int]]]:
+        """The factors of a product: the identities of those along S; values without S with their powers, by identity."""
+        inner: list[int] = []
+        powers: dict[int, tuple[Node, int]] = {}
+
+        def add(node: Node, power: int) -> None:
+            if node.op in ("mul", "div") and (power > 0 or self.plan.column not in node.dims):
+                left, right = node.args
+                if node.op == "mul" or self.plan.column not in right.dims:
+                    add(left, power)
+                    add(right, power if node.op == "mul" else -power)
+                    return
+            if self.plan.column in node.dims:
+                inner.append(id(node))
+            elif node.op == "reciprocal":
+                add(node.args[0], -power)
+            else:
+                powers[id(node)] = node, powers.get(id(node), (node, 0))[1] + power
+
+        add(value, 1)
+        return inner, powers
+
+    def scaled(self, value: Node, powers: Mapping[int, tuple[Node, int]]) -> Node:
+        """A value times others to their powers."""
+        for node, power in powers.values():
+            other = self.rebuilt(node)
+            for _ in range(abs(power)):
+                dims = (*value.dims, *other.dims)
+                value = self.graph.node("mul" if power > 0 else "div", (value, other), kind="float", dims=dims)
+        return value
+
+    def made_delta(self) -> Node:
+        """sum(do * o), along the last axis of o."""
+        if self.delta is None:
+            plan = self.plan
+            both = [self.graph.node("input", attr=Leaf(a.name), kind="float", dims=a.axes) for a in (self.do, plan.o)]
+            product = self.graph.node("mul", tuple(both), kind="float", dims=plan.o.axes)
+            dims = [axis for axis in plan.o.axes if axis != plan.value]
+            self.delta = self.graph.node("sum", (product,), (plan.value,), kind="float", dims=dims)
+        return self.delta
+
+    def uses_sums(self, values: Iterable[Node]) -> bool:
+        """Whether a value is computed of a sum that attention's kernel gives."""
+        return any(isinstance(n.attr, Leaf) and n.attr.name in self.sums for n in topological(values))
+
     def values_of_rows(self, roots: Iterable[Node]) -> list[Node]:
-        """The largest values without S of which others with S are computed."""
+        """The largest values without S, of arrays, of which others with S are computed."""
         column, row = self.plan.column, self.plan.row
         found: dict[int, Node] = {}
         for node in topological(roots, lambda n: n is self.first or n is self.dp):
             if column in node.dims and node is not self.first and node is not self.dp:
                 for a in node.args:
                     if row in a.dims and column not in a.dims and a.kind == "float" and a.op not in GIVEN:
-                        found[id(a)] = a
+                        if any(n.op == "input" for n in topological([a])):
+                            found[id(a)] = a
         return list(found.values())
 
     # The stages
@@ -211,6 +262,10 @@ class _Cut:
     def stages(self) -> tuple[Op, Backward, Op | None, frozenset[str]]:
         plan, spec = self.plan, self.spec
         weights, slopes = self.rebuilt(self.weights), self.rebuilt(self.slopes)
+        if self.sums:
+            raise UserError(
+                f"the gradients of scores need a sum along {plan.column} that is no part of sum(d{plan.o.name} * {plan.o.name})"
+            )
         own = [plan.q.name, plan.k.name, plan.v.name]
         results = {name: output for name, output, _ in self.reverse.results}
         rest: dict[str, Node] = {}
@@ -237,9 +292,12 @@ class _Cut:
         def spec_of(statements: list[Statement], outputs: list[Array], leaves: Mapping[int, Leaf]) -> Spec:
             return self.spec_of(f"{spec.op}_backward_stage{len(ops) + 1}", statements, outputs, leaves, pool)
 
-        if values:
-            rows = [Statement(name, None, n) for n, name in zip(values, names, strict=True)]
-            ops.append(one_kernel(spec_of(rows, made, {})))
+        def of_rows(which: Sequence[int]) -> Op:
+            rows = [Statement(names[i], None, values[i]) for i in which]
+            return one_kernel(spec_of(rows, [made[i] for i in which], {}))
+
+        for which in _together(range(len(values)), of_rows):
+            ops.append(of_rows(which))
         gradients = [results[name] for name in own]
         kernel = [Statement(g.name, None, self.rebuilt(self.gradient(g))) for g in gradients]
         kernel += [Statement(name, None, self.sum_of(name)) for name in self.sums]
@@ -268,14 +326,14 @@ class _Cut:
 
     def left(self, output: Array) -> Node | None:
         """The value of the gradient of another array; None where no kernel has it."""
-        sums = dict(self.sums)
+        before = dict(self.sums), dict(self.known), self.delta
         try:
             value = self.rebuilt(self.gradient(output))
             both = {self.plan.row, self.plan.column}
             _demand(not any(both <= {*n.dims} or n.op == "contract" for n in topological([value])))
             return value
         except UserError:
-            self.sums = sums
+            self.sums, self.known, self.delta = before
             return None
 
     def pair(self, output: Array) -> Node | None:
@@ -286,7 +344,8 @@ class _Cut:
             return None
         term = value.args[0] if value.op == "sum" else value
         summed = {*lost_axes(value)} if value.op == "sum" else set()
-        return term if {*term.dims} == whole and {*output.axes} == whole - summed else None
+        found = {*term.dims} == whole and {*output.axes} == whole - summed
+        return term if found and not self.uses_sums([self.rebuilt(term)]) else None
 
     def sum_of(self, name: str) -> Node:
         term, dims = self.rebuilt(self.sums[name]), [a for d in self.dims_of_sum(name) for a in d.names]
@@ -332,7 +391,9 @@ class _Cut:
         statistics = tuple(
             a for a in spec.inputs if a.dtype == "float32" and {*a.axes} <= rows and plan.row in a.axes and a.default is None
         )  # fmt: skip
-        _demand(len(statistics) <= MOST_STATISTICS)
+        if len(statistics) > MOST_STATISTICS:
+            needed = f"{len(statistics)} float32 numbers of each row"
+            raise UserError(f"the gradients of scores need {needed}, and their kernels take at most {MOST_STATISTICS}")
         given = [acc, dp, *statistics]
         sums = sorted(sums, key=lambda a: a.name not in self.along_rows)
         called = ["weights", "slopes", *(f"{a.name}_term" for a in (*sums, *pairs))]
@@ -372,6 +433,23 @@ class _Cut:
             along_columns=tuple(a for a in sums if a.name not in self.along_rows), pairs=tuple(pairs),
         )  # fmt: skip
         return Op(spec, spec.read.statements, Reference(()), found)
+
+
+def _together(members: Iterable[int], kernel: Callable[[Sequence[int]], Op]) -> list[list[int]]:
+    """Groups of members that one kernel computes each. Raises `SpecError` or `UserError` where a member alone has no kernel."""
+    groups: list[list[int]] = []
+    for member in members:
+        for group in groups:
+            try:
+                kernel([*group, member])
+            except (SpecError, UserError):
+                continue
+            group.append(member)
+            break
+        else:
+            kernel([member])
+            groups.append([member])
+    return groups
 
 
 def _demand(condition: object) -> None:

@@ -334,6 +334,8 @@ class StagedWords:
     def kind(self) -> str:
         made = {a.name for stage in self.plan.stages for a in stage.spec.outputs}
         waits = dict.fromkeys(a.name for stage in self.plan.stages for a in stage.spec.inputs if a.name in made)
+        if len(self.plan.stages) == 1:
+            return f"{self.plan.kind}: one stage"
         why = (
             f"what needs {listed(waits)} waits for all blocks of a kernel"
             if waits

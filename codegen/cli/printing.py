@@ -1,7 +1,9 @@
-"""Prints for commands: tables as wide as the terminal, progress bars, and partial results where Ctrl-C ends a run early."""
+"""Prints for commands: tables as wide as the terminal, progress bars, and partial results where Ctrl-C, or `timeout`, ends a run
+early."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -21,17 +23,20 @@ def show(*things: Any) -> None:
 
 
 def gather(items: Iterable[T], total: int, words: str) -> tuple[list[T], bool]:
-    """The items, and whether they are complete: Ctrl-C ends them early. Shows a progress bar where stderr is a terminal."""
+    """The items, and whether they are complete: Ctrl-C or SIGTERM ends them early. Shows a progress bar where stderr is a terminal."""
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
     found: list[T] = []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for item in track(items, words, total=total, console=console, transient=True, disable=not console.is_terminal):
             found.append(item)
     except KeyboardInterrupt:
         return found, False
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return found, True
 
 

@@ -10,6 +10,7 @@ import functools
 import gzip
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,30 +18,39 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+GROUP = 0.1  # seconds that a group of calls takes at most, if it has more than one
 MARK = "codegen bench "  # the names of the annotations around groups of calls begin with this
 
 Candidate = Callable[[int], Any]  # queues the call of this number, and returns its future result
 
 
 def measure(candidates: Mapping[str, Candidate], groups: int, calls: int) -> dict[str, tuple[float, ...]]:
-    """Microseconds per call, one number per group, for candidates that take turns."""
+    """Microseconds per call, one number per group, for candidates that take turns. A group has at most `calls` calls, fewer of a
+    candidate whose calls take long: a loop of thousands of kernels would overflow the profiler's buffers."""
     names = list(candidates)
     for name in names:  # compiled, and warm
         jax.block_until_ready(candidates[name](0))
+    counts = {name: calls_in_group(candidates[name], calls) for name in names}
 
     def run() -> None:
         for group in range(groups):
             for name in names if group % 2 else reversed(names):
-                jax.block_until_ready(candidates[name](0))
+                call = candidates[name]
+                jax.block_until_ready(call(0))
                 with jax.profiler.TraceAnnotation(f"{MARK}{group} {name}"):
-                    for i in range(calls):
-                        result = candidates[name](
-                            i
-                        )  # the last result's memory is freed as soon as the GPU is done with it
+                    for i in range(counts[name]):
+                        result = call(i)  # the last result's memory is freed as soon as the GPU is done with it
                     jax.block_until_ready(result)
 
     found = busy_times(traced(run))
-    return {name: tuple(found[f"{group} {name}"] / calls for group in range(groups)) for name in names}
+    return {name: tuple(found[f"{group} {name}"] / counts[name] for group in range(groups)) for name in names}
+
+
+def calls_in_group(call: Candidate, most: int) -> int:
+    """How many of a candidate's calls, which are warm, take `GROUP` seconds together: 1 to `most`."""
+    start = time.perf_counter()
+    jax.block_until_ready(call(0))
+    return max(1, min(most, int(GROUP / (time.perf_counter() - start))))
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -212,7 +213,7 @@ def test_verifying_runs_the_backward_s_kernel(tmp_path, monkeypatch):
     assert not wrong.good and "the gradient of 'x' is off by" in wrong.gradient
 
 
-def test_verifying_that_is_interrupted_shows_what_it_has(packages, monkeypatch, capsys):
+def test_verifying_that_is_terminated_shows_what_it_has(packages, monkeypatch, capsys):
     from codegen.checking import verify as verifying
 
     packages("of_two", double=DOUBLE, same=DOUBLE, third=DOUBLE)
@@ -220,7 +221,7 @@ def test_verifying_that_is_interrupted_shows_what_it_has(packages, monkeypatch, 
 
     def interrupted(ops, *rest):
         yield from whole(ops[:2], *rest)
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGTERM)  # as `timeout` sends it
 
     monkeypatch.setattr(verifying, "verify", interrupted)
     words = ("verify", "--package", "of_two", "--implementation", "xla", "--examples", 1)

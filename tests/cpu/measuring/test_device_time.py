@@ -1,8 +1,10 @@
 """Times read from a profiler's trace. The trace is made up, in the form in which JAX writes it."""
 
+import time
+
 import pytest
 
-from codegen.measuring.times.device_time import MARK, busy_times, covered
+from codegen.measuring.times.device_time import GROUP, MARK, busy_times, calls_in_group, covered
 
 
 def named(kind: str, name: str, pid: int, tid: int | None = None) -> dict:
@@ -52,3 +54,9 @@ def test_only_kernels_and_copies_count_and_together_once():
 )
 def test_covered_time(intervals, expected):
     assert covered(intervals, 5, 15) == expected
+
+
+def test_slow_calls_are_fewer_in_a_group():
+    assert calls_in_group(lambda i: time.sleep(GROUP / 2), 25) == 1
+    assert calls_in_group(lambda i: time.sleep(2 * GROUP), 25) == 1
+    assert calls_in_group(lambda i: None, 2) == 2

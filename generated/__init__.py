@@ -67,7 +67,7 @@ Several kernels:
   batch_norm_train, column_quantize_fp8, dense_int4, dense_int8,
   global_response_norm, layernorm_channels_first, mlp_geglu_dropout,
   mlp_squared_relu, mlp_swiglu, rmsnorm_dense, rmsnorm_qkv, rotary_qk,
-  top_k_gate, weight_standardize
+  selective_scan, top_k_gate, weight_standardize
 """
 
 import sys
@@ -310,6 +310,7 @@ if TYPE_CHECKING:
     from .scaled_softmax import scaled_softmax as scaled_softmax
     from .scaled_srelu import scaled_srelu as scaled_srelu
     from .scaled_swiglu import scaled_swiglu as scaled_swiglu
+    from .selective_scan import selective_scan as selective_scan
     from .selu import selu as selu
     from .sigmoid import sigmoid as sigmoid
     from .sigmoid_attention import sigmoid_attention as sigmoid_attention
@@ -584,6 +585,7 @@ __all__ = [
     "scaled_softmax",
     "scaled_srelu",
     "scaled_swiglu",
+    "selective_scan",
     "selu",
     "sigmoid",
     "sigmoid_attention",

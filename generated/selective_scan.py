@@ -28,33 +28,32 @@ SPEC = {
         "a": "float32[D, N=16]",
         "b": "T[B, S, N=16]",
         "c": "T[B, S, N=16]",
-        "skip": "float32[D]",
     },
     "outputs": {"y": "T[B, S, D]"},
     "chain": """\
 step = softplus(dt)
 h = scan(exp(step * a), step * b * x, axis=S)
-y = sum(h * c, axis=N) + skip * x
+y = sum(h * c, axis=N)
 """,
     "reference": """\
 step = jax.nn.softplus(dt)[:, :, :, None]
 first = jnp.exp(step * a)
 second = step * b[:, :, None] * x[..., None]
 h = jax.lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (first, second), axis=1)[1]
-y = jnp.sum(h * c[:, :, None], axis=-1) + skip * x
+y = jnp.sum(h * c[:, :, None], axis=-1)
 """,
     "domain": {"a": [-2.0, -0.1]},
     "bench": [{"B": 4, "S": 2048, "D": 2048}],
 }
 
 
-def selective_scan_reference(x, dt, a, b, c, skip):
+def selective_scan_reference(x, dt, a, b, c):
     """The definition that tests hold every implementation to."""
     step = jax.nn.softplus(dt)[:, :, :, None]
     first = jnp.exp(step * a)
     second = step * b[:, :, None] * x[..., None]
     h = jax.lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (first, second), axis=1)[1]
-    y = jnp.sum(h * c[:, :, None], axis=-1) + skip * x
+    y = jnp.sum(h * c[:, :, None], axis=-1)
     return y
 
 
@@ -122,27 +121,23 @@ def selective_scan_stage2_row_sum(c, h):
     return h * c
 
 
-def selective_scan_stage2_row(x, skip, row_sum):
+def selective_scan_stage2_row(row_sum):
     """The row's own results, from its statistics."""
-    y = row_sum + skip * x
+    y = row_sum
     return y
 
 
 @cute.kernel
 def selective_scan_stage2_kernel(
-    mX: cute.Tensor,  # (BS, D) T
     mC: cute.Tensor,  # (BS, N) T
-    mSkip: cute.Tensor,  # (D) float32
     mH: cute.Tensor,  # (BS, D, N) float32
     mY: cute.Tensor,  # (BS, D) T
     how: cutlass.Constexpr[RowLaunch],
 ):
-    BS, D, N = mX.shape[0], mX.shape[1], mC.shape[1]
+    BS, D, N = mC.shape[0], mH.shape[1], mC.shape[1]
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rC = access.registers(mC, (vec, vectors, at_once))
     rH = access.registers(mH, (vec, vectors, at_once))
-    rX = access.registers(mX, (1, at_once))
-    rSkip = access.registers(mSkip, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -154,8 +149,6 @@ def selective_scan_stage2_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mC, (iBS, 0), rC[None, None, u], aligned=False)
         row.load(mH, (iBS, iD, 0), rH[None, None, u])
-        row.load_one(mX, (iBS, iD), rX[None, u])
-        row.load_one(mSkip, (iD,), rSkip[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -168,25 +161,21 @@ def selective_scan_stage2_kernel(
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
-            y = selective_scan_stage2_row(
-                device.floats(device.full(1, rX[0, u], rX.element_type)),
-                device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, row_sum),
-            )
+            y = selective_scan_stage2_row(device.full(1, row_sum))
             row.store_one(y.to(mY.element_type), mY, (iBS, iD))
 
 
 @cute.jit
 def selective_scan_stage2_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mC: cute.Tensor, mSkip: cute.Tensor, mH: cute.Tensor, mY: cute.Tensor,
-    how: cutlass.Constexpr[RowLaunch],
+    stream: cuda.CUstream, mC: cute.Tensor, mH: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
-    BS, D = mX.shape[0], mX.shape[1]
-    selective_scan_stage2_kernel(mX, mC, mSkip, mH, mY, how).launch(**rowwise.grid(how, BS * D, stream))
+    BS, D = mC.shape[0], mH.shape[1]
+    selective_scan_stage2_kernel(mC, mH, mY, how).launch(**rowwise.grid(how, BS * D, stream))
 
 
-def selective_scan_stage2_xla(x, c, skip, h):
+def selective_scan_stage2_xla(c, h):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = jnp.sum(h * c, axis=-1, keepdims=True) + skip * x
+    y = jnp.sum(h * c, axis=-1, keepdims=True)
     return y
 
 
@@ -338,7 +327,6 @@ def selective_scan_frozen_stage3_rows_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
-    mSkip: cute.Tensor,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mRowSumOfRows: cute.Tensor,  # (BS, D) float32
@@ -404,12 +392,12 @@ def selective_scan_frozen_stage3_rows_kernel(
 @cute.jit
 def selective_scan_frozen_stage3_rows_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mH: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor,
-    mB: cute.Tensor, mC: cute.Tensor, mSkip: cute.Tensor, mScanOfBSDN: cute.Tensor, mScanOfBSDN2: cute.Tensor,
-    mRowSumOfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    mB: cute.Tensor, mC: cute.Tensor, mScanOfBSDN: cute.Tensor, mScanOfBSDN2: cute.Tensor, mRowSumOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     BS, D = mDy.shape[0], mDy.shape[1]
     selective_scan_frozen_stage3_rows_kernel(
-        mDy, mH, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mRowSumOfRows, mRowSum2OfRows, how,
+        mDy, mH, mX, mDt, mA, mB, mC, mScanOfBSDN, mScanOfBSDN2, mRowSumOfRows, mRowSum2OfRows, how,
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
@@ -427,10 +415,10 @@ def selective_scan_frozen_stage3_chain(dy, h, x, dt, c, scan_of_b_s_d_n, approx)
     return x * step * t2, dy * h
 
 
-def selective_scan_frozen_stage3_row(dy, dt, skip, row_sum, row_sum2, approx):
+def selective_scan_frozen_stage3_row(dt, row_sum, row_sum2, approx):
     """The row's own results, from its statistics."""
     step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), approx), approx)
-    dx = skip * dy + step * row_sum
+    dx = step * row_sum
     ddt = row_sum2 * device.sigmoid(dt, approx)
     return dx, ddt
 
@@ -451,7 +439,6 @@ def selective_scan_frozen_stage3_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
-    mSkip: cute.Tensor,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mDx: cute.Tensor,  # (BS, D) T
@@ -492,7 +479,6 @@ def selective_scan_frozen_stage3_kernel(
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
-    rSkip = access.registers(mSkip, (1, at_once))
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
@@ -520,7 +506,6 @@ def selective_scan_frozen_stage3_kernel(
         early.load_one(mDy, (iBS, iD), rDy[None, u])
         early.load_one(mX, (iBS, iD), rX[None, u])
         early.load_one(mDt, (iBS, iD), rDt[None, u])
-        early.load_one(mSkip, (iD,), rSkip[None, u])
         if cutlass.const_expr(not how.whole):
             early.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
             early.load_one(mRowSum2OfRows, (iBS, iD), rRowSum2OfRows[None, u])
@@ -585,9 +570,7 @@ def selective_scan_frozen_stage3_kernel(
                     )
             if own.there & (first == 0):
                 dx, ddt = selective_scan_frozen_stage3_row(
-                    device.floats(device.full(1, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(1, rDt[0, u], rDt.element_type)),
-                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, row_sum),
+                    device.floats(device.full(1, rDt[0, u], rDt.element_type)), device.full(1, row_sum),
                     device.full(1, row_sum2), approx,
                 )
                 own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
@@ -599,7 +582,6 @@ def selective_scan_frozen_stage3_kernel(
             later.load_one(mDy, (iBS, iD), rDy[None, u])
             later.load_one(mX, (iBS, iD), rX[None, u])
             later.load_one(mDt, (iBS, iD), rDt[None, u])
-            later.load_one(mSkip, (iD,), rSkip[None, u])
             if cutlass.const_expr(not how.whole):
                 later.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
                 later.load_one(mRowSum2OfRows, (iBS, iD), rRowSum2OfRows[None, u])
@@ -631,7 +613,6 @@ def selective_scan_frozen_stage3_places(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
-    mSkip: cute.Tensor,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mDx: cute.Tensor,  # (BS, D) T
@@ -664,7 +645,6 @@ def selective_scan_frozen_stage3_places(
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
-    rSkip = access.registers(mSkip, (1, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, N, first)
@@ -680,7 +660,6 @@ def selective_scan_frozen_stage3_places(
             own.load_one(mDy, (iBS, iD), rDy[None, u])
             own.load_one(mX, (iBS, iD), rX[None, u])
             own.load_one(mDt, (iBS, iD), rDt[None, u])
-            own.load_one(mSkip, (iD,), rSkip[None, u])
             own.load(mH, (iBS, iD, 0), rH[None, None, u])
             own.load(mA, (iD, 0), rA[None, None, u])
             own.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
@@ -717,9 +696,7 @@ def selective_scan_frozen_stage3_places(
                     )
             if own.there & (first == 0):
                 dx, ddt = selective_scan_frozen_stage3_row(
-                    device.floats(device.full(1, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(1, rDt[0, u], rDt.element_type)),
-                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, row_sum),
+                    device.floats(device.full(1, rDt[0, u], rDt.element_type)), device.full(1, row_sum),
                     device.full(1, row_sum2), approx,
                 )
                 own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
@@ -756,20 +733,18 @@ def selective_scan_frozen_stage3_finish(
 @cute.jit
 def selective_scan_frozen_stage3_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mH: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor,
-    mB: cute.Tensor, mC: cute.Tensor, mSkip: cute.Tensor, mScanOfBSDN: cute.Tensor, mScanOfBSDN2: cute.Tensor,
-    mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor,
-    mColumnSum2Parts: cute.Tensor, mRowSumOfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor, mCounter: cute.Tensor,
-    how: cutlass.Constexpr[Walk],
+    mB: cute.Tensor, mC: cute.Tensor, mScanOfBSDN: cute.Tensor, mScanOfBSDN2: cute.Tensor, mDx: cute.Tensor,
+    mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
+    mRowSumOfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor, mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     if cutlass.const_expr(not how.whole):
         selective_scan_frozen_stage3_rows_launch(
-            stream, mDy, mH, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mRowSumOfRows, mRowSum2OfRows,
-            how.first,
+            stream, mDy, mH, mX, mDt, mA, mB, mC, mScanOfBSDN, mScanOfBSDN2, mRowSumOfRows, mRowSum2OfRows, how.first,
         )
     BS, N = mDy.shape[0], mH.shape[2]
     if cutlass.const_expr(how.by_place):
         selective_scan_frozen_stage3_places(
-            mDy, mH, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mDx, mDdt, mDb, mDc, mColumnSumParts,
+            mDy, mH, mX, mDt, mA, mB, mC, mScanOfBSDN, mScanOfBSDN2, mDx, mDdt, mDb, mDc, mColumnSumParts,
             mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter, how,
         ).launch(**rowwise.places_grid(how, BS, N, stream))
     else:
@@ -779,7 +754,7 @@ def selective_scan_frozen_stage3_launch(
             if mCounter.shape[0] > 0:
                 partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
             selective_scan_frozen_stage3_kernel(
-                mDy, mH, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mDx, mDdt, mDb, mDc, mColumnSumParts,
+                mDy, mH, mX, mDt, mA, mB, mC, mScanOfBSDN, mScanOfBSDN2, mDx, mDdt, mDb, mDc, mColumnSumParts,
                 mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = partials.blocks_to_finish(mColumnSumParts, BS * N)
@@ -789,11 +764,11 @@ def selective_scan_frozen_stage3_launch(
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_frozen_stage3_xla(dy, h, x, dt, a, b, c, skip, scan_of_b_s_d_n, scan_of_b_s_d_n2):
+def selective_scan_frozen_stage3_xla(dy, h, x, dt, a, b, c, scan_of_b_s_d_n, scan_of_b_s_d_n2):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     step = jnp.where(dt < 0.0, 0.0, dt) + jnp.log1p(jnp.exp(-jnp.abs(dt)))
     t2 = dy * c + scan_of_b_s_d_n
-    dx = skip * dy + step * jnp.sum(b * t2, axis=-1, keepdims=True)
+    dx = step * jnp.sum(b * t2, axis=-1, keepdims=True)
     ddt = jnp.sum(
         x * b * t2 + a * t2 * scan_of_b_s_d_n2 * jnp.exp(step * a), axis=-1, keepdims=True,
     ) * jax.lax.logistic(dt)
@@ -946,7 +921,6 @@ def selective_scan_backward_stage3_rows_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
-    mSkip: cute.Tensor,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mT3: cute.Tensor,  # (BS, D, N) float32
     mRowSumOfRows: cute.Tensor,  # (BS, D) float32
@@ -1012,12 +986,12 @@ def selective_scan_backward_stage3_rows_kernel(
 @cute.jit
 def selective_scan_backward_stage3_rows_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mH: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor,
-    mB: cute.Tensor, mC: cute.Tensor, mSkip: cute.Tensor, mScanOfBSDN: cute.Tensor, mT3: cute.Tensor,
-    mRowSumOfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    mB: cute.Tensor, mC: cute.Tensor, mScanOfBSDN: cute.Tensor, mT3: cute.Tensor, mRowSumOfRows: cute.Tensor,
+    mRowSum2OfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     BS, D = mDy.shape[0], mDy.shape[1]
     selective_scan_backward_stage3_rows_kernel(
-        mDy, mH, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT3, mRowSumOfRows, mRowSum2OfRows, how,
+        mDy, mH, mX, mDt, mA, mB, mC, mScanOfBSDN, mT3, mRowSumOfRows, mRowSum2OfRows, how,
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
@@ -1035,10 +1009,10 @@ def selective_scan_backward_stage3_chain(dy, h, x, dt, c, scan_of_b_s_d_n, appro
     return x * step * t2, dy * h
 
 
-def selective_scan_backward_stage3_row(dy, dt, skip, row_sum, row_sum2, approx):
+def selective_scan_backward_stage3_row(dt, row_sum, row_sum2, approx):
     """The row's own results, from its statistics."""
     step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), approx), approx)
-    dx = skip * dy + step * row_sum
+    dx = step * row_sum
     ddt = row_sum2 * device.sigmoid(dt, approx)
     return dx, ddt
 
@@ -1059,7 +1033,6 @@ def selective_scan_backward_stage3_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
-    mSkip: cute.Tensor,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mT3: cute.Tensor,  # (BS, D, N) float32
     mDx: cute.Tensor,  # (BS, D) T
@@ -1100,7 +1073,6 @@ def selective_scan_backward_stage3_kernel(
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
-    rSkip = access.registers(mSkip, (1, at_once))
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
@@ -1128,7 +1100,6 @@ def selective_scan_backward_stage3_kernel(
         early.load_one(mDy, (iBS, iD), rDy[None, u])
         early.load_one(mX, (iBS, iD), rX[None, u])
         early.load_one(mDt, (iBS, iD), rDt[None, u])
-        early.load_one(mSkip, (iD,), rSkip[None, u])
         if cutlass.const_expr(not how.whole):
             early.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
             early.load_one(mRowSum2OfRows, (iBS, iD), rRowSum2OfRows[None, u])
@@ -1193,9 +1164,7 @@ def selective_scan_backward_stage3_kernel(
                     )
             if own.there & (first == 0):
                 dx, ddt = selective_scan_backward_stage3_row(
-                    device.floats(device.full(1, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(1, rDt[0, u], rDt.element_type)),
-                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, row_sum),
+                    device.floats(device.full(1, rDt[0, u], rDt.element_type)), device.full(1, row_sum),
                     device.full(1, row_sum2), approx,
                 )
                 own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
@@ -1207,7 +1176,6 @@ def selective_scan_backward_stage3_kernel(
             later.load_one(mDy, (iBS, iD), rDy[None, u])
             later.load_one(mX, (iBS, iD), rX[None, u])
             later.load_one(mDt, (iBS, iD), rDt[None, u])
-            later.load_one(mSkip, (iD,), rSkip[None, u])
             if cutlass.const_expr(not how.whole):
                 later.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
                 later.load_one(mRowSum2OfRows, (iBS, iD), rRowSum2OfRows[None, u])
@@ -1239,7 +1207,6 @@ def selective_scan_backward_stage3_places(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
-    mSkip: cute.Tensor,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mT3: cute.Tensor,  # (BS, D, N) float32
     mDx: cute.Tensor,  # (BS, D) T
@@ -1272,7 +1239,6 @@ def selective_scan_backward_stage3_places(
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
-    rSkip = access.registers(mSkip, (1, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, N, first)
@@ -1288,7 +1254,6 @@ def selective_scan_backward_stage3_places(
             own.load_one(mDy, (iBS, iD), rDy[None, u])
             own.load_one(mX, (iBS, iD), rX[None, u])
             own.load_one(mDt, (iBS, iD), rDt[None, u])
-            own.load_one(mSkip, (iD,), rSkip[None, u])
             own.load(mH, (iBS, iD, 0), rH[None, None, u])
             own.load(mA, (iD, 0), rA[None, None, u])
             own.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
@@ -1325,9 +1290,7 @@ def selective_scan_backward_stage3_places(
                     )
             if own.there & (first == 0):
                 dx, ddt = selective_scan_backward_stage3_row(
-                    device.floats(device.full(1, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(1, rDt[0, u], rDt.element_type)),
-                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, row_sum),
+                    device.floats(device.full(1, rDt[0, u], rDt.element_type)), device.full(1, row_sum),
                     device.full(1, row_sum2), approx,
                 )
                 own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
@@ -1364,19 +1327,19 @@ def selective_scan_backward_stage3_finish(
 @cute.jit
 def selective_scan_backward_stage3_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mH: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor,
-    mB: cute.Tensor, mC: cute.Tensor, mSkip: cute.Tensor, mScanOfBSDN: cute.Tensor, mT3: cute.Tensor, mDx: cute.Tensor,
-    mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
+    mB: cute.Tensor, mC: cute.Tensor, mScanOfBSDN: cute.Tensor, mT3: cute.Tensor, mDx: cute.Tensor, mDdt: cute.Tensor,
+    mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     mRowSumOfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor, mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     if cutlass.const_expr(not how.whole):
         selective_scan_backward_stage3_rows_launch(
-            stream, mDy, mH, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT3, mRowSumOfRows, mRowSum2OfRows, how.first,
+            stream, mDy, mH, mX, mDt, mA, mB, mC, mScanOfBSDN, mT3, mRowSumOfRows, mRowSum2OfRows, how.first,
         )
     BS, N = mDy.shape[0], mH.shape[2]
     if cutlass.const_expr(how.by_place):
         selective_scan_backward_stage3_places(
-            mDy, mH, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT3, mDx, mDdt, mDb, mDc, mColumnSumParts,
-            mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter, how,
+            mDy, mH, mX, mDt, mA, mB, mC, mScanOfBSDN, mT3, mDx, mDdt, mDb, mDc, mColumnSumParts, mColumnSum2Parts,
+            mRowSumOfRows, mRowSum2OfRows, mCounter, how,
         ).launch(**rowwise.places_grid(how, BS, N, stream))
     else:
         pieces = rowwise.pieces(how, N, least=1)
@@ -1385,8 +1348,8 @@ def selective_scan_backward_stage3_launch(
             if mCounter.shape[0] > 0:
                 partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
             selective_scan_backward_stage3_kernel(
-                mDy, mH, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT3, mDx, mDdt, mDb, mDc, mColumnSumParts,
-                mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter, how,
+                mDy, mH, mX, mDt, mA, mB, mC, mScanOfBSDN, mT3, mDx, mDdt, mDb, mDc, mColumnSumParts, mColumnSum2Parts,
+                mRowSumOfRows, mRowSum2OfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = partials.blocks_to_finish(mColumnSumParts, BS * N)
         if blocks > 0:
@@ -1395,11 +1358,11 @@ def selective_scan_backward_stage3_launch(
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_backward_stage3_xla(dy, h, x, dt, a, b, c, skip, scan_of_b_s_d_n, t3):
+def selective_scan_backward_stage3_xla(dy, h, x, dt, a, b, c, scan_of_b_s_d_n, t3):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     step = jnp.where(dt < 0.0, 0.0, dt) + jnp.log1p(jnp.exp(-jnp.abs(dt)))
     t2 = dy * c + scan_of_b_s_d_n
-    dx = skip * dy + step * jnp.sum(b * t2, axis=-1, keepdims=True)
+    dx = step * jnp.sum(b * t2, axis=-1, keepdims=True)
     ddt = jnp.sum(x * b * t2 + a * t2 * t3 * jnp.exp(step * a), axis=-1, keepdims=True) * jax.lax.logistic(dt)
     db = jnp.sum(x * step * t2, axis=-2, keepdims=True)
     dc = jnp.sum(dy * h, axis=-2, keepdims=True)
@@ -1532,106 +1495,6 @@ def selective_scan_backward_stage4_xla(dy, dt, a, c, scan_of_b_s_d_n, t3):
     return da
 
 
-def selective_scan_backward_stage5_chain(dy, x):
-    """The values to reduce into column_sum, from one vector of each operand."""
-    return dy * x
-
-
-def selective_scan_backward_stage5_columns(column_sum):
-    """The columns' results, from their statistics."""
-    dskip = column_sum
-    return dskip
-
-
-@cute.kernel
-def selective_scan_backward_stage5_kernel(
-    mDy: cute.Tensor,  # (BS, D) T
-    mX: cute.Tensor,  # (BS, D) T
-    mDskip: cute.Tensor,  # (D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
-    how: cutlass.Constexpr[Walk],
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    BS, D = mDy.shape[0], mDy.shape[1]
-
-    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = rowwise.pieces(how, D)
-    parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    first, step = rowwise.columns_of(how, piece)
-    rows_a_block, pace = rowwise.rows_of(how, parts)
-
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rX = access.registers(mX, (vec, vectors, at_once))
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
-
-    for u in cutlass.range_constexpr(at_once):
-        row = part * rows_a_block + u * pace + tidx // per_row
-        iBS = row
-        early = rowwise.walked(how, row < BS, D, first)
-        early.load(mDy, (iBS, 0), rDy[None, None, u])
-        early.load(mX, (iBS, 0), rX[None, None, u])
-    for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * pace + tidx // per_row
-            iBS = row
-            own = rowwise.walked(how, row < BS, D, first)
-            if own.counts():
-                for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
-                    column_sum_of = selective_scan_backward_stage5_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]),
-                    )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iBS = row
-            later = rowwise.walked(how, row < BS, D, first)
-            later.load(mDy, (iBS, 0), rDy[None, None, u])
-            later.load(mX, (iBS, 0), rX[None, None, u])
-    partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D, per_row, how.ragged)
-
-
-@cute.kernel
-def selective_scan_backward_stage5_finish(
-    mDskip: cute.Tensor,  # (D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
-):
-    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mColumnSumParts)
-    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    if there:
-        dskip = selective_scan_backward_stage5_columns(device.full(1, column_sum))
-        mDskip[c] = dskip.to(mDskip.element_type)[0]
-
-
-@cute.jit
-def selective_scan_backward_stage5_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDskip: cute.Tensor, mColumnSumParts: cute.Tensor,
-    how: cutlass.Constexpr[Walk],
-):
-    D = mDy.shape[1]
-    pieces = rowwise.pieces(how, D)
-    blocks = mColumnSumParts.shape[0] * pieces
-    if blocks > 0:
-        selective_scan_backward_stage5_kernel(mDy, mX, mDskip, mColumnSumParts, how).launch(
-            **rowwise.walking_grid(how, blocks, stream)
-        )
-    blocks = partials.blocks_to_finish(mColumnSumParts, D)
-    if blocks > 0:
-        selective_scan_backward_stage5_finish(mDskip, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
-
-
-def selective_scan_backward_stage5_xla(dy, x):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dskip = jnp.sum(dy * x, axis=(-3, -2), keepdims=True)
-    return dskip
-
-
 @runtime.op(
     SPEC,
     reference=selective_scan_reference,
@@ -1653,8 +1516,6 @@ def selective_scan_backward_stage5_xla(dy, x):
     backward_stage3_xla=selective_scan_backward_stage3_xla,
     backward_stage4_launch=selective_scan_backward_stage4_launch,
     backward_stage4_xla=selective_scan_backward_stage4_xla,
-    backward_stage5_launch=selective_scan_backward_stage5_launch,
-    backward_stage5_xla=selective_scan_backward_stage5_xla,
 )
 def selective_scan(
     x: jax.Array,
@@ -1662,7 +1523,6 @@ def selective_scan(
     a: jax.Array,
     b: jax.Array,
     c: jax.Array,
-    skip: jax.Array,
     *,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
@@ -1674,7 +1534,6 @@ def selective_scan(
       a: float32[D, N=16].
       b: T[B, S, N=16].
       c: T[B, S, N=16].
-      skip: float32[D].
       implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:

@@ -201,7 +201,8 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
         widths = found[name].stores if access in op.plan.stores else found[name].loads
         whole = min(most, size * together.get(name, 1) * vec)
         if name in folded:
-            good = widths == (size,)  # written by the finishing kernel, one column a thread
+            # written by the finishing kernel, one column a thread; parts that are neighbours may be stored together
+            good = widths == (size,) or access.array.parts is not None
         elif rows and len({a.mode for a in op.plan.loads if a.array == access.array}) > 1 and access in op.plan.loads:
             good = widths == tuple(
                 dict.fromkeys((whole, size))

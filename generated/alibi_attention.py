@@ -308,25 +308,25 @@ def alibi_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, del
 
 
 def alibi_attention_backward_stage2_slope(
-    at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
+    at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
     """The weights of some scores, the gradients of their products, and terms of sums; without `masked`, where the mask holds."""
     mSlopes, _ = tensors
     iH, _ = at.batch
     iQ = at.row
-    row_max = device.full(at.vec, row[0][0])
-    row_value1 = device.full(at.vec, row[1][0])
-    delta = device.full(at.vec, row[2][0])
+    rRowMax = device.full(at.vec, statistics[0][0])
+    rRowValue1 = device.full(at.vec, statistics[1][0])
+    rDelta = device.full(at.vec, statistics[2][0])
     rSlopes = at.load_one(mSlopes, (iH,))
     rIndexS = at.positions()
     rIndexQ = at.fill(iQ)
     if not masked:
         return alibi_attention_backward_stage2_full_chain(
-            acc, dp, row_max, row_value1, delta, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32),
+            acc, dp, rRowMax, rRowValue1, rDelta, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32),
             rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
         )
     return alibi_attention_backward_stage2_slope_chain(
-        acc, dp, row_max, row_value1, delta, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32),
+        acc, dp, rRowMax, rRowValue1, rDelta, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32),
         rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
     )
 

@@ -311,23 +311,23 @@ def causal_attention_backward_stage2_full_chain(acc, dp, dlse, lse, row_max, row
 
 
 def causal_attention_backward_stage2_slope(
-    at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
+    at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
     """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
     iQ = at.row
-    dlse = device.full(at.vec, row[0][0])
-    lse = device.full(at.vec, row[1][0])
-    row_max = device.full(at.vec, row[2][0])
-    row_value1 = device.full(at.vec, row[3][0])
-    delta = device.full(at.vec, row[4][0])
+    rDlse = device.full(at.vec, statistics[0][0])
+    rLse = device.full(at.vec, statistics[1][0])
+    rRowMax = device.full(at.vec, statistics[2][0])
+    rRowValue1 = device.full(at.vec, statistics[3][0])
+    rDelta = device.full(at.vec, statistics[4][0])
     rIndexS = at.positions()
     rIndexQ = at.fill(iQ)
     if not masked:
         return causal_attention_backward_stage2_full_chain(
-            acc, dp, dlse, lse, row_max, row_value1, delta, device.full(at.vec, scale),
+            acc, dp, rDlse, rLse, rRowMax, rRowValue1, rDelta, device.full(at.vec, scale),
         )
     return causal_attention_backward_stage2_slope_chain(
-        acc, dp, dlse, lse, row_max, row_value1, delta, rIndexS.load().to(cutlass.Int32),
+        acc, dp, rDlse, rLse, rRowMax, rRowValue1, rDelta, rIndexS.load().to(cutlass.Int32),
         rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
     )
 

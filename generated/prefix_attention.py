@@ -307,24 +307,24 @@ def prefix_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, de
 
 
 def prefix_attention_backward_stage2_slope(
-    at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
+    at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
     """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
     mPrefix, _ = tensors
     _, iB = at.batch
     iQ = at.row
-    row_max = device.full(at.vec, row[0][0])
-    row_value1 = device.full(at.vec, row[1][0])
-    delta = device.full(at.vec, row[2][0])
+    rRowMax = device.full(at.vec, statistics[0][0])
+    rRowValue1 = device.full(at.vec, statistics[1][0])
+    rDelta = device.full(at.vec, statistics[2][0])
     rPrefix = at.load_one(mPrefix, (iB,))
     rIndexS = at.positions()
     rIndexQ = at.fill(iQ)
     if not masked:
         return prefix_attention_backward_stage2_full_chain(
-            acc, dp, row_max, row_value1, delta, device.full(at.vec, scale),
+            acc, dp, rRowMax, rRowValue1, rDelta, device.full(at.vec, scale),
         )
     return prefix_attention_backward_stage2_slope_chain(
-        acc, dp, row_max, row_value1, delta, rPrefix.load().to(cutlass.Int32), rIndexS.load().to(cutlass.Int32),
+        acc, dp, rRowMax, rRowValue1, rDelta, rPrefix.load().to(cutlass.Int32), rIndexS.load().to(cutlass.Int32),
         rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
     )
 

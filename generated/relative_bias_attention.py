@@ -236,17 +236,19 @@ def relative_bias_attention_backward_stage2_slope_chain(acc, dp, row_max, row_va
     return weights, slopes, dbias_term
 
 
-def relative_bias_attention_backward_stage2_slope(at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool):
+def relative_bias_attention_backward_stage2_slope(
+    at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool,
+):
     """The weights of some scores, the gradients of their products, and terms of sums; without `masked`, where the mask holds."""
     mBias, _ = tensors
     iH, _ = at.batch
     iQ = at.row
-    row_max = device.full(at.vec, row[0][0])
-    row_value1 = device.full(at.vec, row[1][0])
-    delta = device.full(at.vec, row[2][0])
+    rRowMax = device.full(at.vec, statistics[0][0])
+    rRowValue1 = device.full(at.vec, statistics[1][0])
+    rDelta = device.full(at.vec, statistics[2][0])
     rBias = at.gather(mBias, lambda iS: (iH, iQ, iS))
     return relative_bias_attention_backward_stage2_slope_chain(
-        acc, dp, row_max, row_value1, delta, device.floats(rBias),
+        acc, dp, rRowMax, rRowValue1, rDelta, device.floats(rBias),
     )
 
 

@@ -302,19 +302,21 @@ def sink_attention_backward_stage2_full_chain(acc, dp, m, row_value1, row_value2
 
 
 def sink_attention_backward_stage2_slope(
-    at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float,
+    at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
     """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
     iQ = at.row
-    m = device.full(at.vec, row[0][0])
-    row_value1 = device.full(at.vec, row[1][0])
-    row_value2 = device.full(at.vec, row[2][0])
+    rM = device.full(at.vec, statistics[0][0])
+    rRowValue1 = device.full(at.vec, statistics[1][0])
+    rRowValue2 = device.full(at.vec, statistics[2][0])
     rIndexS = at.positions()
     rIndexQ = at.fill(iQ)
     if not masked:
-        return sink_attention_backward_stage2_full_chain(acc, dp, m, row_value1, row_value2, device.full(at.vec, scale))
+        return sink_attention_backward_stage2_full_chain(
+            acc, dp, rM, rRowValue1, rRowValue2, device.full(at.vec, scale),
+        )
     return sink_attention_backward_stage2_slope_chain(
-        acc, dp, m, row_value1, row_value2, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
+        acc, dp, rM, rRowValue1, rRowValue2, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
         device.full(at.vec, scale),
     )
 

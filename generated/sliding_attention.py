@@ -316,21 +316,21 @@ def sliding_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, d
 
 
 def sliding_attention_backward_stage2_slope(
-    at: attend.Scores, acc, dp, row: tuple, tensors: tuple, masked: bool, scale: float, cap: float, window: int,
+    at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float, cap: float, window: int,
 ):
     """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
     iQ = at.row
-    row_max = device.full(at.vec, row[0][0])
-    row_value1 = device.full(at.vec, row[1][0])
-    delta = device.full(at.vec, row[2][0])
+    rRowMax = device.full(at.vec, statistics[0][0])
+    rRowValue1 = device.full(at.vec, statistics[1][0])
+    rDelta = device.full(at.vec, statistics[2][0])
     rIndexS = at.positions()
     rIndexQ = at.fill(iQ)
     if not masked:
         return sliding_attention_backward_stage2_full_chain(
-            acc, dp, row_max, row_value1, delta, device.full(at.vec, scale), device.full(at.vec, cap),
+            acc, dp, rRowMax, rRowValue1, rDelta, device.full(at.vec, scale), device.full(at.vec, cap),
         )
     return sliding_attention_backward_stage2_slope_chain(
-        acc, dp, row_max, row_value1, delta, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
+        acc, dp, rRowMax, rRowValue1, rDelta, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
         device.full(at.vec, scale), device.full(at.vec, cap), device.full(at.vec, window, cutlass.Int32),
     )
 

@@ -259,8 +259,14 @@ class PartContext(ElementwiseContext):
     def like(self) -> str:
         return self.given()[0]
 
+    @property
+    def statistics(self) -> dict[str, str]:
+        """The variables of a row's statistics, by array. No array and no coordinate has such a name."""
+        arrays = self.attention.statistics if isinstance(self.attention, AttentionBackward) else ()
+        return {a.name: f"r{self.whole.tensors[a.name][1:]}" for a in arrays}
+
     def chain_arguments(self) -> list[str]:
-        return [*self.given(), *super().chain_arguments()]
+        return [*(self.statistics.get(name, name) for name in self.given()), *super().chain_arguments()]
 
     def size_text(self, group: int) -> str:
         return f"at.sizes[{int(self.groups[group].axes[0] == self.attention.column)}]"
@@ -277,8 +283,7 @@ class PartContext(ElementwiseContext):
         stores = self.row_stores() if self.of_rows else []
         text = [*body, *stores, *(a for c in contexts for a in c.chain_arguments()), *chain.arguments]
         factor = next((a.name for a in self.spec.outputs if a.name in self.in_registers()), "")
-        names = [a.name for a in getattr(self.attention, "statistics", ())] if not self.of_rows else []
-        rows = [f"{name} = device.full(at.vec, row[{i}][0])" for i, name in enumerate(names)]
+        rows = [f"{name} = device.full(at.vec, statistics[{i}][0])" for i, name in enumerate(self.statistics.values())]
         return PartFunction(
             head=[*self.coordinates(text), *rows, *body],
             chain=chain,

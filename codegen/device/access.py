@@ -279,13 +279,15 @@ def gather_row(
     columns: cutlass.Int32,
     dst: cute.Tensor,
     ragged: cutlass.Constexpr[bool],
+    back: cutlass.Constexpr[tuple[int, ...]] = (),
 ):
     """Load a row of a tensor that has only some of the axes. `place` are the row's coordinates, `extents` the sizes of the axes
-    that make a column, and `modes` the axis of each mode of the tensor. Where the columns of a vector are adjacent in the tensor,
+    that make a column, and `modes` the axis of each mode of the tensor. With `back` it loads neighbours, so many places back along
+    each mode; one that lies outside is any element. Where the columns of a vector are adjacent in the tensor,
     they are loaded as one; where they are the same element, it is loaded once."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     inner = len(extents) - 1
-    adjacent = not ragged and modes[-1] == inner and src.stride[-1] == 1
+    adjacent = not ragged and modes[-1] == inner and src.stride[-1] == 1 and not back
     each = vec if cutlass.const_expr(adjacent or (not ragged and inner not in modes)) else 1
     dst.fill(0)
     places = _places(first, step, vectors, vec, each, extents)
@@ -293,6 +295,8 @@ def gather_row(
         for i in cutlass.range_constexpr(0, vec, each):
             if first + v * step + i < columns:
                 where = _in_row(place, modes, places[v][i // each])
+                if cutlass.const_expr(back):
+                    where = _back(where, back, src.shape)
                 if cutlass.const_expr(adjacent):
                     cute.autovec_copy(device.vector(src, cute.crd2idx(where, src.layout), vec), dst[None, v])
                 else:
@@ -454,6 +458,11 @@ def scatter_row(
         c = first + i
         if (c >= 0) & (c < columns) & (c % width == 0):
             dst[_in_row(place, modes, _coordinates(c, extents))] = src[i]
+
+
+def _back(where: cute.Coord, back: tuple[int, ...], shape: cute.Shape) -> cute.Coord:
+    """The coordinates so many places back along each mode, brought inside the tensor."""
+    return tuple(device.clip_index(p - n, s) if n else p for p, n, s in zip(where, back, shape, strict=True))
 
 
 def _in_row(place: cute.Coord, modes: tuple[int | None, ...], column: Places) -> cute.Coord:

@@ -175,18 +175,21 @@ class Row:
             access.take_row(memory[None, None, u], self.column, self.step, self.columns, dst)
 
     def gather(
-        self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor
-    ) -> None:
-        """This thread's columns of an array of the row's own that lacks some of the column axes (`access.gather_row`)."""
+        self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor,
+        back: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """This thread's columns of an array of the row's own that lacks some of the column axes, or their neighbours
+        (`access.gather_row`)."""
         if self.reads:
-            self.gather_shared(src, place, modes, extents, dst)
+            self.gather_shared(src, place, modes, extents, dst, back)
 
     def gather_shared(
-        self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor
-    ) -> None:
+        self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor,
+        back: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         """The same of an array that all rows share."""
         if src is not None:
-            access.gather_row(src, place, modes, extents, self.column, self.step, self.columns, dst, self.apart)
+            access.gather_row(src, place, modes, extents, self.column, self.step, self.columns, dst, self.apart, back)
 
     def pick(
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, index: tuple, dst: cute.Tensor

@@ -198,7 +198,8 @@ class Reads:
         """Whether a ragged row's vectors start at an aligned address before the row itself. This is so unless something
         needs the columns' coordinates one by one, or a thread holds values of its columns from row to row."""
         gathers = any(
-            a.mode in ("gather", "index") and (len(self.column_groups) > 1 or self.picks(a)) for a in self.loads
+            self.moves(a) or (a.mode in ("gather", "index") and (len(self.column_groups) > 1 or self.picks(a)))
+            for a in self.loads
         )
         aligned = any(self.aligned(a) for a in (*self.loads, *self.stores))
         return (self.kind == "row" or self.collapsed) and aligned and not gathers
@@ -239,7 +240,7 @@ class Reads:
         have every axis of the rows, in order."""
         values = all(a.tokens == tuple(range(self.leading)) for a in self.stores if a.mode == "row")
         own = [a for a in (*self.loads, *self.stores) if a.mode in ("flat", "gather") and self.of_row(a)]
-        plain = not self.inner and not any(map(self.picks, self.loads))
+        plain = not self.inner and not any(self.picks(a) or self.moves(a) for a in self.loads)
         return self.kind == "row" and self.leading > 0 and plain and values and all(map(self.aligned, own))
 
     def lanes(self, vec: int) -> int:
@@ -260,6 +261,10 @@ class Reads:
         """Whether each column of a vector has an element of its own."""
         inner = access.mode == "gather" and len(self.groups) - 1 in access.tokens
         return access.mode == "flat" or inner or self.picks(access)
+
+    def moves(self, access: Access) -> bool:
+        """Whether a row is read at its columns' neighbours."""
+        return any(axis in g.axes for g in self.column_groups for axis, _ in access.back)
 
     @property
     def alone(self) -> bool:

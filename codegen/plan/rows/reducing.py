@@ -199,8 +199,8 @@ class _Reductions(Planner):
             message = f"no kernel that reduces puts {name!r} at an index's places"
             return self.error(message, "make two ops: one that reduces, one that puts", self.spec.array(name))
         for node in self.nodes:
-            if node.op == "shift" and not self.among_rows(node):
-                message = "no kernel that reduces reads neighbours along a row"
+            if node.op == "shift" and not self.reads_neighbours(node):
+                message = "no kernel that reduces over rows reads neighbours along a row, and none those of parts"
                 return self.error_in_chain(node, message, "make two ops: one that shifts, one that reduces")
             if node.op == "pick":
                 message = "no kernel that reduces takes at a computed index"
@@ -441,15 +441,15 @@ class _Reductions(Planner):
         del axis, groups
         return table
 
-    def among_rows(self, shift: Node) -> bool:
-        """Whether a shifted array is read whole at another row."""
+    def reads_neighbours(self, shift: Node) -> bool:
+        """Whether a shifted array is read whole: at another row, or along a row where none reduces over rows."""
         assert isinstance(shift.attr, tuple) and isinstance(shift.args[0].attr, Leaf)
         array, rows = self.spec.array(shift.args[0].attr.name), self.axes[: self.place]
-        return array.parts is None and all(axis in rows for axis, _ in shift.attr)
+        return array.parts is None and (not self.over or all(axis in rows for axis, _ in shift.attr))
 
     def shift_mode(self, own: Tokens, moved: set[int], inner: int, mode_of: ModeOf) -> str:
-        """As at the row's own place: a shift goes to another row (`among_rows`)."""
-        return mode_of(own)
+        """Element by element along a row; as at the row's own place if a shift goes to another one."""
+        return mode_of(own) if all(mode_of((group,)) == "row" for group in moved) else "gather"
 
     def take_mode(self, index: Tokens, table: Tokens, axis: str, groups: tuple[Group, ...], mode_of: ModeOf) -> str:
         """The index of a row selects that row's position in the table; an index of columns selects one for each column."""

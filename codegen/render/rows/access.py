@@ -116,6 +116,11 @@ class RowAccess(Context):
             for mode, t in enumerate(access.tokens)
         )
 
+    def back(self, access: Access) -> tuple[int, ...]:
+        """How many places back a neighbour is along each mode of an array, of those that are column axes."""
+        axes, by = [g.axes for g in self.plan.column_groups], dict(access.back)
+        return tuple(0 if m is None else sum(by.get(a, 0) for a in axes[m]) for m in self.modes(access))
+
     def picked(self, access: Access) -> str:
         """The mode of a table that an index selects, the index, a row's position in the index, and its modes."""
         assert access.index_of is not None
@@ -268,7 +273,8 @@ class RowAccess(Context):
         shared = "" if self.plan.of_row(access) else "_shared"
         if self.plan.picks(access):
             return f"pick{shared}({tensor}, {self.columns_of(access)}, {self.picked(access)}, {registers})"
-        return f"gather{shared}({tensor}, {self.columns_of(access)}, {registers})"
+        back = f", back={self.back(access)}" if self.plan.moves(access) else ""
+        return f"gather{shared}({tensor}, {self.columns_of(access)}, {registers}{back})"
 
     def unaligned(self, access: Access) -> str:
         """Whether vectors of an array's ragged rows are not aligned in memory."""

@@ -32,6 +32,14 @@ OPS = {
         "c = jnp.pad(jnp.broadcast_to(b, (x.shape[1],)), (1, 0), constant_values=3)[:x.shape[1], None]; "
         "y = jnp.concatenate([a[:, :, 1::2], x[:, :, ::2] + c], -1)",
     ),
+    "reduced": spec_text(
+        "x: float32[B, S, N]; w: float32[N]", "y: float32[B, S, N]; m: float32[B]",
+        "z = x - 0.5 * shift(x, axis=S) + 0.25 * shift(w * x, axis=N, by=-2, fill=1); m = mean(square(z), axis=(S, N)) + 0.1; "
+        "y = z * rsqrt(m)",
+        "a = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :x.shape[1]]; "
+        "b = jnp.pad(w * x, ((0, 0), (0, 0), (0, 2)), constant_values=1)[:, :, 2:]; z = x - 0.5 * a + 0.25 * b; "
+        "m = jnp.mean(jnp.square(z), axis=(1, 2)) + 0.1; y = z / jnp.sqrt(m)[:, None, None]",
+    ),
     "scanned": spec_text(
         "x: float32[B, S]", "y: float32[B, S]",
         "y = cumsum(tanh(shift(x, axis=S, by=2)) - shift(x, axis=B, by=-1, fill=1), axis=S, reverse=true)",

@@ -1,0 +1,52 @@
+"""The gradients of attention for chains that no op of the library has, and the chains whose gradients kernels do not compute."""
+
+import pytest
+
+from codegen.autodiff.backward import Derived, backward_of
+from codegen.checking.testing import check_gradient
+from codegen.pipeline import read_op
+from tests.making import make_op, spec_text
+
+TYPES = "{T: [float16, bfloat16]}"
+INPUTS = "q: T[..., Q, D]; k: T[..., S, D]; v: T[..., S, E]"
+
+
+def attention(chain: str, reference: str, inputs: str = "", outputs: str = "o: T[..., Q, E]") -> str:
+    """The text of a spec; `x` stands for the products in the reference."""
+    first = 'x = jnp.einsum("...qd,...sd->...qs", q, k)'
+    last = 'o = jnp.einsum("...qs,...se->...qe", p, v)'
+    return spec_text(
+        f"{INPUTS}; {inputs}" if inputs else INPUTS, outputs, chain, f"{first}; {reference}; {last}", types=TYPES
+    )
+
+
+def test_gates_rows_and_documents(tmp_path):
+    """Weights have a factor of their row, named as variables of kernels could be; documents are read at places of the batch."""
+    text = attention(
+        "s = where(one == two, (q @ k) * at, -1e4); o = (softmax(s, axis=S) * row) @ v",
+        "s = jnp.where(one[..., :, None] == two[..., None, :], x * at[..., None], -1e4); "
+        "p = jax.nn.softmax(s) * row[..., None]",
+        "at: float32[..., Q]; row: float32[..., Q]; one: int32[..., Q]; two: int32[..., S]",
+    )
+    op = make_op(tmp_path, text + "\ndomain: {one: [0, 2], two: [0, 2], at: [0, 0.5]}")
+    assert isinstance(op.backward, Derived)
+    check_gradient(op, "interpret", examples=2)
+
+
+@pytest.mark.parametrize(
+    ("chain", "outputs", "reason"),
+    [
+        ("s = q @ k; o = softmax(s, axis=S) @ v; m = max(s, axis=S)", "o: T[..., Q, E]; m: float32[..., Q]", "'m', which depends on"),
+        ("s = q @ k; e = exp(s - max(s, axis=S)); o = e / (sum(e, axis=S) + 1) @ v", "o: T[..., Q, E]", "'add' takes a row's largest"),
+        (
+            "s = q @ k; e = exp(s - max(s, axis=S)); o = (e * reciprocal(sum(e, axis=S)) * gate * gate) @ v", "o: T[..., Q, E]",
+            "a sum along S that is no part of",
+        ),
+    ],
+    ids=["the largest score", "an absolute term", "a sum before"],
+)  # fmt: skip
+def test_what_no_kernel_computes(chain, outputs, reason):
+    """Where an output depends on the largest score, and where the slopes need a sum that their own kernel would give."""
+    gate = "gate: float32[..., Q]" if "gate" in chain else ""
+    op = read_op("specs/made.yaml", attention(chain, "p = x; m = x.max(-1)", gate, outputs))
+    assert reason in str(backward_of(op))

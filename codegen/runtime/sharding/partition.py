@@ -51,8 +51,8 @@ def whole_axes(op: CalledOp) -> set[str]:
     """The axes that a device needs whole: those of a fixed size, and those along which it scans, among them."""
     takes = {n for n in topological(s.value for s in op.statements) if n.op == "take"}
     chosen = [n.attr for s in op.statements for n in topological([s.value]) if isinstance(n.attr, Selected)]
-    selected = {axis for how in chosen for axis in (how.axis, how.into)}
-    found = selected | {*op.spec.extents} | {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
+    fixed = {axis for how in chosen for axis in (how.axis, how.into)} | {*op.spec.extents}
+    found = fixed | {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
     picks = {n for n in topological(s.value for s in op.statements) if n.op == "pick"}
     found |= {axis for n in picks for axis in n.args[0].dims}
     found |= {axis for a in op.plan.loads for axis, _ in a.back}

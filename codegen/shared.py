@@ -271,6 +271,8 @@ class AttentionLaunch:
     warps: int
     stages: int  # tiles of k and of v in shared memory
     processors: int = 0  # on Hopper, whose main loop has a block for each; 0 for the main loop of all architectures
+    splits: int = 1  # blocks that share a row's columns
+    packed: bool = False  # whether a block's rows are of all that share k and v
 
     @property
     def vec(self) -> int:

@@ -100,6 +100,7 @@ def alibi_attention_launch(
     mV: cute.Tensor,  # (B, S, H, D) T
     mSlopes: cute.Tensor,  # (H) float32
     mO: cute.Tensor,  # (B, Q, H, D) T
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -108,7 +109,7 @@ def alibi_attention_launch(
         stream, attend.arranged(mQ, sizes, (2, 0), 1), attend.arranged(mK, sizes, (2, 0), 1),
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mSlopes, mO,),
         functools.partial(alibi_attention_score, scale=scale), functools.partial(alibi_attention_tiles, scale=scale),
-        functools.partial(alibi_attention_row, scale=scale), how=how,
+        functools.partial(alibi_attention_row, scale=scale), mParts, how=how,
     )
 
 
@@ -189,6 +190,7 @@ def alibi_attention_forward_launch(
     mO: cute.Tensor,  # (B, Q, H, D) T
     mRowMax: cute.Tensor,  # (B, Q, H) float32
     mRowSum: cute.Tensor,  # (B, Q, H) float32
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -198,7 +200,7 @@ def alibi_attention_forward_launch(
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mSlopes, mO, mRowMax, mRowSum,),
         functools.partial(alibi_attention_forward_score, scale=scale),
         functools.partial(alibi_attention_forward_tiles, scale=scale),
-        functools.partial(alibi_attention_forward_row, scale=scale), how=how,
+        functools.partial(alibi_attention_forward_row, scale=scale), mParts, how=how,
     )
 
 

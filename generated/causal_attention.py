@@ -101,6 +101,7 @@ def causal_attention_launch(
     mV: cute.Tensor,  # (B, S, H, E) T
     mO: cute.Tensor,  # (B, Q, H, G, E) T
     mLse: cute.Tensor,  # (B, H, G, Q) float32
+    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -109,7 +110,7 @@ def causal_attention_launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mLse,),
         functools.partial(causal_attention_score, scale=scale), functools.partial(causal_attention_tiles, scale=scale),
-        functools.partial(causal_attention_row, scale=scale), how=how,
+        functools.partial(causal_attention_row, scale=scale), mParts, how=how,
     )
 
 
@@ -194,6 +195,7 @@ def causal_attention_forward_launch(
     mLse: cute.Tensor,  # (B, H, G, Q) float32
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
+    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -203,7 +205,7 @@ def causal_attention_forward_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
         (mO, mLse, mRowMax, mRowSum,), functools.partial(causal_attention_forward_score, scale=scale),
         functools.partial(causal_attention_forward_tiles, scale=scale),
-        functools.partial(causal_attention_forward_row, scale=scale), how=how,
+        functools.partial(causal_attention_forward_row, scale=scale), mParts, how=how,
     )
 
 

@@ -104,6 +104,7 @@ def prefix_attention_launch(
     mV: cute.Tensor,  # (B, H, S, D) T
     mPrefix: cute.Tensor,  # (B) int32
     mO: cute.Tensor,  # (B, H, Q, D) T
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -112,7 +113,7 @@ def prefix_attention_launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mPrefix, mO,),
         functools.partial(prefix_attention_score, scale=scale), functools.partial(prefix_attention_tiles, scale=scale),
-        functools.partial(prefix_attention_row, scale=scale), how=how,
+        functools.partial(prefix_attention_row, scale=scale), mParts, how=how,
     )
 
 
@@ -194,6 +195,7 @@ def prefix_attention_forward_launch(
     mO: cute.Tensor,  # (B, H, Q, D) T
     mRowMax: cute.Tensor,  # (B, H, Q) float32
     mRowSum: cute.Tensor,  # (B, H, Q) float32
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -203,7 +205,7 @@ def prefix_attention_forward_launch(
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mPrefix, mO, mRowMax, mRowSum,),
         functools.partial(prefix_attention_forward_score, scale=scale),
         functools.partial(prefix_attention_forward_tiles, scale=scale),
-        functools.partial(prefix_attention_forward_row, scale=scale), how=how,
+        functools.partial(prefix_attention_forward_row, scale=scale), mParts, how=how,
     )
 
 

@@ -71,13 +71,14 @@ def relative_bias_attention_launch(
     mV: cute.Tensor,  # (B, H, S, D) T
     mBias: cute.Tensor,  # (H, Q, S) T
     mO: cute.Tensor,  # (B, H, Q, D) T
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     how: cutlass.Constexpr[AttentionLaunch],
 ):
     sizes = (mQ.shape[1], mQ.shape[0])  # H, B
     attend.launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mBias, mO,),
-        relative_bias_attention_score, None, relative_bias_attention_row, how=how,
+        relative_bias_attention_score, None, relative_bias_attention_row, mParts, how=how,
     )
 
 
@@ -134,13 +135,14 @@ def relative_bias_attention_forward_launch(
     mO: cute.Tensor,  # (B, H, Q, D) T
     mRowMax: cute.Tensor,  # (B, H, Q) float32
     mRowSum: cute.Tensor,  # (B, H, Q) float32
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     how: cutlass.Constexpr[AttentionLaunch],
 ):
     sizes = (mQ.shape[1], mQ.shape[0])  # H, B
     attend.launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mBias, mO, mRowMax, mRowSum,),
-        relative_bias_attention_forward_score, None, relative_bias_attention_forward_row, how=how,
+        relative_bias_attention_forward_score, None, relative_bias_attention_forward_row, mParts, how=how,
     )
 
 

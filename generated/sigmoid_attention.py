@@ -99,6 +99,7 @@ def sigmoid_attention_launch(
     mQDocument: cute.Tensor,  # (rows, Q) int32
     mKDocument: cute.Tensor,  # (rows, S) int32
     mO: cute.Tensor,  # (rows, Q, D) T
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -107,7 +108,7 @@ def sigmoid_attention_launch(
         stream, attend.arranged(mQ, sizes, (0,), 1), attend.arranged(mK, sizes, (0,), 1),
         attend.arranged(mV, sizes, (0,), 1), attend.arranged(mO, sizes, (0,), 1), (mBias, mQDocument, mKDocument, mO,),
         functools.partial(sigmoid_attention_score, scale=scale),
-        functools.partial(sigmoid_attention_tiles, scale=scale), None, how=how,
+        functools.partial(sigmoid_attention_tiles, scale=scale), None, mParts, how=how,
     )
 
 

@@ -98,6 +98,7 @@ def sink_attention_launch(
     mV: cute.Tensor,  # (B, H, S, D) T
     mSink: cute.Tensor,  # (H) float32
     mO: cute.Tensor,  # (B, H, Q, D) T
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -106,7 +107,7 @@ def sink_attention_launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mSink, mO,),
         functools.partial(sink_attention_score, scale=scale), functools.partial(sink_attention_tiles, scale=scale),
-        functools.partial(sink_attention_row, scale=scale), how=how,
+        functools.partial(sink_attention_row, scale=scale), mParts, how=how,
     )
 
 
@@ -182,6 +183,7 @@ def sink_attention_forward_launch(
     mO: cute.Tensor,  # (B, H, Q, D) T
     mRowAdd: cute.Tensor,  # (B, H, Q) float32
     mM: cute.Tensor,  # (B, H, Q) float32
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -191,7 +193,7 @@ def sink_attention_forward_launch(
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mSink, mO, mRowAdd, mM,),
         functools.partial(sink_attention_forward_score, scale=scale),
         functools.partial(sink_attention_forward_tiles, scale=scale),
-        functools.partial(sink_attention_forward_row, scale=scale), how=how,
+        functools.partial(sink_attention_forward_row, scale=scale), mParts, how=how,
     )
 
 

@@ -103,6 +103,7 @@ def sliding_attention_launch(
     mK: cute.Tensor,  # (B, S, H, D) T
     mV: cute.Tensor,  # (B, S, H, D) T
     mO: cute.Tensor,  # (B, Q, H, G, D) T
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     cap: cutlass.Constexpr[float],
     window: cutlass.Constexpr[int],
@@ -114,7 +115,7 @@ def sliding_attention_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO,),
         functools.partial(sliding_attention_score, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_tiles, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_row, scale=scale, cap=cap, window=window), how=how,
+        functools.partial(sliding_attention_row, scale=scale, cap=cap, window=window), mParts, how=how,
     )
 
 
@@ -197,6 +198,7 @@ def sliding_attention_forward_launch(
     mO: cute.Tensor,  # (B, Q, H, G, D) T
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
+    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
     scale: cutlass.Constexpr[float],
     cap: cutlass.Constexpr[float],
     window: cutlass.Constexpr[int],
@@ -208,7 +210,7 @@ def sliding_attention_forward_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mRowMax, mRowSum,),
         functools.partial(sliding_attention_forward_score, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_forward_tiles, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_forward_row, scale=scale, cap=cap, window=window), how=how,
+        functools.partial(sliding_attention_forward_row, scale=scale, cap=cap, window=window), mParts, how=how,
     )
 
 

@@ -85,7 +85,10 @@ def _extents(op: Op, shape: Shape) -> Extents:
         # Of heads for which there is no kernel, as if there were one
         inner, columns = (elements((axis,), shape) for axis in (op.plan.value, op.plan.contracted))
         heads = [n if fits_heads(n) else 128 for n in (inner, columns)]
-        return Extents(heads[0], None, heads[1])
+        rows, along, batch, shared = (
+            elements(own, shape) for own in ((op.plan.row,), (op.plan.column,), op.plan.batch, op.plan.shared)
+        )
+        return Extents(heads[0], along, heads[1], rows, batch, shared)
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
     apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
@@ -98,8 +101,10 @@ def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | Atte
     """The blocks of that launch."""
     plan = launched(op).plan
     assert not isinstance(plan, Staged)
-    if isinstance(plan, AttentionPlan):
-        return how.blocks(elements((plan.row,), shape), 0) * elements(plan.batch, shape)
+    if isinstance(plan, AttentionPlan) and isinstance(how, AttentionLaunch):
+        together = elements(plan.shared, shape) if how.packed else 1
+        batch = elements(plan.batch, shape) // together * how.splits
+        return how.blocks(elements((plan.row,), shape) * together, 0) * batch
     rows, columns = plan.rows_and_columns(functools.partial(elements, shape=shape))
     if isinstance(how, WalkLaunch) and how.by_place:  # for each place, not for each row
         rows = elements(tuple(a for i in plan.apart for a in plan.groups[i].axes), shape)

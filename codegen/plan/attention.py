@@ -13,21 +13,25 @@ gives the factor of o, and the outputs of one value a row, such as the logsumexp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codegen.errors import UserError
-from codegen.graph.nodes import Node, Statement
+from codegen.graph.nodes import Node, Statement, topological
 from codegen.plan.access import Access, Extent, Group, View
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Extents
+from codegen.plan.rows import walking
 from codegen.shared import AttentionLaunch
 from codegen.spec.spec import Array, Spec
 
 HEADS = 256  # the longest rows of q, k and v
 SMS = 132  # of an H100
 MOST_AXES = 3  # of the batch: TMA's boxes have five
+FEW = 16  # rows of q of a sequence, up to which blocks share columns, and rows of all heads a tile
+RESIDENT = 4  # small blocks of an SM
+LEAST_COLUMNS, MOST_SPLITS = 256, 64  # of a block; blocks of a row
 SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types of q, k and v
 
@@ -114,8 +118,19 @@ class AttentionPlan:
         for axis, size in ((self.contracted, d), (self.value, e)):
             if not fits_heads(size):
                 raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
+        few = self.of_few_rows(d, e, extents, arch)
         hopper = arch == "sm_90a" and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
-        return (self.on_hopper(d, e) if hopper else None) or self.anywhere(d, e)
+        return few or (self.on_hopper(d, e) if hopper else None) or self.anywhere(d, e)
+
+    def of_few_rows(self, d: int, e: int, extents: Extents, arch: str | None) -> AttentionLaunch | None:
+        """The launch for so few rows that their tiles leave SMs idle, or are mostly empty; None if there are more."""
+        del d, e, extents, arch
+        return None
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The axes of the batch whose elements share rows of k and v."""
+        return ()
 
     def on_hopper(self, d: int, e: int) -> AttentionLaunch | None:
         """The launch of Hopper's main loop; None if heads are too long for it."""
@@ -169,6 +184,34 @@ class Attention(AttentionPlan):
     def anywhere(self, d: int, e: int) -> AttentionLaunch:
         large = max(d, e) > 128
         return AttentionLaunch(64, 32 if large else 64, d, e, warps=4, stages=1 if large else 2)
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        return tuple(a for a in self.batch if a not in self.k.axes and a not in self.v.axes)
+
+    @property
+    def packs(self) -> bool:
+        """Whether a block may have rows of all that share k and v: the mask is the same for them, and v lacks the axes that k lacks."""
+        lacking = [[a for a in self.batch if a not in x.axes] for x in (self.k, self.v)]
+        masked = {a for n in topological([self.condition] if self.condition is not None else []) for a in n.dims}
+        return lacking[0] == lacking[1] and not {*self.shared} & masked
+
+    def of_few_rows(self, d: int, e: int, extents: Extents, arch: str | None) -> AttentionLaunch | None:
+        """Decoding: a row or some of each sequence, and many of k. Memory limits it, so k and v are read once for all rows that share
+        them, by as many blocks as keep every SM busy."""
+        rows, columns, batch, shared = extents.rows, extents.total, extents.apart, extents.turned
+        if None in (rows, columns, batch, shared) or rows is None or not 0 < rows <= FEW:
+            return None
+        assert columns is not None and batch is not None and shared is not None
+        own, packed = self.anywhere(d, e), self.packs and shared > 1
+        count = rows * (shared if packed else 1)
+        tile = next(m for m in (16, 32, 64) if m >= count or m == 64)
+        blocks = -(-count // tile) * (batch // shared if packed else batch)
+        wanted = min(-(-walking.processors(arch) * RESIDENT // max(blocks, 1)), columns // LEAST_COLUMNS)
+        splits = 1 << max(0, min(wanted, MOST_SPLITS)).bit_length() >> 1
+        if not packed and splits <= 1:
+            return None
+        return replace(own, tile_m=tile, warps=tile // 16, splits=max(splits, 1), packed=packed)
 
     def _hopper_columns(self, d: int, e: int) -> int:
         """The columns of a tile on Hopper: shared memory has a tile of q and two of k and v each; a thread's registers have products,

@@ -109,6 +109,7 @@ class AttentionContext(TiledContext):
             tiles=tiles,
             row=row.function([]) if row else None,
             output=plan.o.name,
+            value=plan.value,
             sizes=self.sizes(plan.q),
             batch=", ".join(self.batch) or "no batch",
             factors=[

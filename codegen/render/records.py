@@ -310,6 +310,7 @@ class AttentionKernel(Kernel):
     tiles: TileFunction | None
     row: PartFunction | None
     output: str
+    value: str
     sizes: str
     batch: str
     factors: list[str]

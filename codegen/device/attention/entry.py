@@ -35,6 +35,7 @@ def launch(
     score: cutlass.Constexpr[Callable[..., Any]],
     tiles: cutlass.Constexpr[Callable[..., Any] | None],
     row: cutlass.Constexpr[Callable[..., Any] | None],
+    parts: cute.Tensor,
     *,
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -47,12 +48,13 @@ def launch(
         mask.
     row: (at: Row, top, total, tensors) -> the factor of a row of o, from its largest score and sum(exp(score - top)); it
         stores the row's other outputs. None where the scores are the weights.
+    parts: float32 (splits, rows, E + 2), room for what the blocks of a row have summed where there are several.
     """
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
         if cutlass.const_expr(how.processors > 0):
             sm90.launch(stream, q, k, v, o, tensors, score, tiles, row, how)
         else:
-            sm80.launch(stream, q, k, v, o, tensors, score, tiles, row, how)
+            sm80.launch(stream, q, k, v, o, tensors, score, tiles, row, parts, how)
 
 
 @cute.jit

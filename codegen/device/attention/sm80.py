@@ -1,7 +1,8 @@
 """Attention's main loop for every architecture since Ampere: cp.async, ldmatrix, mma.sync.
 
-A block has `tile_m` rows of q, each warp 16 of them. Tiles of k and v pass through shared memory; tiles for which the mask
-holds nowhere are skipped. A lane holds of a row's scores the columns 8j + 2(lane % 4) + {0, 1}, for its rows lane // 4 + {0, 8}
+A block has `tile_m` rows of q, each warp 16 of them; where there are few, they may be of all heads that share k and v. Tiles of k and
+v pass through shared memory; tiles for which the mask holds nowhere are skipped. Blocks may share a row's tiles: each writes what it has
+summed, and another kernel adds that up in a fixed order. A lane holds of a row's scores the columns 8j + 2(lane % 4) + {0, 1}, for its rows lane // 4 + {0, 8}
 of the warp's. The weights stay in registers: as a product leaves them, the next one takes them.
 """
 
@@ -18,7 +19,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
 from codegen.device import vectors
-from codegen.device.attention.batches import places_of
+from codegen.device.attention import batches as batches_of
 from codegen.device.attention.scores import Row, Scores, Tile
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b, pair_of_b
@@ -48,13 +49,23 @@ def launch(
     score: Callable[..., Any],
     tiles: Callable[..., Any] | None,
     row: Callable[..., Any] | None,
+    parts: cute.Tensor,
     how: AttentionLaunch,
 ) -> None:
     """As `attention.launch`."""
-    count = cute.size(q, mode=[0]) * cute.ceil_div(q.shape[1], how.tile_m)
-    _kernel(q, k, v, o, tensors, score, tiles, row, how).launch(
+    batches = q.shape[0]
+    lacking = batches_of.lacking(k.stride[0]) if how.packed else tuple(False for _ in batches)
+    own = batches_of.count(batches, lacking, False)
+    rows = q.shape[1] * batches_of.count(batches, lacking, True)
+    count = cute.ceil_div(rows, how.tile_m) * own * how.splits
+    _kernel(q, k, v, o, tensors, score, tiles, row, parts, batches, lacking, how).launch(
         grid=(count, 1, 1), block=(how.threads, 1, 1), stream=stream, preferred_smem_carveout=-1
     )
+    if how.splits > 1:
+        sizes = q.shape[1], k.shape[1]
+        _join(o, tensors, row, parts, batches, lacking, sizes, how).launch(
+            grid=(cute.ceil_div(own * rows, JOINED), 1, 1), block=(JOINED * WARP, 1, 1), stream=stream
+        )
 
 
 @cute.kernel
@@ -67,6 +78,9 @@ def _kernel(
     score: cutlass.Constexpr[Callable[..., Any]],
     tiles: cutlass.Constexpr[Callable[..., Any] | None],
     row: cutlass.Constexpr[Callable[..., Any] | None],
+    parts: cute.Tensor,  # (splits, rows, E + 2): what blocks have summed, and their rows' `top` and `total`
+    batches: tuple,  # sizes of the batch's axes
+    lacking: cutlass.Constexpr[tuple[bool, ...]],  # which of them a block's rows are of
     how: cutlass.Constexpr[AttentionLaunch],
 ):
     tensors = tuple(vectors.compacted(t) for t in tensors)
@@ -74,11 +88,15 @@ def _kernel(
     block, _, _ = cute.arch.block_idx()
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
     Q, S, dtype = q.shape[1], k.shape[1], q.element_type
-    tiles_m, tiles_n = cute.ceil_div(Q, how.tile_m), cute.ceil_div(S, how.tile_n)
-    batch = block // tiles_m
-    places, sizes = places_of(batch, q.shape[0]), (Q, S)
-    first = (tiles_m - 1 - block % tiles_m) * how.tile_m  # the last rows first: under a causal mask they take longest
-    rows = (first, cutlass.min(first + how.tile_m, Q) - 1)
+    R = Q * batches_of.count(batches, lacking, True)  # rows of an element of the batch
+    tiles_m, every_n = cute.ceil_div(R, how.tile_m), cute.ceil_div(S, how.tile_n)
+    split, number = block % how.splits, block // how.splits
+    batch, sizes = number // tiles_m, (Q, S)
+    places = batches_of.own(batch, batches, lacking)[1]
+    first = (tiles_m - 1 - number % tiles_m) * how.tile_m  # the last rows first: under a causal mask they take longest
+    rows = (Int32(0), Q - 1) if cutlass.const_expr(how.packed) else (first, cutlass.min(first + how.tile_m, Q) - 1)
+    each = cute.ceil_div(every_n, how.splits)
+    tiles_n = cutlass.min((split + 1) * each, every_n)
 
     # q, then the stages of k and v, in shared memory
     of_q, of_o = panels_of(how.tile_m, how.d, "k"), panels_of(how.tile_m, how.e, "k")
@@ -89,12 +107,15 @@ def _kernel(
     own_q, own_k = lane_of_a(lane, warp * SLAB, of_q), lane_of_b(lane, Int32(0), of_k, BYTES)
     own_v = lane_of_b(lane, Int32(0), of_v, BYTES)
 
-    load_tile(q, batch, first, shared, how.d, of_q, how.threads)
-    tile = _next(tiles, places, rows, Int32(0), tiles_n, sizes, tensors, how)
+    if cutlass.const_expr(how.packed):
+        _load_packed(q, places, batches, lacking, first, R, shared, how.d, of_q, how.threads)
+    else:
+        load_tile(q, places, first, shared, how.d, of_q, how.threads)
+    tile = _next(tiles, places, rows, Int32(split * each), tiles_n, sizes, tensors, how)
     if cutlass.const_expr(how.stages > 1):
         if tile < tiles_n:
-            load_tile(k, batch, tile * how.tile_n, shared + begin, how.d, of_k, how.threads)
-            load_tile(v, batch, tile * how.tile_n, shared + (begin + of_k.size), how.e, of_v, how.threads)
+            load_tile(k, places, tile * how.tile_n, shared + begin, how.d, of_k, how.threads)
+            load_tile(v, places, tile * how.tile_n, shared + (begin + of_k.size), how.e, of_v, how.threads)
     cute.arch.cp_async_commit_group()
 
     steps = -(-how.d // 16)
@@ -111,6 +132,7 @@ def _kernel(
     top.fill(-math.inf)
     total.fill(0)
     own_row = first + warp * SLAB + lane // 4
+    halves = tuple(_at(own_row + 8 * half, places, batches, lacking, Q, R, how.packed) for half in range(2))
 
     reading = Int32(begin)
     while tile < tiles_n:
@@ -118,8 +140,8 @@ def _kernel(
         writing = begin + stage - (reading - begin) if how.stages > 1 else Int32(begin)
         coming = after if how.stages > 1 else tile
         if coming < tiles_n:
-            load_tile(k, batch, coming * how.tile_n, shared + writing, how.d, of_k, how.threads)
-            load_tile(v, batch, coming * how.tile_n, shared + (writing + of_k.size), how.e, of_v, how.threads)
+            load_tile(k, places, coming * how.tile_n, shared + writing, how.d, of_k, how.threads)
+            load_tile(v, places, coming * how.tile_n, shared + (writing + of_k.size), how.e, of_v, how.threads)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(how.stages - 1)
         cute.arch.sync_threads()
@@ -143,9 +165,9 @@ def _kernel(
         if cutlass.const_expr(tiles is not None):
             every = every & Boolean(tiles(_tile(places, rows, column, sizes, how), tensors)[1])
         if every:
-            _score(acc, places, own_row, column, sizes, tensors, score, False, row is None)
+            _score(acc, halves, column, sizes, tensors, score, False, row is None)
         else:
-            _score(acc, places, own_row, column, sizes, tensors, score, True, row is None)
+            _score(acc, halves, column, sizes, tensors, score, True, row is None)
         weights = _weights(acc, acc_o, top, total, dtype, row is not None)
         for step in cutlass.range_constexpr(how.tile_n // 16):
             words = [weights[step * 2 + i // 2, i % 2] for i in range(4)]
@@ -159,18 +181,153 @@ def _kernel(
     cute.arch.cp_async_wait_group(0)
     cute.arch.sync_threads()
 
-    if cutlass.const_expr(row is not None):
+    for half in cutlass.range_constexpr(2):
+        for apart in cutlass.range_constexpr(2):
+            total[half] = total[half] + cute.arch.shuffle_sync_bfly(total[half], 1 << apart)
+    if cutlass.const_expr(how.splits > 1):
         for half in cutlass.range_constexpr(2):
-            sum_of = total[half]
-            for apart in cutlass.range_constexpr(2):
-                sum_of = sum_of + cute.arch.shuffle_sync_bfly(sum_of, 1 << apart)
             r = own_row + 8 * half
-            at = Row(places, cutlass.min(r, Q - 1), sizes, (r < Q) & (lane % 4 == 0))
-            factor = row(at, cute.full((1,), top[half], Float32), cute.full((1,), sum_of, Float32), tensors)[0]
-            for j in cutlass.range_constexpr(cute.size(acc_o, mode=[1])):
-                for e in cutlass.range_constexpr(2):
-                    acc_o[2 * half + e, j] = acc_o[2 * half + e, j] * factor
-    store_rows(acc_o, o, batch, first + warp * SLAB, warp * SLAB, shared, of_o, how.e)
+            _store_part(acc_o, top[half], total[half], parts, split, batch * R + r, r < R, half, how.e)
+    else:
+        if cutlass.const_expr(row is not None):
+            for half in cutlass.range_constexpr(2):
+                here, position = halves[half]
+                at = Row(here, position, sizes, (own_row + 8 * half < R) & (lane % 4 == 0))
+                values = (cute.full((1,), x[half], Float32) for x in (top, total))
+                factor = row(at, *values, tensors)[0]
+                for j in cutlass.range_constexpr(cute.size(acc_o, mode=[1])):
+                    for e in cutlass.range_constexpr(2):
+                        acc_o[2 * half + e, j] = acc_o[2 * half + e, j] * factor
+        if cutlass.const_expr(how.packed):
+            for half in cutlass.range_constexpr(2):
+                _store_packed(acc_o, o, halves[half], own_row + 8 * half < R, half, how.e)
+        else:
+            store_rows(acc_o, o, places, first + warp * SLAB, warp * SLAB, shared, of_o, how.e)
+
+
+JOINED = 8  # rows of a block that joins parts, one for each warp
+
+
+@cute.kernel
+def _join(
+    o: cute.Tensor,  # (L, Q, E)
+    tensors: tuple,
+    row: cutlass.Constexpr[Callable[..., Any] | None],
+    parts: cute.Tensor,
+    batches: tuple,
+    lacking: cutlass.Constexpr[tuple[bool, ...]],
+    sizes: tuple,
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    """Add up what the blocks of a row have summed, in their order. A warp has a row."""
+    tensors = tuple(vectors.compacted(t) for t in tensors)
+    tidx, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    lane, count = tidx % WARP, parts.shape[1]
+    R = sizes[0] * batches_of.count(batches, lacking, True)
+    index = block * JOINED + cute.arch.make_warp_uniform(tidx // WARP)
+    there = index < count
+    own = cutlass.min(index, count - 1)
+    places = batches_of.own(own // R, batches, lacking)[1]
+    here, position = _at(own % R, places, batches, lacking, sizes[0], R, how.packed)
+    top, total = Float32(-math.inf), Float32(0)
+    for split in cutlass.range_constexpr(how.splits):
+        top = cute.arch.fmax(top, parts[split, own, how.e], nan=True)
+    shift = cutlass.select_((top == -math.inf) | (top == math.inf), Float32(0), top)
+    pieces = -(-how.e // WARP)
+    found = cute.make_rmem_tensor((pieces,), Float32)
+    found.fill(0)
+    for split in cutlass.range_constexpr(how.splits):
+        scale = Float32(1)
+        if cutlass.const_expr(row is not None):
+            scale = cute.math.exp2((parts[split, own, how.e] - shift) * Float32(LOG2E), fastmath=True)
+            total = total + parts[split, own, how.e + 1] * scale
+        for i in cutlass.range_constexpr(pieces):
+            column = lane + i * WARP
+            if column < how.e:
+                found[i] = found[i] + parts[split, own, column] * scale
+    factor = Float32(1)
+    if cutlass.const_expr(row is not None):
+        at = Row(here, position, sizes, there & (lane == 0))
+        factor = row(at, cute.full((1,), top, Float32), cute.full((1,), total, Float32), tensors)[0]
+    for i in cutlass.range_constexpr(pieces):
+        column = lane + i * WARP
+        if there & (column < how.e):
+            o[here, position, column] = (found[i] * factor).to(o.element_type)
+
+
+def _at(
+    row: Int32, places: tuple, batches: tuple, lacking: tuple[bool, ...], Q: Int32, R: Int32, packed: bool
+) -> tuple[tuple, Int32]:
+    """The batch and the position along Q of one of a block's rows, or of the last one."""
+    own = cutlass.min(row, R - 1)
+    return (batches_of.sharer(own // Q, places, batches, lacking), own % Q) if packed else (places, own)
+
+
+@cute.jit
+def _load_packed(
+    source: cute.Tensor,
+    places: tuple,
+    batches: tuple,
+    lacking: cutlass.Constexpr[tuple[bool, ...]],
+    first: Int32,
+    rows: Int32,
+    target: Int32,
+    columns: cutlass.Constexpr[int],
+    panels: cutlass.Constexpr[Panels],
+    threads: cutlass.Constexpr[int],
+):
+    """As `load_tile`, of rows of all that share k and v."""
+    tidx, _, _ = cute.arch.thread_idx()
+    per_row = panels.width // CHUNK
+    for i in cutlass.range_constexpr(panels.rows * per_row // threads):
+        place = tidx + i * threads
+        r, byte = place // per_row, place % per_row * CHUNK
+        here, position = _at(first + r, places, batches, lacking, source.shape[1], rows, True)
+        base = source.iterator.toint() + Int64(cute.crd2idx((here, position, 0), source.layout)) * BYTES
+        there = (first + r < rows) & (byte < columns * BYTES)
+        given = cutlass.select_(there, Int32(CHUNK), Int32(0))
+        tensorcore.copy_async(target + panels.place(r, byte), base + Int64(byte), CHUNK, given)
+
+
+@cute.jit
+def _store_packed(
+    acc: cute.Tensor,
+    o: cute.Tensor,
+    at: tuple,
+    there: Boolean,
+    half: cutlass.Constexpr[int],
+    columns: cutlass.Constexpr[int],
+):
+    """A lane's part of a row of o."""
+    column = 2 * (cute.arch.lane_idx() % 4)
+    for j in cutlass.range_constexpr(-(-columns // 8)):
+        for e in cutlass.range_constexpr(2):
+            if there & (8 * j + column + e < columns):
+                o[at[0], at[1], 8 * j + column + e] = acc[2 * half + e, j].to(o.element_type)
+
+
+@cute.jit
+def _store_part(
+    acc: cute.Tensor,
+    top: Float32,
+    total: Float32,
+    parts: cute.Tensor,
+    split: Int32,
+    row: Int32,
+    there: Boolean,
+    half: cutlass.Constexpr[int],
+    columns: cutlass.Constexpr[int],
+):
+    """A lane's part of what a block has summed for a row."""
+    column = 2 * (cute.arch.lane_idx() % 4)
+    if there:
+        for j in cutlass.range_constexpr(columns // 8):
+            for e in cutlass.range_constexpr(2):
+                parts[split, row, 8 * j + column + e] = acc[2 * half + e, j]
+        if column == 0:
+            parts[split, row, columns] = top
+            parts[split, row, columns + 1] = total
 
 
 def _tile(places: tuple, rows: tuple, column: Int32, sizes: tuple, how: AttentionLaunch) -> Tile:
@@ -231,8 +388,7 @@ def fragment(shared: Int32, own: Int32, step: int, panels: Panels, words: cute.T
 
 def _score(
     acc: cute.Tensor,
-    places: tuple,
-    row: Int32,
+    halves: tuple,
     column: Int32,
     sizes: tuple,
     tensors: tuple,
@@ -240,20 +396,18 @@ def _score(
     masked: bool,
     plain: bool,
 ) -> None:
-    """The scores of a tile, from its products (4, J); where `masked`, columns past the last have no weight."""
+    """The scores of a tile, from its products (4, J), of a lane's two rows; where `masked`, columns past the last have no weight."""
     lane, count = cute.arch.lane_idx(), 2 * cute.size(acc, mode=[1])
-    Q, S = sizes
     columns = tuple(column + (8 * (i // 2) + i % 2) + 2 * (lane % 4) for i in range(count))
-    for half in range(2):
+    for half, (here, position) in enumerate(halves):
         held = cute.make_rmem_tensor((count,), Float32)
         for i in range(count):
             held[i] = acc[2 * half + i % 2, i // 2]
-        at = Scores(places, cutlass.min(row + 8 * half, Q - 1), columns, sizes)
-        held.store(score(at, held.load(), tensors, masked))
+        held.store(score(Scores(here, position, columns, sizes), held.load(), tensors, masked))
         for i in range(count):
             value = held[i]
             if masked:
-                value = cutlass.select_(columns[i] < S, value, Float32(0 if plain else -math.inf))
+                value = cutlass.select_(columns[i] < sizes[1], value, Float32(0 if plain else -math.inf))
             acc[2 * half + i % 2, i // 2] = value
 
 

@@ -25,7 +25,7 @@ import jax
 from codegen import cache, extras
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
-from codegen.plan.attention import AttentionPlan
+from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.launches import Extents
 from codegen.plan.planner import overrides
 from codegen.plan.rows.reductions import Reduction
@@ -202,6 +202,8 @@ def _call(
     for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1,) * max(1, op.plan.leading)
         tensors[f"{statistic.name} of rows"] = dtype, divisors, views.PARTS_ALIGNMENT
+    if isinstance(op.plan, Attention):
+        tensors["parts"] = "float32", (1, 1, 1), views.PARTS_ALIGNMENT
     for _, dtype in views.counter(op.plan, how):
         tensors["counter"] = dtype, (1,), views.PARTS_ALIGNMENT
     constants: dict[str, Any] = {p.name: (static or {}).get(p.name, p.example) for p in spec.params if p.static}

@@ -12,7 +12,7 @@ import numpy as np
 
 from codegen.graph.nodes import DTYPES, ROWS
 from codegen.plan.access import INT_MAX, Access, Plan
-from codegen.plan.attention import AttentionPlan
+from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.rows.access import Statistic
@@ -164,7 +164,11 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
 
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
-    """Shapes and dtypes of the partial results that a kernel which reduces over rows writes for the finishing kernel."""
+    """Shapes and dtypes of the partial results that a kernel which reduces over rows writes for the finishing kernel, or attention's
+    blocks of a row for the kernel that joins them."""
+    if isinstance(plan, Attention):
+        rows = _product(tuple(_product(axes.shape((axis,))) for axis in (*plan.batch, plan.row)))
+        return [((how.splits, rows, how.e + 2) if how.splits > 1 else (0, 0, 0), "float32")]
     if not isinstance(plan, Reduction) or not plan.columns:
         return []
     extents = group_extents(plan, axes)
@@ -223,7 +227,12 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
         return Extents(inner, total, *(n if isinstance(n, int) else None for n in (extents[plan.place], others)))
     if isinstance(plan, AttentionPlan):
         inner, columns = (_product(axes.shape((axis,))) for axis in (plan.value, plan.contracted))
-        return Extents(stands_for(inner), total, stands_for(columns))
+        own = [_product(axes.shape((axis,))) for axis in (plan.row, plan.column)]
+        batch, shared = (
+            _product(tuple(n for a in some for n in axes.shape((a,)))) for some in (plan.batch, plan.shared)
+        )
+        known = [n if isinstance(n, int) else None for n in (*own, batch, shared)]
+        return Extents(stands_for(inner), known[1], stands_for(columns), known[0], known[2], known[3])
     if isinstance(plan, Elementwise):
         return Extents(inner, total, turned=None if plan.turned is None else divisor(extents[plan.turned]))
     if not isinstance(plan, Reduction):

@@ -29,6 +29,7 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
+from codegen.plan.attention import Attention
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import lacks
 from codegen.plan.op import Op as PlannedOp
@@ -402,7 +403,7 @@ class Op(Generic[P, R]):
     def _tensor_names(self) -> list[str]:
         """The names of a kernel's tensors in messages: inputs, dynamic parameters, outputs, partial results."""
         dynamic = [p.name for p in self._dynamic]
-        folded = [f"{s.name} parts" for s in self.plan.columns]
+        folded = [f"{s.name} parts" for s in self.plan.columns] + ["parts"] * isinstance(self.plan, Attention)
         folded += [f"{s.name} of rows" for s, _ in views.row_statistic_dtypes(self.plan, "float32", "int32")]
         folded += ["counter" for _ in views.counter(self.plan, None)]
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]

@@ -5,7 +5,9 @@ import attention_kernels
 import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16
 import numpy as np
 import pytest
+from making import make_op
 
+from codegen.plan.launches import Extents
 from codegen.runtime.compiled import interpreted, kernels
 from codegen.shared import AttentionLaunch
 
@@ -97,3 +99,45 @@ def test_gradients(arch, d, e, tile_n):
     np.testing.assert_allclose(added, (ds / 0.125 * s).sum(-1), rtol=1e-3, atol=1e-2)
     for ours, theirs in zip(made, wanted, strict=True):
         np.testing.assert_allclose(ours.astype(np.float64), theirs, rtol=2e-2, atol=3e-2)
+
+
+DECODING = """
+op: decoding
+summary: Made here.
+types: {T: [bfloat16]}
+inputs: {q: "T[B, Q, (H G), D]", k: "T[B, S, H, D]", v: "T[B, S, H, E]", length: "int32[B]", sink: "float32[H, G]"}
+outputs: {o: "T[B, Q, (H G), E]", lse: "float32[B, Q, (H G)]"}
+chain: |
+  s = where(index(S) < length + index(Q), 0.25 * (q @ k), -inf)
+  m = maximum(max(s, axis=S), sink)
+  e = exp(s - m)
+  total = sum(e, axis=S) + exp(sink - m)
+  o = e / total @ v
+  lse = log(total) + m
+reference: |
+  o, lse = q, q[..., 0]
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 3], ids=str)
+def test_few_rows(rows, tmp_path):
+    """Blocks share a row's columns, and a tile has rows of all heads that share k and v. The blocks of the second sequence see nothing
+    but for the first."""
+    op = make_op(tmp_path, DECODING)
+    q, k, v, _ = draw(rows, 1100, 3, 16, 24, "bfloat16")
+    q, k, v = (np.concatenate([x, x[::-1]], 2) for x in (q, k, v))  # two heads of k
+    length, sink = np.array([1090, 2], np.int32), np.linspace(-1, 2, 6).reshape(2, 3).astype(np.float32)
+    types = {
+        a.name: "int32" if a.name == "length" else "float32" if a.name in ("sink", "lse") else "bfloat16"
+        for a in op.spec.arrays
+    }
+    how = op.plan.launch(types, Extents(24, 1100, 16, rows, 12, 3), {}, "sm_90a")
+    assert (how.splits, how.packed, how.processors) == (4, True, 0)
+    o, lse = op(q.reshape(2, rows, 6, 16), k, v, length, sink, implementation="interpret")
+    s = 0.25 * np.einsum("bqhgd,bshd->bqhgs", *(x.astype(np.float64) for x in (q, k)))
+    seen = np.arange(1100) < length[:, None, None, None, None] + np.arange(rows)[:, None, None, None]
+    e = np.where(seen, np.exp(s), 0)
+    total = e.sum(-1) + np.exp(sink)
+    np.testing.assert_allclose(np.asarray(lse).reshape(total.shape), np.log(total), rtol=1e-5, atol=1e-5)
+    wanted = np.einsum("bqhgs,bshe->bqhge", e / total[..., None], v.astype(np.float64))
+    np.testing.assert_allclose(np.asarray(o, np.float64).reshape(wanted.shape), wanted, rtol=2e-2, atol=1e-2)

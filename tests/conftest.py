@@ -28,7 +28,7 @@ os.environ.setdefault("CODEGEN_CACHE_DIR", str(Path(__file__).parent.parent / ".
 gc.set_threshold(100_000, 20, 100)
 
 GPU_TESTS = Path(__file__).parent / "gpu"
-# Tests of a generated op, of which those of every other op run by default
+# Tests of a generated op, of which those of every third op run by default
 INTERPRETED_GRADIENT = re.compile(r"test_gradient_of_.*\[interpret\]")
 
 hypothesis.settings.register_profile(
@@ -74,14 +74,14 @@ def of_tried_versions(names: list[str]) -> list[str]:
 
 def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests: of a test with `@pytest.mark.turns(n)`, one set of parameters in n * SPARSER runs, and the interpreted
-    gradients of every other op of several, unless all are requested."""
+    gradients of every third op of several, unless all are requested."""
     found: Counter[str] = Counter()
     kept, left = [], []
     for item in items:
         mark, name = item.get_closest_marker("turns"), item.nodeid.partition("[")[0]
         turns = mark.args[0] * SPARSER if mark else 1
         if INTERPRETED_GRADIENT.fullmatch(item.name):
-            name, turns = INTERPRETED_GRADIENT.pattern, 2
+            name, turns = INTERPRETED_GRADIENT.pattern, 3
         (left if not EVERY and found[name] % turns else kept).append(item)
         found[name] += 1
     config.hook.pytest_deselected(items=left)

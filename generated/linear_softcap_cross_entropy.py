@@ -42,10 +42,10 @@ loss = jax.nn.logsumexp(logits, axis=-1) - picked
 }
 
 
-def linear_softcap_cross_entropy_chain(acc, label, index_n, cap):
+def linear_softcap_cross_entropy_chain(acc, label, index_n, cap, approx):
     """The chain, on one vector of each operand."""
-    z = device.settled(device.divide_by_shared(acc, cap, False))
-    logits = device.multiply(cap, device.tanh(z, False))
+    z = device.settled(device.divide_by_shared(acc, cap, approx))
+    logits = device.multiply(cap, device.tanh(z, approx))
     loss_of = logits
     loss_of2 = device.where(device.equal_index(index_n, label), loss_of, 0.0)
     return loss_of, loss_of2
@@ -59,14 +59,18 @@ def linear_softcap_cross_entropy_tiles(at: gemm.Vector, tensors: tuple):
     return (rLabel,)
 
 
-def linear_softcap_cross_entropy_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, cap: float):
+def linear_softcap_cross_entropy_tile(
+    at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, cap: float, narrow_factors: bool,
+):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
     mLabel, mFirstN = tensors
     iN = at.column
     rLabel, = operands
     rIndexN = at.count_up(device.place(iN, mFirstN))
+    approx = narrow_factors
     loss_of, loss_of2 = linear_softcap_cross_entropy_chain(
         acc[0].load(), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32), device.full(at.vec, cap),
+        approx,
     )
     return (loss_of, loss_of, loss_of2)
 
@@ -85,8 +89,9 @@ def linear_softcap_cross_entropy_launch(
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mLabel, mFirstN,), functools.partial(linear_softcap_cross_entropy_tile, cap=cap),
-        batched=False, b_is_nk=True, paired="", reads=(None, linear_softcap_cross_entropy_tiles), how=how,
+        stream, mX, (mW,), (mLabel, mFirstN,),
+        functools.partial(linear_softcap_cross_entropy_tile, cap=cap, narrow_factors=device.narrow(mX)), batched=False,
+        b_is_nk=True, paired="", reads=(None, linear_softcap_cross_entropy_tiles), how=how,
         row_ops=("max", "sum", "sum"), column_ops=(), rescaled=((1, 0, "exp", 1.0, True),),
         row_parts=(mLossMax, mLossSum, mLossSum2), column_parts=(),
     )
@@ -216,10 +221,10 @@ def linear_softcap_cross_entropy_epilogue_xla(acc, label, index_n, cap):
     return loss
 
 
-def linear_softcap_cross_entropy_forward_chain(acc, label, index_n, cap):
+def linear_softcap_cross_entropy_forward_chain(acc, label, index_n, cap, approx):
     """The chain, on one vector of each operand."""
-    z = device.settled(device.divide_by_shared(acc, cap, False))
-    logits = device.multiply(cap, device.tanh(z, False))
+    z = device.settled(device.divide_by_shared(acc, cap, approx))
+    logits = device.multiply(cap, device.tanh(z, approx))
     acc_kept = acc
     loss_of = logits
     loss_of2 = device.where(device.equal_index(index_n, label), loss_of, 0.0)
@@ -234,15 +239,19 @@ def linear_softcap_cross_entropy_forward_tiles(at: gemm.Vector, tensors: tuple):
     return (rLabel,)
 
 
-def linear_softcap_cross_entropy_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, cap: float):
+def linear_softcap_cross_entropy_forward_tile(
+    at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, cap: float, narrow_factors: bool,
+):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
     mLabel, mFirstN, mAccKept = tensors
     row = at.row
     iN = at.column
     rLabel, = operands
     rIndexN = at.count_up(device.place(iN, mFirstN))
+    approx = narrow_factors
     acc_kept, loss_of, loss_of2 = linear_softcap_cross_entropy_forward_chain(
         acc[0].load(), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32), device.full(at.vec, cap),
+        approx,
     )
     at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
     return (loss_of, loss_of, loss_of2)
@@ -264,9 +273,10 @@ def linear_softcap_cross_entropy_forward_launch(
 ):
     gemm.launch(
         stream, mX, (mW,), (mLabel, mFirstN, mAccKept,),
-        functools.partial(linear_softcap_cross_entropy_forward_tile, cap=cap), batched=False, b_is_nk=True, paired="",
-        reads=(None, linear_softcap_cross_entropy_forward_tiles), how=how, row_ops=("max", "sum", "sum"), column_ops=(),
-        rescaled=((1, 0, "exp", 1.0, True),), row_parts=(mLossMax, mLossSum, mLossSum2), column_parts=(),
+        functools.partial(linear_softcap_cross_entropy_forward_tile, cap=cap, narrow_factors=device.narrow(mX)),
+        batched=False, b_is_nk=True, paired="", reads=(None, linear_softcap_cross_entropy_forward_tiles), how=how,
+        row_ops=("max", "sum", "sum"), column_ops=(), rescaled=((1, 0, "exp", 1.0, True),),
+        row_parts=(mLossMax, mLossSum, mLossSum2), column_parts=(),
     )
 
 

@@ -111,13 +111,13 @@ def lost_terms(precision: str, gpu: bool, dtypes: Sequence[str], count: int) -> 
     return 0.0
 
 
-def approximate_nodes(op: AnyOp, types: Types) -> set[int]:
-    """The operations of a chain that may be approximate in a call, by identity."""
+def approximate_nodes(op: AnyOp, types: Types, factors: dict[str, str]) -> set[int]:
+    """The operations of a chain that may be approximate in a call, by identity. `factors` has the factors' type for each product."""
     spec = op.spec
     if spec.math != "auto":
         return {id(n) for n in topological(s.value for s in op.statements)} if spec.math == "fast" else set()
     outputs, read = ({a.name: types.dtype(a) for a in arrays} for arrays in (spec.outputs, spec.inputs))
-    read = {name: dtype for name, dtype in read.items() if DTYPES[dtype].kind == "float"}
+    read = {name: dtype for name, dtype in read.items() if DTYPES[dtype].kind == "float"} | factors
     found = deciding_types(op.statements, outputs, read, {})
     return {i for i, decide in found.items() if all(map(is_narrow, decide))}
 
@@ -127,7 +127,11 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
     spec = op.spec
     arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
     products: dict[str, Terms] = {}
+    factors: dict[str, str] = {}  # the types that products are made of
     if isinstance(op, GemmOp):
+        factors = {
+            p.acc.name: case.types.dtype(p.a) for p in op.plan.products if op.epilogue.spec.kind(p.acc) == "float"
+        }
         products, op = exact_products(op, arrays, case.axes, on_gpu()), op.epilogue
         arrays |= {name: terms.value for name, terms in products.items()}
     plan = op.plan
@@ -142,7 +146,7 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
         zip((access_key(plan, a) for a in plan.loads), read(plan.loads, arrays), strict=True)
     )
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
-    narrow = approximate_nodes(op, case.types)
+    narrow = approximate_nodes(op, case.types, factors)
     analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
                         plan.order, len(case.axes.rows), {a.name: case.types.dtype(a) for a in spec.inputs},
                         functools.partial(lost_terms, spec.math, on_gpu()))  # fmt: skip

@@ -80,6 +80,7 @@ class TileContext(ElementwiseContext):
 
     def kernel(self) -> GemmKernel:
         chain = self.chain()
+        flags = [self.narrow] if self.of_factors(chain.extra) else []
         columns = [self.read(a) for a in self.reads() if self.fixed(a)]
         tiles = [self.read(a) for a in self.reads() if not self.fixed(a)]
         absent = {self.tensors[name] for name in self.in_registers()}
@@ -88,7 +89,8 @@ class TileContext(ElementwiseContext):
         )
         return GemmKernel(
             op=self.name,
-            epilogue=self.epilogue_text(),
+            flags=flags,
+            epilogue=self.epilogue_text(flags),
             reads=f"({', '.join(readers)})",
             whole=self.whole_tensors(),
             static_params=[Constant(name=p.constant, kind=p.kind) for p in self.static],
@@ -140,9 +142,11 @@ class TileContext(ElementwiseContext):
             words.append(f"({tensor}, {parts}, {0 in access.tokens}),")
         return f"({' '.join(words)})"
 
-    def epilogue_text(self) -> str:
+    def epilogue_text(self, flags: list[str]) -> str:
         """The epilogue as the launcher passes it on, with constants bound."""
-        bound = ", ".join(f"{p.constant}={p.constant}" for p in self.static)
+        factor = f"m{camel(self.gemm.products[0].a.name)}"
+        words = [f"{p.constant}={p.constant}" for p in self.static]
+        bound = ", ".join([*words, *(f"{flag}=device.narrow({factor})" for flag in flags)])
         return f"functools.partial({self.name}_tile, {bound})" if bound else f"{self.name}_tile"
 
     def in_registers(self) -> frozenset[str]:
@@ -216,6 +220,30 @@ class TileContext(ElementwiseContext):
         """A reduced value needs the precision of the outputs that use it."""
         exactness = dict(self.tile_plan.exactness)
         return tuple(replace(a, dtype=exactness.get(a.name, a.dtype)) for a in super().asking())
+
+    # Flags that the types of the factors decide: the launcher has these, and tells the tiles
+
+    @property
+    def narrow(self) -> str:
+        """The parameter of a tile's function that says whether the factors are narrower than float32."""
+        return fresh({p.constant for p in self.static} | {*self.flags, *self.tensors.values()}, "narrow_factors")
+
+    def of_factors(self, flags: Iterable[str]) -> list[str]:
+        """Those of these flags that depend on the factors' type, because it decides for a reduced value."""
+        held = self.in_registers()
+        found = {flag for flag, arrays in self.approximations()[1].items() if any(a.name in held for a in arrays)}
+        return [flag for flag in flags if flag in found]
+
+    def flag_lines(self, names: Iterable[str]) -> list[str]:
+        names, held = list(names), self.in_registers()
+        own = self.of_factors(names)
+        lines = super().flag_lines(name for name in names if name not in own)
+        for flag, arrays in self.approximations()[1].items():
+            if flag in own:
+                tensors = [self.tensors[a.name] for a in arrays if a.name not in held]
+                more = f" and device.narrow({', '.join(tensors)})" if tensors else ""
+                lines.append(f"{flag} = {self.narrow}{more}")
+        return lines
 
     def chain_arguments(self) -> list[str]:
         places = [self.gemm.accs.index(a.array.name) + (a.part or 0) for a in self.accs if a.array is not None]

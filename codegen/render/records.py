@@ -259,6 +259,7 @@ class GemmKernel(Kernel):
     """The values of `gemm.py.jinja`: the epilogue's own tensors and parameters instead of the op's."""
 
     op: str
+    flags: list[str]  # what the launcher tells the tiles of the factors' types
     epilogue: str
     reads: str
     whole: str

@@ -16,6 +16,7 @@ from codegen.graph import online
 from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, reaching, topological
 from codegen.graph.ops import REDUCTIONS
+from codegen.graph.precision import deciding_types, widths
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise, tile_plan
 from codegen.plan.gemms import hopper_tiles
@@ -76,6 +77,7 @@ class Tile:
     b_is_nk: bool  # b's columns before the contracted axis
     paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)` or "interleaved" `(N 2)`
     accs: tuple[str, ...]  # the epilogue's inputs that hold products
+    factor: str  # the type of a
     work: int  # the approximate number of instructions of the epilogue for an accumulator
 
     def launch(
@@ -217,10 +219,12 @@ class Tile:
         return any(n.op in COSTS for n in topological(values))
 
     def is_exact(self, dtype: str, dtypes: Mapping[str, str]) -> bool:
-        """Whether reduced values are computed as for results of a type (or of a type variable that an output has)."""
+        """Whether reduced values are computed as for results of a type (or of a type variable that an output has, or
+        the factors)."""
         if self.spec.math != "auto":
             return self.spec.math == "precise"
-        bound = dtype if dtype in DTYPES else next(dtypes[a.name] for a in self.outputs if a.dtype == dtype)
+        named = {self.factor: dtypes["a"], **{a.dtype: dtypes[a.name] for a in self.outputs}}
+        bound = dtype if dtype in DTYPES else named[dtype]
         return DTYPES[bound].size >= 4
 
 
@@ -271,7 +275,9 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     if epilogue.disagreeing:
         words = " and ".join(f"{x.name!r} ({x})" for x in epilogue.disagreeing)
         raise UserError(f"a tile of a GEMM kernel has one order of axes, and {words} have several")
-    spec, statements, folds, exactness = _folded(epilogue, statements, order, rows, column)
+    spec, statements, folds, exactness = _folded(
+        epilogue, statements, order, rows, column, {p.acc.name: a.dtype for p in products if p.acc.dtype == "float32"}
+    )
     plan = tile_plan(spec, statements, {rows[0], column})
     folded = {f.value for f in folds}
     plan = replace(plan, stores=tuple(a for a in plan.stores if a.array is not None and a.array.name not in folded))
@@ -287,12 +293,17 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     work = 4 + sum(COSTS.get(n.op, 1) for n in nodes if n.args and n.op != "float")
     return Tile(
         spec, statements, folds, exactness, plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs,
-        work // (2 if paired else 1),
+        a.dtype, work // (2 if paired else 1),
     )  # fmt: skip
 
 
 def _folded(
-    epilogue: Spec, statements: tuple[Statement, ...], order: tuple[str, ...], rows: tuple[str, ...], column: str
+    epilogue: Spec,
+    statements: tuple[Statement, ...],
+    order: tuple[str, ...],
+    rows: tuple[str, ...],
+    column: str,
+    factors: Mapping[str, str],
 ) -> tuple[Spec, tuple[Statement, ...], tuple[Fold, ...], tuple[tuple[str, str], ...]]:
     """The epilogue up to its reductions: its spec and its chain, which end with the reduced values, the reductions, and
     the type that decides how exact each value is."""
@@ -332,8 +343,41 @@ def _folded(
     ends = [s.value for s in (*made, *more) if s.name not in late]
     early = {id(n) for n in topological(ends)}
     own = [s for s in statements if s.name not in late and id(s.value) in early]
-    exactness = tuple((s.name, _exactness(types[id(s.value)], epilogue, whole)) for s in more)
-    return replace(epilogue, outputs=outputs), (*own, *more), tuple(folds), exactness
+    read = {**epilogue.float_types(epilogue.inputs), **factors}
+    deciding = deciding_types(statements, epilogue.asked_types, read, dict(epilogue.types))
+    exactness = []
+    for s in more:
+        dtype = _exactness(types[id(s.value)], epilogue, whole)
+        if dtype == "float32" and (factor := _factor_decides(s, folds, made, epilogue, deciding, factors)):
+            dtype = factor
+        exactness.append((s.name, dtype))
+    return replace(epilogue, outputs=outputs), (*own, *more), tuple(folds), tuple(exactness)
+
+
+def _factor_decides(
+    reduced: Statement,
+    folds: list[Fold],
+    made: list[Statement],
+    epilogue: Spec,
+    deciding: Mapping[int, frozenset[str]],
+    factors: Mapping[str, str],
+) -> str:
+    """The factors' type, if it alone decides whether a reduced value may be approximate (`precision.deciding_types`, for
+    which a product is an array of the factors' type); "" if not.
+
+    A backward compares elements with a maximum that is an output, and computes them as it is told for a float32 output. So a maximum
+    only counts if sums of exponentials follow it."""
+    outputs = {id(s.value) for s in made if s.name in epilogue.asked_types}
+    followed = {f.rescaled[0] for f in folds if f.rescaled is not None}
+    for place, fold in enumerate(folds):
+        if fold.value == reduced.name and fold.op in ("max", "min"):
+            if place not in followed or not fold.along or id(fold.node) in outputs:
+                return ""
+    types = [deciding[id(n)] for n in topological([reduced.value]) if id(n) in deciding]
+    factor = next(iter(factors.values()), "float32")
+    variables = dict(epilogue.types)
+    others = frozenset().union(*types) - {factor}
+    return factor if types and all(widths(t, variables) == {True} for t in others) else ""
 
 
 def _exactness(dtypes: set[str], epilogue: Spec, whole: tuple[Array, ...]) -> str:

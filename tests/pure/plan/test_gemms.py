@@ -169,11 +169,17 @@ def test_a_type_without_a_main_loop_is_refused_by_name(dtype):
     [
         ("y: T[..., N]; c: T[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["T"]),
         ("y: T[..., N]; c: float16[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float16"]),
-        ("y: T[..., N]; c: float32[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float32"]),
+        # A product is made of its factors, which are rounded
+        ("y: T[..., N]; c: float32[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["T"]),
+        ("r: float32[...]", "r = logsumexp(tanh(x @ w), axis=N)", ["T"]),
+        ("r: float32[...]; m: float32[...]", "z = tanh(x @ w); m = max(z, axis=N); r = logsumexp(z, axis=N)", ["float32"]),
+        ("y: float32[..., N]; c: float32[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float32"]),
+        ("c: float32[N]", "z = exp(x @ w); c = sum(z - log(x @ w), axis=...)", ["float32"]),  # the two might cancel
         ("c: T[N]", "c = sum(exp(x @ w), axis=...)", ["bfloat16"]),  # either would do
         # Nothing that the kernel writes says what S is
-        ("y: T[..., N]; c: S[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float32"]),
-        ("y: T[..., N]; c: T[N]; r: float32[...]", "y = exp(x @ w); c = sum(y, axis=...); r = sum(y, axis=N)", ["float32"]),
+        ("y: T[..., N]; c: S[N]", "y = exp(x @ w); c = prod(y, axis=...)", ["float32"]),
+        ("y: T[..., N]; c: T[N]; r: float32[...]", "y = exp(x @ w); c = sum(y, axis=...); r = prod(y, axis=N)", ["float32"]),
+        ("y: T[..., N]; c: T[N]; r: float32[...]", "y = exp(x @ w); c = sum(y, axis=...); r = sum(y, axis=N)", ["T"]),
         ("y: T[..., N]; c: T[N]; r: float32[...]", "y = exp(x @ w); c = sum(y, axis=...); r = max(x @ w, axis=N)",
          ["float32", "T"]),
     ],

@@ -122,6 +122,12 @@ generator decides for each value of a chain (`codegen/graph/precision.py`), by w
   float16. For k near 1 (a power, tanh(x) for |x| < 1, log(x) at e) it is lost in what the inputs' rounding causes. What follows
   multiplies both errors alike. Where k is small, f hardly varies (sigmoid or tanh near 1, cosh near 0), and the result is still within
   2**-16 of the sum of the terms' magnitudes.
+- **A product `a @ b` counts as an array of its factors' type.** Where both factors are 16-bit arrays, rounding them moves each of the
+  product's terms by up to 2**-8 of itself (bfloat16) or 2**-11 (float16), at random: the product by about 2**-9 or 2**-12 of the root of the sum
+  of the terms' squares. That is more than 2**-16 of the product, unless thousands of terms of one sign average it away; then the form's error is still
+  within 2**-16 of the function. So a soft cap, or another function of a product, may be approximate within a GEMM kernel that reduces
+  it. The kernel that follows XLA's product has that in float32 and computes it precisely. A maximum that is an output stays precise, because a
+  backward compares elements with it.
 - **Not where terms of one input cancel.** In log(x) - log(x + 1) for large x, the errors that rounding x causes in the two terms cancel,
   as the terms do, and the forms' errors do not. So a value stays precise where something else that is made of the same
   arrays is added to it or subtracted from it before the reduction. An example where it may be approximate: the logits z of a

@@ -7,6 +7,8 @@ A value may be approximate where each way from it to an output ends in one of th
   nothing that is made of the same arrays, but not of the value, may be added to it or subtracted from it: the two might cancel
   what rounding the arrays causes, and leave the approximation's error. Nor may it be compared, or rounded to a whole number.
 
+Within a GEMM kernel, a product counts as an array of its factors' type (`plan/gemms/tiles.py`).
+
 The types of arrays may depend on a call. So the result for a value is the types that all have to be narrow.
 """
 

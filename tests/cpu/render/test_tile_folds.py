@@ -194,3 +194,21 @@ def test_rows_that_are_not_finite(tmp_path):
     got = op(x, w, implementation="interpret")
     assert got.top[0] == -1 and got.total[0] == 36  # 64 columns of -inf
     assert got.top[1] == np.inf and np.isnan(got.top[2]) and got.top[3] == -np.inf
+
+
+def test_a_sum_of_a_function_of_16_bit_products_takes_the_cheaper_form(tmp_path):
+    """Rounding a factor to bfloat16 may move each term by 2**-9 of itself, the cheaper tanh by 2**-16. Float32 factors get neither."""
+    text = spec_text(
+        "x: T[..., K]; w: T[K, N]", "s: float32[...]", "s = sum(tanh(x @ w), axis=N)", "s = jnp.tanh(x @ w).sum(-1)",
+        types="{T: [float32, bfloat16]}",
+    )  # fmt: skip
+    op = make_op(tmp_path, text)
+    x, w = np.array([[1, 1], [4, 8], [16, -16.5]], "float32"), np.full((2, 40), 5 / 128, "float32")  # exact in bfloat16
+    exact = np.tanh(x.astype("float64") @ w.astype("float64")).sum(-1)
+    errors = {}
+    for dtype in ("bfloat16", "float32"):
+        got = op(jnp.asarray(x, dtype), jnp.asarray(w, dtype), implementation="interpret")
+        errors[dtype] = np.max(abs(got - exact) / abs(exact))
+        assert len(interpreted.last_reports()) == 1  # one kernel
+    assert 2.0**-20 < errors["bfloat16"] < 2.0**-16
+    assert errors["float32"] < 2.0**-21

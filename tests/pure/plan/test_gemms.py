@@ -172,6 +172,7 @@ def test_a_type_without_a_main_loop_is_refused_by_name(dtype):
         # A product is made of its factors, which are rounded
         ("y: T[..., N]; c: float32[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["T"]),
         ("r: float32[...]", "r = logsumexp(tanh(x @ w), axis=N)", ["T"]),
+        ("r: float32[...]", "r = max(tanh(x @ w), axis=N)", ["float32"]),
         ("r: float32[...]; m: float32[...]", "z = tanh(x @ w); m = max(z, axis=N); r = logsumexp(z, axis=N)", ["float32"]),
         ("y: float32[..., N]; c: float32[N]", "y = exp(x @ w); c = sum(y, axis=...)", ["float32"]),
         ("c: float32[N]", "z = exp(x @ w); c = sum(z - log(x @ w), axis=...)", ["float32"]),  # the two might cancel

@@ -121,12 +121,12 @@ reference: |
 
 @pytest.mark.parametrize("rows", [1, 3], ids=str)
 def test_few_rows(rows, tmp_path):
-    """Blocks share a row's columns, and a tile has rows of all heads that share k and v. The blocks of the second sequence see nothing
-    but for the first."""
+    """Blocks share a row's columns, and a tile has rows of all heads that share k and v. The second sequence has
+    no length yet: its first row sees nothing but the sink, and all of its blocks but for the first have nothing to add."""
     op = make_op(tmp_path, DECODING)
     q, k, v, _ = draw(rows, 1100, 3, 16, 24, "bfloat16")
     q, k, v = (np.concatenate([x, x[::-1]], 2) for x in (q, k, v))  # two heads of k
-    length, sink = np.array([1090, 2], np.int32), np.linspace(-1, 2, 6).reshape(2, 3).astype(np.float32)
+    length, sink = np.array([1090, 0], np.int32), np.linspace(-1, 2, 6).reshape(2, 3).astype(np.float32)
     types = {
         a.name: "int32" if a.name == "length" else "float32" if a.name in ("sink", "lse") else "bfloat16"
         for a in op.spec.arrays
@@ -141,3 +141,37 @@ def test_few_rows(rows, tmp_path):
     np.testing.assert_allclose(np.asarray(lse).reshape(total.shape), np.log(total), rtol=1e-5, atol=1e-5)
     wanted = np.einsum("bqhgs,bshe->bqhge", e / total[..., None], v.astype(np.float64))
     np.testing.assert_allclose(np.asarray(o, np.float64).reshape(wanted.shape), wanted, rtol=2e-2, atol=1e-2)
+
+
+RETENTION = """
+op: retention
+summary: Made here.
+types: {T: [bfloat16]}
+inputs: {q: "T[B, Q, H, D]", k: "T[B, S, H, D]", v: "T[B, S, H, E]", length: "int32[B]", slope: "float32[H]"}
+outputs: {o: "T[B, Q, H, E]"}
+chain: |
+  distance = length + index(Q) - 1 - index(S)
+  o = where(distance >= 0, 0.25 * (q @ k) * exp(slope * distance), 0) @ v
+reference: |
+  o = q
+"""
+
+
+def test_few_rows_without_softmax(tmp_path):
+    """Weights that are the scores, which decay with distance: what blocks have summed is added up as it is."""
+    op = make_op(tmp_path, RETENTION)
+    q, k, v, _ = draw(2, 600, 2, 16, 24, "bfloat16")
+    k, v = (np.concatenate([x, x[::-1]], 2) for x in (k, v))  # a head of k for each of q
+    length, slope = np.array([590, 0], np.int32), np.array([-0.01, -0.002], np.float32)
+    types = {"length": "int32", "slope": "float32"}
+    types = {a.name: types.get(a.name, "bfloat16") for a in op.spec.arrays}
+    how = op.plan.launch(types, Extents(24, 600, 16, 2, 4, 1), {}, "sm_90a")
+    assert (how.splits, how.packed) == (2, False)
+    q = q.reshape(2, 2, 2, 16)
+    o = op(q, k, v, length, slope, implementation="interpret")
+    distance = (length[:, None, None] + np.arange(2)[:, None] - 1 - np.arange(600))[:, :, None]
+    decay = np.exp(slope[:, None].astype(np.float64) * np.maximum(distance, 0)) * (distance >= 0)
+    s = 0.25 * np.einsum("bqhd,bshd->bqhs", *(x.astype(np.float64) for x in (q, k)))
+    wanted = np.einsum("bqhs,bshe->bqhe", s * decay, v.astype(np.float64))
+    assert not wanted[1, 0].any()
+    np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=5e-2)

@@ -10,6 +10,7 @@ from cutlass import Float32
 
 from codegen import device
 from codegen.device.attention import arranged, by_row, launch_backward, sm90
+from codegen.device.attention.forward import Forward, Functions
 from codegen.shared import AttentionLaunch
 
 LOG2E = 1.4426950408889634
@@ -70,10 +71,9 @@ def window(
     scale: cutlass.Constexpr[float], width: cutlass.Constexpr[int], how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])
-    sm90.launch(
-        stream, grouped(mQ, sizes), grouped(mK, sizes, True), grouped(mV, sizes, True), grouped(mO, sizes), (mL,),
-        windowed(scale, width), window_tiles(width), normalised, how,
-    )  # fmt: skip
+    functions = Functions(windowed(scale, width), window_tiles(width), normalised)
+    q, o = grouped(mQ, sizes), grouped(mO, sizes)
+    sm90.launch(stream, Forward(q, grouped(mK, sizes, True), grouped(mV, sizes, True), o, (mL,), functions, how))
 
 
 @cute.jit
@@ -82,10 +82,9 @@ def squares(
     how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])
-    sm90.launch(
-        stream, grouped(mQ, sizes), grouped(mK, sizes, True), grouped(mV, sizes, True), grouped(mO, sizes), (), square, None,
-        None, how,
-    )  # fmt: skip
+    functions = Functions(square, None, None)
+    q, o = grouped(mQ, sizes), grouped(mO, sizes)
+    sm90.launch(stream, Forward(q, grouped(mK, sizes, True), grouped(mV, sizes, True), o, (), functions, how))
 
 
 @cute.jit

@@ -10,6 +10,7 @@ import cutlass.cute as cute
 
 from codegen.device import vectors
 from codegen.device.attention import sm80, sm80_backward, sm90, sm90_backward
+from codegen.device.attention.forward import Forward, Functions
 from codegen.shared import AttentionLaunch
 
 
@@ -50,11 +51,12 @@ def launch(
         stores the row's other outputs. None where the scores are the weights.
     parts: float32 (splits, rows, E + 2), room for what the blocks of a row have summed where there are several.
     """
+    given = Forward(q, k, v, o, tensors, Functions(score, tiles, row), how)
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
         if cutlass.const_expr(how.processors > 0):
-            sm90.launch(stream, q, k, v, o, tensors, score, tiles, row, how)
+            sm90.launch(stream, given)
         else:
-            sm80.launch(stream, q, k, v, o, tensors, score, tiles, row, parts, how)
+            sm80.launch(stream, given, parts)
 
 
 @cute.jit

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -20,52 +21,102 @@ from cutlass.memory import SmemAllocator
 from codegen.device import functions as device
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
+from codegen.device.attention.forward import Forward, Functions
+from codegen.device.attention.fragments import BYTES, CHUNK, SLAB, fragment, load_tile, panels_of, store_rows
 from codegen.device.attention.scores import Row, Scores, Tile
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b, pair_of_b
 from codegen.device.gemm.tensorcore import STEP
 from codegen.shared import WARP, AttentionLaunch
 
-SLAB = 16  # rows of a warp
-BYTES = 2  # of an element
-CHUNK = 16  # bytes of a copy
 LOG2E = math.log2(math.e)
 MOST_HELD = 8  # steps along D of which a warp holds q in registers
 
 
-def panels_of(rows: int, columns: int, kind: str) -> Panels:
-    """A tile in shared memory: its rows are filled up to a power of two, or to whole panels."""
-    width = max(32, columns * BYTES)
-    return Panels(rows, 1 << (width - 1).bit_length() if width < 128 else -(-width // 128) * 128, kind)
-
-
-def launch(
-    stream: Any,
-    q: cute.Tensor,
-    k: cute.Tensor,
-    v: cute.Tensor,
-    o: cute.Tensor,
-    tensors: tuple,
-    score: Callable[..., Any],
-    tiles: Callable[..., Any] | None,
-    row: Callable[..., Any] | None,
-    parts: cute.Tensor,
-    how: AttentionLaunch,
-) -> None:
+def launch(stream: Any, given: Forward, parts: cute.Tensor) -> None:
     """As `attention.launch`."""
+    q, k, how = given.q, given.k, given.how
     batches = q.shape[0]
     lacking = batches_of.lacking(k.stride[0]) if how.packed else tuple(False for _ in batches)
     own = batches_of.count(batches, lacking, False)
     rows = q.shape[1] * batches_of.count(batches, lacking, True)
     count = cute.ceil_div(rows, how.tile_m) * own * how.splits
-    _kernel(q, k, v, o, tensors, score, tiles, row, parts, batches, lacking, how).launch(
+    _kernel(q, k, given.v, given.o, given.tensors, given.functions, parts, batches, lacking, how).launch(
         grid=(count, 1, 1), block=(how.threads, 1, 1), stream=stream, preferred_smem_carveout=-1
     )
     if how.splits > 1:
         sizes = q.shape[1], k.shape[1]
-        _join(o, tensors, row, parts, batches, lacking, sizes, how).launch(
+        _join(given.o, given.tensors, given.functions.row, parts, batches, lacking, sizes, how).launch(
             grid=(cute.ceil_div(own * rows, JOINED), 1, 1), block=(JOINED * WARP, 1, 1), stream=stream
         )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The tiles of a block in shared memory: q, whose place o takes, then the stages of k and v."""
+
+    how: AttentionLaunch
+
+    @property
+    def q(self) -> Panels:
+        return panels_of(self.how.tile_m, self.how.d, "k")
+
+    @property
+    def o(self) -> Panels:
+        return panels_of(self.how.tile_m, self.how.e, "k")
+
+    @property
+    def k(self) -> Panels:
+        return panels_of(self.how.tile_n, self.how.d, "k")
+
+    @property
+    def v(self) -> Panels:
+        return panels_of(self.how.tile_n, self.how.e, "halves")
+
+    @property
+    def begin(self) -> int:
+        """Bytes before the first stage."""
+        return max(self.q.size, self.o.size)
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage."""
+        return self.k.size + self.v.size
+
+    @property
+    def held(self) -> int:
+        """Steps along D of which a warp holds q in registers: all of them, or none."""
+        steps = -(-self.how.d // 16)
+        return steps if steps <= MOST_HELD else 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of a block: of one element of the batch, or of all that share its k and v."""
+
+    batch: Int32  # the number of this element, and its positions along the batch's axes
+    places: tuple
+    first: Int32  # its first row, of so many
+    count: Int32
+    batches: tuple
+    lacking: tuple[bool, ...]
+    sizes: tuple  # rows of q and of k
+    how: AttentionLaunch
+
+    @property
+    def rows(self) -> tuple:
+        """The first and the last position along Q."""
+        end = self.sizes[0]
+        return (
+            (Int32(0), end - 1) if self.how.packed else (self.first, cutlass.min(self.first + self.how.tile_m, end) - 1)
+        )
+
+    def at(self, row: Int32) -> tuple[tuple, Int32]:
+        """The batch and the position along Q of a row, or of the last one."""
+        row, end = cutlass.min(row, self.count - 1), self.sizes[0]
+        if not self.how.packed:
+            return self.places, row
+        return batches_of.sharer(row // end, self.places, self.batches, self.lacking), row % end
 
 
 @cute.kernel
@@ -75,9 +126,7 @@ def _kernel(
     v: cute.Tensor,  # (L, S, E)
     o: cute.Tensor,  # (L, Q, E)
     tensors: tuple,
-    score: cutlass.Constexpr[Callable[..., Any]],
-    tiles: cutlass.Constexpr[Callable[..., Any] | None],
-    row: cutlass.Constexpr[Callable[..., Any] | None],
+    functions: cutlass.Constexpr[Functions],
     parts: cute.Tensor,  # (splits, rows, E + 2): what blocks have summed, and their rows' `top` and `total`
     batches: tuple,  # sizes of the batch's axes
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which of them a block's rows are of
@@ -85,96 +134,63 @@ def _kernel(
 ):
     tensors = tuple(vectors.compacted(t) for t in tensors)
     tidx, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    index, _, _ = cute.arch.block_idx()
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
-    Q, S, dtype = q.shape[1], k.shape[1], q.element_type
-    R = Q * batches_of.count(batches, lacking, True)  # rows of an element of the batch
-    tiles_m, every_n = cute.ceil_div(R, how.tile_m), cute.ceil_div(S, how.tile_n)
-    split, number = block % how.splits, block // how.splits
-    batch, sizes = number // tiles_m, (Q, S)
-    places = batches_of.own(batch, batches, lacking)[1]
-    first = (tiles_m - 1 - number % tiles_m) * how.tile_m  # the last rows first: under a causal mask they take longest
-    rows = (Int32(0), Q - 1) if cutlass.const_expr(how.packed) else (first, cutlass.min(first + how.tile_m, Q) - 1)
+    split = index % how.splits
+    block = _block(index // how.splits, q, k, batches, lacking, how)
+    places, rows, sizes, tiles, memory = block.places, block.rows, block.sizes, functions.tiles, Memory(how)
+    every_n = cute.ceil_div(sizes[1], how.tile_n)
     each = cute.ceil_div(every_n, how.splits)
     tiles_n = cutlass.min((split + 1) * each, every_n)
-
-    # q, then the stages of k and v, in shared memory
-    of_q, of_o = panels_of(how.tile_m, how.d, "k"), panels_of(how.tile_m, how.e, "k")
-    of_k, of_v = panels_of(how.tile_n, how.d, "k"), panels_of(how.tile_n, how.e, "halves")
-    begin, stage = max(of_q.size, of_o.size), of_k.size + of_v.size
-    buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((begin + how.stages * stage,)), 128)
+    buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((memory.begin + how.stages * memory.stage,)), 128)
     shared = buffer.iterator.toint()
-    own_q, own_k = lane_of_a(lane, warp * SLAB, of_q), lane_of_b(lane, Int32(0), of_k, BYTES)
-    own_v = lane_of_b(lane, Int32(0), of_v, BYTES)
+    own_q, own_k = lane_of_a(lane, warp * SLAB, memory.q), lane_of_b(lane, Int32(0), memory.k, BYTES)
+    own_v = lane_of_b(lane, Int32(0), memory.v, BYTES)
 
-    if cutlass.const_expr(how.packed):
-        _load_packed(q, places, batches, lacking, first, R, shared, how.d, of_q, how.threads)
-    else:
-        load_tile(q, places, first, shared, how.d, of_q, how.threads)
+    _load_rows(q, block, shared, memory)
     tile = _next(tiles, places, rows, Int32(split * each), tiles_n, sizes, tensors, how)
     if cutlass.const_expr(how.stages > 1):
         if tile < tiles_n:
-            load_tile(k, places, tile * how.tile_n, shared + begin, how.d, of_k, how.threads)
-            load_tile(v, places, tile * how.tile_n, shared + (begin + of_k.size), how.e, of_v, how.threads)
+            _load_stage(k, v, places, tile, shared + memory.begin, memory)
     cute.arch.cp_async_commit_group()
 
-    steps = -(-how.d // 16)
-    held = steps if steps <= MOST_HELD else 0
-    rQ = cute.make_rmem_tensor((4, max(held, 1)), Uint32)
-    if cutlass.const_expr(held > 0):
+    rQ = cute.make_rmem_tensor((4, max(memory.held, 1)), Uint32)
+    if cutlass.const_expr(memory.held > 0):
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
-        for step in cutlass.range_constexpr(held):
-            fragment(shared, own_q, step, of_q, rQ[None, step])
+        for step in cutlass.range_constexpr(memory.held):
+            fragment(shared, own_q, step, memory.q, rQ[None, step])
     acc_o = cute.make_rmem_tensor((4, -(-how.e // 16) * 2), Float32)
     acc_o.fill(0)
     top, total = cute.make_rmem_tensor((2,), Float32), cute.make_rmem_tensor((2,), Float32)
     top.fill(-math.inf)
     total.fill(0)
-    own_row = first + warp * SLAB + lane // 4
-    halves = tuple(_at(own_row + 8 * half, places, batches, lacking, Q, R, how.packed) for half in range(2))
+    own_row = block.first + warp * SLAB + lane // 4
+    halves = tuple(block.at(own_row + 8 * half) for half in range(2))
 
-    reading = Int32(begin)
+    reading = Int32(memory.begin)
     while tile < tiles_n:
         after = _next(tiles, places, rows, tile + 1, tiles_n, sizes, tensors, how)
-        writing = begin + stage - (reading - begin) if how.stages > 1 else Int32(begin)
+        writing = 2 * memory.begin + memory.stage - reading if how.stages > 1 else Int32(memory.begin)
         coming = after if how.stages > 1 else tile
         if coming < tiles_n:
-            load_tile(k, places, coming * how.tile_n, shared + writing, how.d, of_k, how.threads)
-            load_tile(v, places, coming * how.tile_n, shared + (writing + of_k.size), how.e, of_v, how.threads)
+            _load_stage(k, v, places, coming, shared + writing, memory)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(how.stages - 1)
         cute.arch.sync_threads()
 
         acc = cute.make_rmem_tensor((4, how.tile_n // 8), Float32)
-        acc.fill(0)
-        for step in cutlass.range_constexpr(steps):
-            a = rQ[None, step % max(held, 1)]
-            if cutlass.const_expr(held == 0):
-                fragment(shared, own_q, step, of_q, a)
-            flipped, added = of_k.along(step * STEP)
-            for pair in cutlass.range_constexpr(how.tile_n // 16):
-                at = shared + reading + ((own_k ^ flipped) + (added + pair * 16 * of_k.panel))
-                b = tensorcore.ldmatrix(at)
-                words = [a[w] for w in range(4)]
-                tensorcore.mma(dtype, dtype, acc[None, 2 * pair], words, b[:2])
-                tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], words, b[2:])
-
+        _multiply(acc, rQ, shared, own_q, shared + reading, own_k, memory, q.element_type)
         column = tile * how.tile_n
-        every = column + how.tile_n <= S
+        every = column + how.tile_n <= sizes[1]
         if cutlass.const_expr(tiles is not None):
             every = every & Boolean(tiles(_tile(places, rows, column, sizes, how), tensors)[1])
         if every:
-            _score(acc, halves, column, sizes, tensors, score, False, row is None)
+            _score(acc, halves, column, sizes, tensors, functions, False)
         else:
-            _score(acc, halves, column, sizes, tensors, score, True, row is None)
-        weights = _weights(acc, acc_o, top, total, dtype, row is not None)
-        for step in cutlass.range_constexpr(how.tile_n // 16):
-            words = [weights[step * 2 + i // 2, i % 2] for i in range(4)]
-            for pair in cutlass.range_constexpr(-(-how.e // 16)):
-                b = pair_of_b(shared + reading + of_k.size, own_v, step, pair, of_v)
-                tensorcore.mma(dtype, dtype, acc_o[None, 2 * pair], words, b[:2])
-                tensorcore.mma(dtype, dtype, acc_o[None, 2 * pair + 1], words, b[2:])
+            _score(acc, halves, column, sizes, tensors, functions, True)
+        weights = _weights(acc, acc_o, top, total, q.element_type, functions.row is not None)
+        _accumulate(acc_o, weights, shared + reading + memory.k.size, own_v, memory, q.element_type)
         cute.arch.sync_threads()  # the tile is read
         reading = Int32(writing)
         tile = after
@@ -187,22 +203,87 @@ def _kernel(
     if cutlass.const_expr(how.splits > 1):
         for half in cutlass.range_constexpr(2):
             r = own_row + 8 * half
-            _store_part(acc_o, top[half], total[half], parts, split, batch * R + r, r < R, half, how.e)
+            there = r < block.count
+            _store_part(acc_o, top[half], total[half], parts, split, block.batch * block.count + r, there, half, how.e)
     else:
-        if cutlass.const_expr(row is not None):
-            for half in cutlass.range_constexpr(2):
-                here, position = halves[half]
-                at = Row(here, position, sizes, (own_row + 8 * half < R) & (lane % 4 == 0))
-                values = (cute.full((1,), x[half], Float32) for x in (top, total))
-                factor = row(at, *values, tensors)[0]
-                for j in cutlass.range_constexpr(cute.size(acc_o, mode=[1])):
-                    for e in cutlass.range_constexpr(2):
-                        acc_o[2 * half + e, j] = acc_o[2 * half + e, j] * factor
+        _finish(acc_o, top, total, block, halves, own_row, tensors, functions)
         if cutlass.const_expr(how.packed):
             for half in cutlass.range_constexpr(2):
-                _store_packed(acc_o, o, halves[half], own_row + 8 * half < R, half, how.e)
+                _store_packed(acc_o, o, halves[half], own_row + 8 * half < block.count, half, how.e)
         else:
-            store_rows(acc_o, o, places, first + warp * SLAB, warp * SLAB, shared, of_o, how.e)
+            store_rows(acc_o, o, places, block.first + warp * SLAB, warp * SLAB, shared, memory.o, how.e)
+
+
+def _block(
+    number: Int32, q: cute.Tensor, k: cute.Tensor, batches: tuple, lacking: tuple[bool, ...], how: AttentionLaunch
+) -> Block:
+    """The rows of a block."""
+    count = q.shape[1] * batches_of.count(batches, lacking, True)
+    tiles = cute.ceil_div(count, how.tile_m)
+    batch = number // tiles
+    places = batches_of.own(batch, batches, lacking)[1]
+    first = (tiles - 1 - number % tiles) * how.tile_m  # the last rows first: under a causal mask they take longest
+    return Block(batch, places, first, count, batches, lacking, (q.shape[1], k.shape[1]), how)
+
+
+def _load_rows(q: cute.Tensor, block: Block, target: Int32, memory: Memory) -> None:
+    """Start the copy of a block's rows of q."""
+    how = block.how
+    if how.packed:
+        _load_packed(q, block, target, how.d, memory.q, how.threads)
+    else:
+        load_tile(q, block.places, block.first, target, how.d, memory.q, how.threads)
+
+
+def _load_stage(k: cute.Tensor, v: cute.Tensor, places: tuple, tile: Int32, target: Int32, memory: Memory) -> None:
+    """Start the copies of a tile of k and of v."""
+    how = memory.how
+    load_tile(k, places, tile * how.tile_n, target, how.d, memory.k, how.threads)
+    load_tile(v, places, tile * how.tile_n, target + memory.k.size, how.e, memory.v, how.threads)
+
+
+def _multiply(
+    acc: cute.Tensor, rQ: cute.Tensor, left: Int32, own_q: Int32, right: Int32, own_k: Int32, memory: Memory, dtype: Any
+) -> None:  # fmt: skip
+    """A warp's products (4, J) of its rows of q with those of a tile of k. q is in registers, or in shared memory at `left`."""
+    acc.fill(0)
+    panels = memory.k
+    for step in range(-(-memory.how.d // 16)):
+        a = rQ[None, step % max(memory.held, 1)]
+        if memory.held == 0:
+            fragment(left, own_q, step, memory.q, a)
+        words = [a[w] for w in range(4)]
+        flipped, added = panels.along(step * STEP)
+        for pair in range(cute.size(acc, mode=[1]) // 2):
+            b = tensorcore.ldmatrix(right + ((own_k ^ flipped) + (added + pair * 16 * panels.panel)))
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair], words, b[:2])
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], words, b[2:])
+
+
+def _accumulate(acc: cute.Tensor, weights: cute.Tensor, right: Int32, own_v: Int32, memory: Memory, dtype: Any) -> None:
+    """Add to (4, J) the product of a warp's weights, words (J, 2), and a tile of v."""
+    for step in range(memory.how.tile_n // 16):
+        words = [weights[step * 2 + i // 2, i % 2] for i in range(4)]
+        for pair in range(cute.size(acc, mode=[1]) // 2):
+            b = pair_of_b(right, own_v, step, pair, memory.v)
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair], words, b[:2])
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], words, b[2:])
+
+
+def _finish(
+    acc: cute.Tensor, top: cute.Tensor, total: cute.Tensor, block: Block, halves: tuple, row: Int32, tensors: tuple,
+    functions: Functions,
+) -> None:  # fmt: skip
+    """Multiply a lane's two rows, the first of which is `row`, by their factors."""
+    if functions.row is None:
+        return
+    for half, (here, position) in enumerate(halves):
+        there = (row + 8 * half < block.count) & (cute.arch.lane_idx() % 4 == 0)
+        values = (cute.full((1,), x[half], Float32) for x in (top, total))
+        factor = functions.row(Row(here, position, block.sizes, there), *values, tensors)[0]
+        for j in range(cute.size(acc, mode=[1])):
+            for e in range(2):
+                acc[2 * half + e, j] = acc[2 * half + e, j] * factor
 
 
 JOINED = 8  # rows of a block that joins parts, one for each warp
@@ -229,7 +310,7 @@ def _join(
     there = index < count
     own = cutlass.min(index, count - 1)
     places = batches_of.own(own // R, batches, lacking)[1]
-    here, position = _at(own % R, places, batches, lacking, sizes[0], R, how.packed)
+    here, position = Block(own // R, places, Int32(0), R, batches, lacking, sizes, how).at(own % R)
     top, total = Float32(-math.inf), Float32(0)
     for split in cutlass.range_constexpr(how.splits):
         top = cute.arch.fmax(top, parts[split, own, how.e], nan=True)
@@ -256,22 +337,10 @@ def _join(
             o[here, position, column] = (found[i] * factor).to(o.element_type)
 
 
-def _at(
-    row: Int32, places: tuple, batches: tuple, lacking: tuple[bool, ...], Q: Int32, R: Int32, packed: bool
-) -> tuple[tuple, Int32]:
-    """The batch and the position along Q of one of a block's rows, or of the last one."""
-    own = cutlass.min(row, R - 1)
-    return (batches_of.sharer(own // Q, places, batches, lacking), own % Q) if packed else (places, own)
-
-
 @cute.jit
 def _load_packed(
     source: cute.Tensor,
-    places: tuple,
-    batches: tuple,
-    lacking: cutlass.Constexpr[tuple[bool, ...]],
-    first: Int32,
-    rows: Int32,
+    block: cutlass.Constexpr[Block],
     target: Int32,
     columns: cutlass.Constexpr[int],
     panels: cutlass.Constexpr[Panels],
@@ -283,9 +352,9 @@ def _load_packed(
     for i in cutlass.range_constexpr(panels.rows * per_row // threads):
         place = tidx + i * threads
         r, byte = place // per_row, place % per_row * CHUNK
-        here, position = _at(first + r, places, batches, lacking, source.shape[1], rows, True)
+        here, position = block.at(block.first + r)
         base = source.iterator.toint() + Int64(cute.crd2idx((here, position, 0), source.layout)) * BYTES
-        there = (first + r < rows) & (byte < columns * BYTES)
+        there = (block.first + r < block.count) & (byte < columns * BYTES)
         given = cutlass.select_(there, Int32(CHUNK), Int32(0))
         tensorcore.copy_async(target + panels.place(r, byte), base + Int64(byte), CHUNK, given)
 
@@ -356,45 +425,14 @@ def _next(
     return tile
 
 
-@cute.jit
-def load_tile(
-    source: cute.Tensor,
-    batch: Any,
-    row: Int32,
-    target: Int32,
-    columns: cutlass.Constexpr[int],
-    panels: cutlass.Constexpr[Panels],
-    threads: cutlass.Constexpr[int],
-):
-    """Start the copy of a tile's rows, from `row` on; zeros past the last row and column."""
-    tidx, _, _ = cute.arch.thread_idx()
-    stride = Int64(source.stride[1]) * BYTES
-    base = source.iterator.toint() + Int64(cute.crd2idx((batch, 0, 0), source.layout)) * BYTES + Int64(row) * stride
-    per_row = panels.width // CHUNK
-    for i in cutlass.range_constexpr(panels.rows * per_row // threads):
-        place = tidx + i * threads
-        r, byte = place // per_row, place % per_row * CHUNK
-        there = (row + r < source.shape[1]) & (byte < columns * BYTES)
-        given = cutlass.select_(there, Int32(CHUNK), Int32(0))
-        tensorcore.copy_async(target + panels.place(r, byte), base + Int64(r) * stride + Int64(byte), CHUNK, given)
-
-
-def fragment(shared: Int32, own: Int32, step: int, panels: Panels, words: cute.Tensor) -> None:
-    """A fragment of a warp's 16 rows, for a step along their columns."""
-    flipped, added = panels.along(step * STEP)
-    for w, word in enumerate(tensorcore.ldmatrix(shared + ((own ^ flipped) + added))):
-        words[w] = word
-
-
 def _score(
     acc: cute.Tensor,
     halves: tuple,
     column: Int32,
     sizes: tuple,
     tensors: tuple,
-    score: Callable[..., Any],
+    functions: Functions,
     masked: bool,
-    plain: bool,
 ) -> None:
     """The scores of a tile, from its products (4, J), of a lane's two rows; where `masked`, columns past the last have no weight."""
     lane, count = cute.arch.lane_idx(), 2 * cute.size(acc, mode=[1])
@@ -403,11 +441,13 @@ def _score(
         held = cute.make_rmem_tensor((count,), Float32)
         for i in range(count):
             held[i] = acc[2 * half + i % 2, i // 2]
-        held.store(score(Scores(here, position, columns, sizes), held.load(), tensors, masked))
+        held.store(functions.score(Scores(here, position, columns, sizes), held.load(), tensors, masked))
         for i in range(count):
             value = held[i]
             if masked:
-                value = cutlass.select_(columns[i] < sizes[1], value, Float32(0 if plain else -math.inf))
+                value = cutlass.select_(
+                    columns[i] < sizes[1], value, Float32(0 if functions.row is None else -math.inf)
+                )
             acc[2 * half + i % 2, i // 2] = value
 
 
@@ -448,42 +488,3 @@ def _weights(
         for j in range(count // 2):
             words[j, half] = pairs[j]
     return words
-
-
-@cute.jit
-def store_rows(
-    acc: cute.Tensor,
-    o: cute.Tensor,
-    batch: Any,
-    row: Int32,
-    own: Int32,
-    shared: Int32,
-    panels: cutlass.Constexpr[Panels],
-    columns: cutlass.Constexpr[int],
-):
-    """A warp's 16 rows of o, through its own rows of shared memory, which hold q until then."""
-    lane = cute.arch.lane_idx()
-    narrow = cute.make_rmem_tensor((cute.size(acc),), o.element_type)
-    flat = cute.make_tensor(acc.iterator, cute.make_layout((cute.size(acc),)))
-    narrow.store(flat.load().to(o.element_type))
-    words = cute.recast_tensor(narrow, Uint32)
-    cute.arch.sync_warp()
-    for j in cutlass.range_constexpr(-(-columns // 8)):
-        for half in cutlass.range_constexpr(2):
-            place = panels.place(own + lane // 4 + 8 * half, Int32(j * CHUNK) + lane % 4 * 4)
-            tensorcore.store_word(shared + place, words[2 * j + half])
-    cute.arch.sync_warp()
-    stride = Int64(o.stride[1]) * BYTES
-    base = o.iterator.toint() + Int64(cute.crd2idx((batch, 0, 0), o.layout)) * BYTES + Int64(row) * stride
-    per_row = columns * BYTES // CHUNK
-    for i in cutlass.range_constexpr(-(-SLAB * per_row // WARP)):
-        place = lane + i * WARP
-        r, byte = place // per_row, place % per_row * CHUNK
-        if (r < SLAB) & (row + r < o.shape[1]):
-            held = cute.make_rmem_tensor((4,), Uint32)
-            for w, word in enumerate(tensorcore.load_words(shared + panels.place(own + r, byte), 4)):
-                held[w] = word
-            pointer = cute.make_ptr(
-                Uint32, base + Int64(r) * stride + Int64(byte), cute.AddressSpace.gmem, assumed_align=16
-            )
-            cute.autovec_copy(held, cute.make_tensor(pointer, cute.make_layout((4,))))

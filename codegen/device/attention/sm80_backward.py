@@ -24,8 +24,8 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
+from codegen.device.attention.fragments import BYTES, SLAB, fragment, load_tile, panels_of, store_rows
 from codegen.device.attention.scores import Scores, Tile
-from codegen.device.attention.sm80 import BYTES, SLAB, fragment, load_tile, panels_of, store_rows
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b, pair_of_b
 from codegen.device.gemm.tensorcore import STEP

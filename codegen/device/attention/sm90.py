@@ -25,6 +25,7 @@ from cutlass.memory import SmemAllocator
 from codegen.device import vectors
 from codegen.device.attention import hopper
 from codegen.device.attention.batches import places_of
+from codegen.device.attention.forward import Forward, Functions
 from codegen.device.attention.hopper import CONSUMERS, HELD, LOG2E, WARPGROUP
 from codegen.device.attention.scores import Row, Scores
 from codegen.device.gemm import tensorcore
@@ -33,19 +34,9 @@ from codegen.shared import AttentionLaunch
 TURN = 1  # named barriers, one for each consumer: for its turn to multiply
 
 
-def launch(
-    stream: Any,
-    q: cute.Tensor,
-    k: cute.Tensor,
-    v: cute.Tensor,
-    o: cute.Tensor,
-    tensors: tuple,
-    score: Callable[..., Any],
-    tiles: Callable[..., Any] | None,
-    row: Callable[..., Any] | None,
-    how: AttentionLaunch,
-) -> None:
+def launch(stream: Any, given: Forward) -> None:
     """As `attention.launch`. D and E are multiples of 16, and rows begin at multiples of 16 bytes."""
+    q, k, v, how = given.q, given.k, given.v, given.how
     dtype = q.element_type
     layouts = (
         hopper.staying((HELD, how.d), dtype),
@@ -61,8 +52,8 @@ def launch(
     batches = cute.size(q, mode=[0])
     count = cute.ceil_div(q.shape[1], HELD) * batches
     _kernel(
-        loads, layouts, mmas, (o, tensors), (q.shape[1], k.shape[1]), q.shape[0],
-        (count, cute.fast_divmod_create_divisor_v2(batches)), (score, tiles, row), how,
+        loads, layouts, mmas, (given.o, given.tensors), (q.shape[1], k.shape[1]), q.shape[0],
+        (count, cute.fast_divmod_create_divisor_v2(batches)), given.functions, how,
     ).launch(
         grid=(cutlass.min(count, how.processors), 1, 1), block=(hopper.THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
@@ -77,7 +68,7 @@ def _kernel(
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
     work: tuple,  # tiles of q, and the divisor in `_place`
-    functions: cutlass.Constexpr,  # score, tiles, row
+    functions: cutlass.Constexpr[Functions],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -107,7 +98,7 @@ def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int
 @cute.jit
 def _produce(
     loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
-    functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+    functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free."""
     boxes = (HELD, how.d), (how.tile_n, how.d), (how.e, how.tile_n)
@@ -124,13 +115,13 @@ def _produce(
     index = hopper.next_tile(turn)
     while index < work[0]:
         tile, places = _place(index, sizes, batches, work)
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[1], functions[1], how.tile_n)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[1], functions.tiles, how.tile_n)
         now = walk[3]
         if now >= 0:
             hopper.fill(((load_k, to_k, (now, 0, places)),), k_ring, filled, how.stages, k_size)
         hopper.fill(((load_q, to_q, (tile, 0, places)),), q_ring, Uint32(turn), 1, q_size)
         while now >= 0:
-            walk = hopper.step(walk, tile, places, sizes, memory[1], functions[1], how.tile_n)
+            walk = hopper.step(walk, tile, places, sizes, memory[1], functions.tiles, how.tile_n)
             if walk[3] >= 0:
                 hopper.fill(((load_k, to_k, (walk[3], 0, places)),), k_ring, filled + 1, how.stages, k_size)
             hopper.fill(((load_v, to_v, (0, now, places)),), v_ring, filled, how.stages, v_size)
@@ -143,11 +134,11 @@ def _produce(
 @cute.jit
 def _consume(
     shared: tuple, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
-    consumer: cutlass.Int32, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+    consumer: cutlass.Int32, functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """A consumer warpgroup: computes 64 rows of each tile of this block."""
     (sQ, sK, sV), (q_ring, k_ring, v_ring), (of_scores, of_values) = shared, rings, mmas
-    dtype, tensors, tiles = sQ.element_type, memory[1], functions[1]
+    dtype, tensors, tiles = sQ.element_type, memory[1], functions.tiles
     lane = cute.arch.lane_idx()
     signals = lane == 0
     own, own_v = of_scores.get_slice(consumer * WARPGROUP), of_values.get_slice(consumer * WARPGROUP)
@@ -220,7 +211,7 @@ def _consume(
             warpgroup.wait_group(0)
             tensorcore.arrive(v_free + before * 8, signals, False)
             hopper.rounded(s, p, dtype)
-            if cutlass.const_expr(functions[2] is not None):
+            if cutlass.const_expr(functions.row is not None):
                 _shrink(o, state[2])
         tensorcore.arrive(q_free, signals, False)
         if some:
@@ -261,11 +252,11 @@ def _score(
 @cute.jit
 def _weigh(
     s: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
-    functions: cutlass.Constexpr,
+    functions: cutlass.Constexpr[Functions],
 ):  # fmt: skip
     """Replace products with weights: exponentials of scores relative to the row's maximum, which are added up, or scores
     themselves."""
-    score, _, statistics = functions
+    score, statistics = functions.score, functions.row
     if plain:
         for r in cutlass.range_constexpr(2):
             _score(s, r, place, sizes, tensors, score, False)
@@ -308,20 +299,22 @@ def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple):
 
 
 @cute.jit
-def _finish(o: cute.Tensor, state: tuple, place: tuple, sizes: tuple, memory: tuple, functions: cutlass.Constexpr):
+def _finish(
+    o: cute.Tensor, state: tuple, place: tuple, sizes: tuple, memory: tuple, functions: cutlass.Constexpr[Functions]
+):
     """Store rows of o, and what else the rows give."""
     target, tensors = memory
     places, row, column = place
     top, total, _ = state
     for r in cutlass.range_constexpr(2):
         here = row + 8 * r
-        if cutlass.const_expr(functions[2] is not None):
+        if cutlass.const_expr(functions.row is not None):
             whole = Float32(total[r])
             for other in cutlass.range_constexpr(1, 3):
                 whole += cute.arch.shuffle_sync_bfly(whole, offset=other)
             at = Row(places, cutlass.min(here, sizes[0] - 1), sizes, (here < sizes[0]) & (column == 0))
             one = cute.full((1,), Float32(top[r]), Float32), cute.full((1,), whole, Float32)
-            factor = functions[2](at, *one, tensors)[0]
+            factor = functions.row(at, *one, tensors)[0]
             for j in cutlass.range_constexpr(cute.size(o, mode=[2])):
                 for c in cutlass.range_constexpr(2):
                     o[c, r, j] = o[c, r, j] * factor

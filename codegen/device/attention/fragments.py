@@ -1,0 +1,93 @@
+"""Tiles in shared memory, and fragments of them, of the main loops with cp.async, ldmatrix and mma.sync."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint32
+
+from codegen.device.gemm import tensorcore
+from codegen.device.gemm.sm80 import Panels
+from codegen.device.gemm.tensorcore import STEP
+from codegen.shared import WARP
+
+SLAB = 16  # rows of a warp
+BYTES = 2  # of an element
+CHUNK = 16  # bytes of a copy
+
+
+def panels_of(rows: int, columns: int, kind: str) -> Panels:
+    """A tile in shared memory: its rows are filled up to a power of two, or to whole panels."""
+    width = max(32, columns * BYTES)
+    return Panels(rows, 1 << (width - 1).bit_length() if width < 128 else -(-width // 128) * 128, kind)
+
+
+@cute.jit
+def load_tile(
+    source: cute.Tensor,
+    batch: Any,
+    row: Int32,
+    target: Int32,
+    columns: cutlass.Constexpr[int],
+    panels: cutlass.Constexpr[Panels],
+    threads: cutlass.Constexpr[int],
+):
+    """Start the copy of a tile's rows, from `row` on; zeros past the last row and column."""
+    tidx, _, _ = cute.arch.thread_idx()
+    stride = Int64(source.stride[1]) * BYTES
+    base = source.iterator.toint() + Int64(cute.crd2idx((batch, 0, 0), source.layout)) * BYTES + Int64(row) * stride
+    per_row = panels.width // CHUNK
+    for i in cutlass.range_constexpr(panels.rows * per_row // threads):
+        place = tidx + i * threads
+        r, byte = place // per_row, place % per_row * CHUNK
+        there = (row + r < source.shape[1]) & (byte < columns * BYTES)
+        given = cutlass.select_(there, Int32(CHUNK), Int32(0))
+        tensorcore.copy_async(target + panels.place(r, byte), base + Int64(r) * stride + Int64(byte), CHUNK, given)
+
+
+def fragment(shared: Int32, own: Int32, step: int, panels: Panels, words: cute.Tensor) -> None:
+    """A fragment of a warp's 16 rows, for a step along their columns."""
+    flipped, added = panels.along(step * STEP)
+    for w, word in enumerate(tensorcore.ldmatrix(shared + ((own ^ flipped) + added))):
+        words[w] = word
+
+
+@cute.jit
+def store_rows(
+    acc: cute.Tensor,
+    o: cute.Tensor,
+    batch: Any,
+    row: Int32,
+    own: Int32,
+    shared: Int32,
+    panels: cutlass.Constexpr[Panels],
+    columns: cutlass.Constexpr[int],
+):
+    """A warp's 16 rows of o, through its own rows of shared memory, which hold q until then."""
+    lane = cute.arch.lane_idx()
+    narrow = cute.make_rmem_tensor((cute.size(acc),), o.element_type)
+    flat = cute.make_tensor(acc.iterator, cute.make_layout((cute.size(acc),)))
+    narrow.store(flat.load().to(o.element_type))
+    words = cute.recast_tensor(narrow, Uint32)
+    cute.arch.sync_warp()
+    for j in cutlass.range_constexpr(-(-columns // 8)):
+        for half in cutlass.range_constexpr(2):
+            place = panels.place(own + lane // 4 + 8 * half, Int32(j * CHUNK) + lane % 4 * 4)
+            tensorcore.store_word(shared + place, words[2 * j + half])
+    cute.arch.sync_warp()
+    stride = Int64(o.stride[1]) * BYTES
+    base = o.iterator.toint() + Int64(cute.crd2idx((batch, 0, 0), o.layout)) * BYTES + Int64(row) * stride
+    per_row = columns * BYTES // CHUNK
+    for i in cutlass.range_constexpr(-(-SLAB * per_row // WARP)):
+        place = lane + i * WARP
+        r, byte = place // per_row, place % per_row * CHUNK
+        if (r < SLAB) & (row + r < o.shape[1]):
+            held = cute.make_rmem_tensor((4,), Uint32)
+            for w, word in enumerate(tensorcore.load_words(shared + panels.place(own + r, byte), 4)):
+                held[w] = word
+            pointer = cute.make_ptr(
+                Uint32, base + Int64(r) * stride + Int64(byte), cute.AddressSpace.gmem, assumed_align=16
+            )
+            cute.autovec_copy(held, cute.make_tensor(pointer, cute.make_layout((4,))))

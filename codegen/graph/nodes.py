@@ -244,23 +244,26 @@ def topological(
 ) -> Iterator[Node]:
     """Every node that the roots reach, each once, arguments before their users. It does not recurse, so any depth works. Nodes
     behind a `leaf` are not reached. `arguments` gives the arguments of a node."""
-    seen: set[int] = set()  # reached, and what it is made of is on the stack above it or done
-    done: set[int] = set()
-    stack = list(roots)[::-1]
+    seen: set[int] = set()
+    stack: list[Node | None] = [*reversed([*roots])]
+    users: list[Node] = []  # their arguments are on the stack, each one's above a None
     while stack:
-        node = stack[-1]
+        node = stack.pop()
+        if node is None:
+            yield users.pop()
+            continue
         key = id(node)
-        if key not in seen:
-            seen.add(key)
-            if leaf is None or not leaf(node):
-                args = node.args if arguments is None else arguments(node)
-                if args:
-                    stack.extend([arg for arg in args[::-1] if id(arg) not in seen])
-                    continue
-        stack.pop()
-        if key not in done:
-            done.add(key)
-            yield node
+        if key in seen:
+            continue
+        seen.add(key)
+        if leaf is None or not leaf(node):
+            args = node.args if arguments is None else arguments(node)
+            if args:
+                users.append(node)
+                stack.append(None)
+                stack += args[::-1]
+                continue
+        yield node
 
 
 def put_inputs(statements: Iterable[Statement]) -> set[str]:

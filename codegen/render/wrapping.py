@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 WIDTH = 120
 OPENING, CLOSING = "([{", ")]}"
@@ -12,7 +12,7 @@ OPENING, CLOSING = "([{", ")]}"
 OPERATORS = (("if", "else"), ("or",), ("and",), ("|",), ("&",), ("+", "-"), ("*", "/", "//", "%"))
 
 # A string, or a comment: quotes in it do not begin one
-STRING = r"""\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
+STRING = r"""\"\"\"(?:\\.|[^\\])*?\"{3}|'''(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
 _STRING = re.compile(rf"{STRING}|#[^\n]*", re.DOTALL)
 _NUMBER = r"(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
 _SIGN = r"\.\.\.|->|:=|(?:\*\*|//|<<|>>|[-+*/%&|^@=<>!])=|\*\*|//|<<|>>|\S"
@@ -41,8 +41,7 @@ def _lines_of_strings(text: str) -> set[int]:
     return found
 
 
-@dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):  # a build makes hundreds of thousands
     text: str
     space: bool  # whether one stands before it
 

@@ -65,9 +65,9 @@ Contractions:
 
 Several kernels:
   batch_norm_train, column_quantize_fp8, dense_int4, dense_int8,
-  global_response_norm, layernorm_channels_first, mlp_geglu_dropout,
-  mlp_squared_relu, mlp_swiglu, rmsnorm_dense, rmsnorm_qkv, rotary_qk,
-  selective_scan, top_k_gate, weight_standardize
+  global_response_norm, layernorm_channels_first, limit_groups,
+  mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, rmsnorm_dense, rmsnorm_qkv,
+  rotary_qk, selective_scan, top_k_gate, weight_standardize
 """
 
 import sys
@@ -226,6 +226,7 @@ if TYPE_CHECKING:
     from .leaky_relu import leaky_relu as leaky_relu
     from .leaky_relu_dynamic import leaky_relu_dynamic as leaky_relu_dynamic
     from .lerp import lerp as lerp
+    from .limit_groups import limit_groups as limit_groups
     from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from .linear_softcap_cross_entropy import linear_softcap_cross_entropy as linear_softcap_cross_entropy
     from .log_sigmoid import log_sigmoid as log_sigmoid
@@ -501,6 +502,7 @@ __all__ = [
     "leaky_relu",
     "leaky_relu_dynamic",
     "lerp",
+    "limit_groups",
     "linear_cross_entropy",
     "linear_softcap_cross_entropy",
     "log_sigmoid",

@@ -284,7 +284,6 @@ def limit_groups_backward_row(dlimited, row_any):
 def limit_groups_backward_kernel(
     mDlimited: cute.Tensor,  # (rows, P, G) T
     mGroups: cute.Tensor,  # (rows, K) int32
-    mAddOfRowsP: cute.Tensor,  # (rows, P) float32
     mDscores: cute.Tensor,  # (rows, P, G) T
     how: cutlass.Constexpr[RowLaunch],
 ):
@@ -326,13 +325,11 @@ def limit_groups_backward_kernel(
 
 @cute.jit
 def limit_groups_backward_launch(
-    stream: cuda.CUstream, mDlimited: cute.Tensor, mGroups: cute.Tensor, mAddOfRowsP: cute.Tensor,
-    mDscores: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    stream: cuda.CUstream, mDlimited: cute.Tensor, mGroups: cute.Tensor, mDscores: cute.Tensor,
+    how: cutlass.Constexpr[RowLaunch],
 ):
     rows, P, G = mDlimited.shape[0], mDlimited.shape[1], mDlimited.shape[2]
-    limit_groups_backward_kernel(
-        mDlimited, mGroups, mAddOfRowsP, mDscores, how,
-    ).launch(**rowwise.grid(how, rows * P * G, stream))
+    limit_groups_backward_kernel(mDlimited, mGroups, mDscores, how).launch(**rowwise.grid(how, rows * P * G, stream))
 
 
 def limit_groups_backward_xla(dlimited, groups, index_p):

@@ -159,8 +159,18 @@ class Reverse(Adjoints):
             "products and held": self.products_and_held,
         }
         more_saved = ways[statistics](assigned, saved) if statistics and not self.save else {}
-        saved |= more_saved
-        return saved | self.positions(assigned, saved), more_saved
+        found = saved | more_saved
+        found |= self.positions(assigned, found)
+        leaves = {id(node) for node in found.values()}  # behind a position there may be what nothing else needs
+        reached = {id(n) for n in topological((s.value for s in assigned), lambda n: id(n) in leaves)}
+
+        def needed(name: str, node: Node) -> bool:
+            factor = self.held_factor(name)
+            return id(node) in reached or (factor is not None and id(factor.args[0]) in reached)
+
+        unneeded = {name for name, node in more_saved.items() if name not in saved and not needed(name, node)}
+        found = {name: node for name, node in found.items() if name not in unneeded}
+        return found, {name: node for name, node in more_saved.items() if name not in unneeded}
 
     def pinned(
         self, assigned: list[Statement], saved: Mapping[str, Node], gradients: Iterable[Array]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import cutlass
@@ -9,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
 from codegen.device.gemm import tensorcore
-from codegen.device.gemm.sm80 import Panels
+from codegen.device.gemm.sm80 import Panels, pair_of_b
 from codegen.device.gemm.tensorcore import STEP
 from codegen.shared import WARP
 
@@ -91,3 +92,29 @@ def store_rows(
                 Uint32, base + Int64(r) * stride + Int64(byte), cute.AddressSpace.gmem, assumed_align=16
             )
             cute.autovec_copy(held, cute.make_tensor(pointer, cute.make_layout((4,))))
+
+
+def multiply(
+    acc: cute.Tensor, words_of: Callable[[int], list[Uint32]], columns: int, right: Int32, own: Int32, panels: Panels, dtype: Any
+) -> None:  # fmt: skip
+    """A warp's products (4, J) with the rows of a tile. `words_of` gives the fragment of the warp's rows for a step along the columns."""
+    acc.fill(0)
+    for step in range(-(-columns // 16)):
+        a = words_of(step)
+        flipped, added = panels.along(step * STEP)
+        for pair in range(cute.size(acc, mode=[1]) // 2):
+            b = tensorcore.ldmatrix(right + ((own ^ flipped) + (added + pair * 16 * panels.panel)))
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair], a, b[:2])
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], a, b[2:])
+
+
+def accumulate(
+    acc: cute.Tensor, words_of: Callable[[int], list[Uint32]], rows: int, right: Int32, own: Int32, panels: Panels, dtype: Any
+) -> None:  # fmt: skip
+    """Add to (4, J) a warp's products with the columns of a tile of so many rows. `words_of` gives the factor's fragment of 16 rows."""
+    for step in range(rows // 16):
+        a = words_of(step)
+        for pair in range(cute.size(acc, mode=[1]) // 2):
+            b = pair_of_b(right, own, step, pair, panels)
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair], a, b[:2])
+            tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], a, b[2:])

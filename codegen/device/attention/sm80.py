@@ -22,11 +22,20 @@ from codegen.device import functions as device
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention.forward import Forward, Functions
-from codegen.device.attention.fragments import BYTES, CHUNK, SLAB, fragment, load_tile, panels_of, store_rows
+from codegen.device.attention.fragments import (
+    BYTES,
+    CHUNK,
+    SLAB,
+    accumulate,
+    fragment,
+    load_tile,
+    multiply,
+    panels_of,
+    store_rows,
+)
 from codegen.device.attention.scores import Row, Scores, Tile
 from codegen.device.gemm import tensorcore
-from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b, pair_of_b
-from codegen.device.gemm.tensorcore import STEP
+from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b
 from codegen.shared import WARP, AttentionLaunch
 
 LOG2E = math.log2(math.e)
@@ -246,28 +255,23 @@ def _multiply(
     acc: cute.Tensor, rQ: cute.Tensor, left: Int32, own_q: Int32, right: Int32, own_k: Int32, memory: Memory, dtype: Any
 ) -> None:  # fmt: skip
     """A warp's products (4, J) of its rows of q with those of a tile of k. q is in registers, or in shared memory at `left`."""
-    acc.fill(0)
-    panels = memory.k
-    for step in range(-(-memory.how.d // 16)):
+
+    def words_of(step: int) -> list[Uint32]:
         a = rQ[None, step % max(memory.held, 1)]
         if memory.held == 0:
             fragment(left, own_q, step, memory.q, a)
-        words = [a[w] for w in range(4)]
-        flipped, added = panels.along(step * STEP)
-        for pair in range(cute.size(acc, mode=[1]) // 2):
-            b = tensorcore.ldmatrix(right + ((own_k ^ flipped) + (added + pair * 16 * panels.panel)))
-            tensorcore.mma(dtype, dtype, acc[None, 2 * pair], words, b[:2])
-            tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], words, b[2:])
+        return [a[w] for w in range(4)]
+
+    multiply(acc, words_of, memory.how.d, right, own_k, memory.k, dtype)
 
 
 def _accumulate(acc: cute.Tensor, weights: cute.Tensor, right: Int32, own_v: Int32, memory: Memory, dtype: Any) -> None:
     """Add to (4, J) the product of a warp's weights, words (J, 2), and a tile of v."""
-    for step in range(memory.how.tile_n // 16):
-        words = [weights[step * 2 + i // 2, i % 2] for i in range(4)]
-        for pair in range(cute.size(acc, mode=[1]) // 2):
-            b = pair_of_b(right, own_v, step, pair, memory.v)
-            tensorcore.mma(dtype, dtype, acc[None, 2 * pair], words, b[:2])
-            tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], words, b[2:])
+
+    def words_of(step: int) -> list[Uint32]:
+        return [weights[step * 2 + i // 2, i % 2] for i in range(4)]
+
+    accumulate(acc, words_of, memory.how.tile_n, right, own_v, memory.v, dtype)
 
 
 def _finish(

@@ -24,11 +24,18 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
-from codegen.device.attention.fragments import BYTES, SLAB, fragment, load_tile, panels_of, store_rows
+from codegen.device.attention.fragments import (
+    BYTES,
+    SLAB,
+    accumulate,
+    fragment,
+    load_tile,
+    multiply,
+    panels_of,
+    store_rows,
+)
 from codegen.device.attention.scores import Scores, Tile
-from codegen.device.gemm import tensorcore
-from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b, pair_of_b
-from codegen.device.gemm.tensorcore import STEP
+from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b
 from codegen.shared import WARP, AttentionLaunch
 
 
@@ -134,6 +141,7 @@ def _kernel(
     added = cute.make_rmem_tensor((2, max(1, len(sums))), Float32)
     added.fill(0)
     own_row = first + warp * SLAB + lane // 4
+    into = added, 2 + term, len(sums)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(which, places, batches, lacking)
         at = _next(functions[1], here, rows, Int32(0), count, sizes, tensors, keys, wide)
@@ -152,35 +160,9 @@ def _kernel(
                 own = _tile(here, rows, begin, sizes, keys, wide)
                 every = every & Boolean(functions[1](own, tensors)[1])
             if every:
-                _slope(
-                    s,
-                    dp,
-                    (added, 2 + term, len(sums)),
-                    here,
-                    own_row,
-                    begin,
-                    sizes,
-                    statistics,
-                    tensors,
-                    functions[0],
-                    keys,
-                    False,
-                )
+                _slope(s, dp, into, here, own_row, begin, sizes, statistics, tensors, functions[0], keys, False)
             else:
-                _slope(
-                    s,
-                    dp,
-                    (added, 2 + term, len(sums)),
-                    here,
-                    own_row,
-                    begin,
-                    sizes,
-                    statistics,
-                    tensors,
-                    functions[0],
-                    keys,
-                    True,
-                )
+                _slope(s, dp, into, here, own_row, begin, sizes, statistics, tensors, functions[0], keys, True)
             _accumulate(acc[0], dp, shared + starts[2], own_t[0], across[0], dtype)
             if cutlass.const_expr(keys):
                 _accumulate(acc[1], s, shared + starts[3], own_t[1], across[1], dtype)
@@ -202,16 +184,13 @@ def _multiply(
     columns: int, dtype: Any,
 ) -> None:  # fmt: skip
     """A warp's products (4, J) of its rows that stay with the rows that pass."""
-    acc.fill(0)
     words = cute.make_rmem_tensor((4,), Uint32)
-    for step in range(-(-columns // 16)):
+
+    def words_of(step: int) -> list[Uint32]:
         fragment(shared + left, own_a, step, panels[0], words)
-        a = [words[w] for w in range(4)]
-        flipped, added = panels[1].along(step * STEP)
-        for pair in range(cute.size(acc, mode=[1]) // 2):
-            b = tensorcore.ldmatrix(shared + right + ((own_b ^ flipped) + (added + pair * 16 * panels[1].panel)))
-            tensorcore.mma(dtype, dtype, acc[None, 2 * pair], a, b[:2])
-            tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], a, b[2:])
+        return [words[w] for w in range(4)]
+
+    multiply(acc, words_of, columns, shared + right, own_b, panels[1], dtype)
 
 
 def _accumulate(acc: cute.Tensor, factor: cute.Tensor, shared: Int32, own: Int32, panels: Panels, dtype: Any) -> None:
@@ -220,12 +199,11 @@ def _accumulate(acc: cute.Tensor, factor: cute.Tensor, shared: Int32, own: Int32
     flat = cute.make_tensor(factor.iterator, cute.make_layout((cute.size(factor),)))
     narrow.store(flat.load().to(dtype))
     words = cute.recast_tensor(narrow, Uint32)  # two columns of a row: (half, J)
-    for step in range(cute.size(factor, mode=[1]) // 2):
-        a = [words[(2 * step + i // 2) * 2 + i % 2] for i in range(4)]
-        for pair in range(cute.size(acc, mode=[1]) // 2):
-            b = pair_of_b(shared, own, step, pair, panels)
-            tensorcore.mma(dtype, dtype, acc[None, 2 * pair], a, b[:2])
-            tensorcore.mma(dtype, dtype, acc[None, 2 * pair + 1], a, b[2:])
+
+    def words_of(step: int) -> list[Uint32]:
+        return [words[(2 * step + i // 2) * 2 + i % 2] for i in range(4)]
+
+    accumulate(acc, words_of, 8 * cute.size(factor, mode=[1]), shared, own, panels, dtype)
 
 
 def _slope(
@@ -233,8 +211,8 @@ def _slope(
     statistics: tuple, tensors: tuple, slope: Callable[..., Any], keys: bool, masked: bool,
 ) -> None:  # fmt: skip
     """Replace products (4, J) with weights, and the weights' gradients with those of the products. Where `masked`, rows that pass
-    have no weight past the last. `sums` are those (2, n) along a lane's rows that stay, the first of the slope's results that they add, and their
-    number."""
+    have no weight past the last. `sums` are those (2, n) along a lane's rows that stay, the first of the slope's results that they
+    add, and their number."""
     lane, count = cute.arch.lane_idx(), 2 * cute.size(s, mode=[1])
     columns = tuple(_column(first, lane, i) for i in range(count))
     # A row of scores is a row of accumulators, or, where rows of k stay, a column of them

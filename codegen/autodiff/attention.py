@@ -1,6 +1,6 @@
 """The backward of attention, as stages: a kernel of values of rows, the two of attention's gradients, and kernels of what is left.
 
-The graph of the gradients is that of every op (`reverse.py`). Attention's kernels cannot compute all of it:
+`reverse.py` derives the gradients, as for every op. Attention's kernels cannot compute some parts of that graph:
 
     sum(dp * p, axis=S)     the weights times their gradients: it is sum(do * o) of a row, whose o the forward has
     values of rows          such as 1 / total: they are computed once, before
@@ -84,7 +84,7 @@ class _Cut:
     # The products of the gradients
 
     def matched(self) -> tuple[Node, Node]:
-        """dp, the gradients of the weights, and those of the scores' products."""
+        """The gradients of the weights (dp), and the gradients of q @ k."""
         plan = self.plan
         values = {name: self.gradient(output) for name, output, _ in self.reverse.results}
         lacking = tuple(axis for axis in plan.batch if axis not in plan.k.axes)
@@ -105,7 +105,7 @@ class _Cut:
         return products[0], slopes[0]
 
     def factor(self, value: Node | None, other: Array, axes: set[str]) -> Node:
-        """The value of which a gradient is the product with an array, before it is rounded."""
+        """A gradient is the product of some value and the array `other`: that value, before it is rounded."""
         _demand(value is not None and value.op == "contract" and {*lost_axes(value)} == axes)
         assert value is not None
         found = [a for a in value.args if as_multiplied(a).attr != Leaf(other.name)]
@@ -186,8 +186,8 @@ class _Cut:
         return self.graph.node("sum", (leaf,), left, kind="float", dims=[a for a in dims if a not in left])
 
     def times_delta(self, value: Node) -> dict[int, tuple[Node, int]] | None:
-        """The values of rows, and their powers, by which a sum of `value` along S is a multiple of sum(do * o); None if it is not
-        one, or if it would divide by a value by which the chain does not: that may be zero."""
+        """A sum of `value` along S may be sum(do * o) times values of rows: these, with their powers. None if it is not, or if that
+        would divide by a value that the chain does not divide by, since it may be zero."""
         inner, powers = self.factored(value)
         own, already = self.factored(self.weights)
         if sorted(inner) != sorted([*own, id(self.dp)]):
@@ -246,7 +246,7 @@ class _Cut:
         return any(isinstance(n.attr, Leaf) and n.attr.name in self.sums for n in topological(values))
 
     def values_of_rows(self, roots: Iterable[Node]) -> list[Node]:
-        """The largest values without S, of arrays, of which others with S are computed."""
+        """The values of rows that values with S take directly. They are computed once, before the kernel."""
         column, row = self.plan.column, self.plan.row
         found: dict[int, Node] = {}
         for node in topological(roots, lambda n: n is self.first or n is self.dp):

@@ -31,7 +31,7 @@ class Derived:
     how: Backward
     forward: Op | None
     products: tuple[tuple[str, str], ...] = ()  # (a product that it takes, the output of `forward` that saves it)
-    lacking: frozenset[str] = frozenset()  # the inputs and parameters of which no kernel has the gradient
+    lacking: frozenset[str] = frozenset()  # the inputs and parameters whose gradients no kernel computes
 
     @functools.cached_property
     def shared(self) -> frozenset[str]:

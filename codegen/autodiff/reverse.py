@@ -145,7 +145,7 @@ class Reverse(Adjoints):
     def chosen(
         self, statistics: str | None = None, save: tuple[str, ...] | None = None
     ) -> tuple[dict[str, Node], dict[str, Node]]:
-        """The values that the backward takes, by name, and those of them that the forward saves as `statistics`."""
+        """The values that the backward takes, by name. The second dict has those that the forward saves for it as `statistics`."""
         assigned = self.assigned
         self.taken, self.save = set(self.known), self.spec.save if save is None else save
         if not assigned:

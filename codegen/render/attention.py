@@ -227,7 +227,9 @@ class PartContext(ElementwiseContext):
     # The chain
 
     def own_forms(self) -> dict[int, str]:
-        """Of scores that are exponents, those whose absolute error counts."""
+        """Of scores that are exponents, the terms."""
+        if self.spec.math == "fast":
+            return {}
         exponents = isinstance(self.attention, Attention) and self.attention.rows_part is not None and not self.of_rows
         return dict.fromkeys(self.terms_of_scores(), "device.tanh_term({0}, {approx})") if exponents else {}
 

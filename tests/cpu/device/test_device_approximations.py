@@ -290,7 +290,7 @@ def test_quotients_by_what_is_never_small_or_large(tmp_path, by):
 
 
 def test_a_hyperbolic_tangent_as_a_term_of_an_exponent(tmp_path):
-    """Attention's scores under a soft cap: exp(cap * tanh(x / cap)), whose error is absolute."""
+    """Attention's scores under a soft cap: exp(cap * tanh(x / cap)), where 1 - tanh counts for nothing."""
     text = """
     op: capped
     summary: Made here.
@@ -313,4 +313,4 @@ def test_a_hyperbolic_tangent_as_a_term_of_an_exponent(tmp_path):
     k = jnp.zeros((1, 8), jnp.bfloat16).at[0, 0].set(1)
     got = op(q, k, jnp.ones((1, 8), jnp.bfloat16), implementation="interpret").lse  # of a single column: its score
     exact = 40 * np.tanh(np.asarray(q[:, 0], np.float64) / 40)
-    np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2.0**-22, atol=40 * 2.0**-21)
+    np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2.0**-16, atol=40 * 2.0**-24)

@@ -19,6 +19,7 @@ from codegen.render.attention import AttentionBackwardContext, AttentionContext
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
+from codegen.render.imports import import_lines
 from codegen.render.literals import dict_literal, line_literal
 from codegen.render.records import DerivedKernel, Head, Module
 from codegen.render.rows.column import WalkContext
@@ -80,7 +81,7 @@ def render_op(op: Op) -> str:
         tuning=[line_literal(data_of(tuned)) for tuned in op.tuning if tuned.take != "plan"],
     )
     template = environment().get_template("op.py.jinja")
-    text = template.render(vars(module), imports=context.imports)
+    text = template.render(vars(module), imports=import_lines)
     # runs of empty lines from the template, not from the spec
     before, spec, rest = text.partition(module.spec)
     code = re.sub(r"\n{4,}", "\n\n\n", rest).rstrip("\n") + "\n"

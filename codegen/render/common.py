@@ -33,13 +33,6 @@ def camel(name: str) -> str:
     return re.sub(r"(?:^|_)([a-z])", lambda match: match[1].upper(), name)
 
 
-def uses(code: str, module: str) -> bool:
-    """Whether code uses a name of a module; a path such as `templates/row.py` does not."""
-    # The name first: a pattern that begins with a look-behind is tried at each character
-    found = re.finditer(rf"{module}\.", code)
-    return any(not re.match(r"[/\w]", code[max(0, match.start() - 1) : match.start()]) for match in found)
-
-
 def doc_lines(text: str, indent: int) -> list[str]:
     """The lines of a docstring's first sentence, at an indent: the first stands behind the quotes, the last before them."""
     width = WIDTH - indent - 6
@@ -49,31 +42,6 @@ def doc_lines(text: str, indent: int) -> list[str]:
 def quoted(text: str) -> str:
     """A docstring's text, which can neither end the string nor contain an escape."""
     return text.replace("\\", "\\\\").replace('"', "'")
-
-
-DEVICE = (
-    "access",
-    "attend",
-    "device",
-    "flat",
-    "gemm",
-    "partials",
-    "reduce",
-    "rowwise",
-    "scan",
-    "turned",
-    "select",
-)  # the names that generated kernels use from `codegen.device`
-
-LAUNCHES = (
-    "AttentionLaunch",
-    "Contraction",
-    "Launch",
-    "RowLaunch",
-    "ScanLaunch",
-    "SelectLaunch",
-    "Walk",
-)  # and from `codegen.shared`
 
 
 class Context:
@@ -362,23 +330,6 @@ class Context:
         return ", ".join([*(t.name for t in self.tensor_lines()), *(p.constant for p in self.static), "how"])
 
     # The JAX side
-
-    def imports(self, body: str) -> list[str]:
-        """The names that the module's body uses."""
-        lines = ["import functools"] if "functools." in body else []
-        lines += ["from typing import NamedTuple"] if len(self.spec.outputs) > 1 else []
-        lines += [""] if lines else []
-        lines += ["import cuda.bindings.driver as cuda", "import cutlass", "import cutlass.cute as cute", "import jax"]
-        lines += ["import jax.numpy as jnp"] if uses(body, "jnp") else []
-        lines += ["", "from codegen import runtime"]
-        used = [name for name in DEVICE if uses(body, name)]
-        if "device" in used:
-            lines[-1] = "from codegen import device, runtime"
-            used.remove("device")
-        used = [{"attend": "attention as attend"}.get(name, name) for name in used]  # an op may be called attention
-        lines += [f"from codegen.device import {', '.join(used)}"] if used else []
-        launches = [name for name in LAUNCHES if f"Constexpr[{name}]" in body]
-        return [*lines, f"from codegen.shared import {', '.join(launches)}"] if launches else lines
 
     def result_class(self) -> ResultClass | None:
         if len(self.spec.outputs) == 1:

@@ -66,8 +66,8 @@ Contractions:
 Several kernels:
   batch_norm_train, column_quantize_fp8, dense_int4, dense_int8,
   global_response_norm, layernorm_channels_first, limit_groups,
-  mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, rmsnorm_dense, rmsnorm_qkv,
-  rotary_qk, selective_scan, top_k_gate, weight_standardize
+  mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, rms_dense, rmsnorm_dense,
+  rmsnorm_qkv, rotary_qk, selective_scan, top_k_gate, weight_standardize
 """
 
 import sys
@@ -272,6 +272,7 @@ if TYPE_CHECKING:
     from .relu6 import relu6 as relu6
     from .relu_mask import relu_mask as relu_mask
     from .rg_lru import rg_lru as rg_lru
+    from .rms_dense import rms_dense as rms_dense
     from .rmsnorm import rmsnorm as rmsnorm
     from .rmsnorm_bias import rmsnorm_bias as rmsnorm_bias
     from .rmsnorm_dense import rmsnorm_dense as rmsnorm_dense
@@ -548,6 +549,7 @@ __all__ = [
     "relu6",
     "relu_mask",
     "rg_lru",
+    "rms_dense",
     "rmsnorm",
     "rmsnorm_bias",
     "rmsnorm_dense",

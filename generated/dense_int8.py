@@ -38,51 +38,53 @@ def dense_int8_reference(x, q, scale):
     return x @ (q * jax.lax.stop_gradient(scale)[:, None]).T
 
 
-def dense_int8_stage1_chain(q, scale, T):
+def dense_int8_stage1_chain(q, T):
     """The chain, on one vector of each operand."""
-    factor_of_n_k = device.cast(device.cast(q, T).to(cutlass.Float32) * scale, T).to(cutlass.Float32)
+    factor_of_n_k = device.cast(q, T).to(cutlass.Float32)
     return factor_of_n_k
 
 
 @cute.kernel
 def dense_int8_stage1_kernel(
-    mQ: cute.Tensor,  # (N, K) int8
-    mScale: cute.Tensor,  # (N) float32
-    mFactorOfNK: cute.Tensor,  # (N, K) T
+    mQ: cute.Tensor,  # (rows, cols) int8
+    mFactorOfNK: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
     at = flat.vector(how, mFactorOfNK.shape)  # this thread's elements, which lie next to each other in the outputs
-    iN, _ = at.axes
     if at.valid > 0:
-        rQ, rScale = at.load(mQ, flat.read(mScale, (iN,)))
-        factor_of_n_k = dense_int8_stage1_chain(
-            rQ.load().to(cutlass.Int32), device.floats(rScale), mFactorOfNK.element_type,
-        )
+        rQ, = at.load(mQ)
+        factor_of_n_k = dense_int8_stage1_chain(rQ.load().to(cutlass.Int32), mFactorOfNK.element_type)
         at.store(factor_of_n_k.to(mFactorOfNK.element_type), mFactorOfNK)
 
 
 @cute.jit
 def dense_int8_stage1_launch(
-    stream: cuda.CUstream, mQ: cute.Tensor, mScale: cute.Tensor, mFactorOfNK: cute.Tensor,
-    how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mQ: cute.Tensor, mFactorOfNK: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    dense_int8_stage1_kernel(mQ, mScale, mFactorOfNK, how).launch(**flat.grid(how, mFactorOfNK.shape, stream))
+    dense_int8_stage1_kernel(mQ, mFactorOfNK, how).launch(**flat.grid(how, mFactorOfNK.shape, stream))
 
 
-def dense_int8_stage1_xla(q, scale, T):
+def dense_int8_stage1_xla(q, T):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    factor_of_n_k = runtime.cast(
-        runtime.cast(q, T).astype(jnp.float32) * jax.lax.stop_gradient(scale), T,
-    ).astype(jnp.float32)
+    factor_of_n_k = runtime.cast(q, T).astype(jnp.float32)
     return factor_of_n_k
+
+
+def dense_int8_stage2_columns(at: gemm.Vector, tensors: tuple):
+    """What the epilogue reads that all rows share, read once for a tile."""
+    mScale, mY = tensors
+    iN = at.column
+    rScale = at.load(mScale, (iN,))
+    return (rScale,)
 
 
 def dense_int8_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mY, = tensors
+    mScale, mY = tensors
     row = at.row
     iN = at.column
-    y = dense_int8_stage2_epilogue_chain(acc[0].load())
+    rScale, = operands
+    y = dense_int8_stage2_epilogue_chain(acc[0].load(), device.floats(rScale))
     at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
@@ -92,59 +94,101 @@ def dense_int8_stage2_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mFactorOfNK: cute.Tensor,  # (N, K) T
+    mScale: cute.Tensor,  # (N) float32
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mFactorOfNK,), (mY,), dense_int8_stage2_tile, batched=False, b_is_nk=True, paired="",
-        reads=(None, None), how=how,
+        stream, mX, (mFactorOfNK,), (mScale, mY,), dense_int8_stage2_tile, batched=False, b_is_nk=True, paired="",
+        reads=(dense_int8_stage2_columns, None), how=how,
     )
 
 
-def dense_int8_stage2_epilogue_chain(acc):
+def dense_int8_stage2_epilogue_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    y = acc
+    y = acc * scale
     return y
 
 
 @cute.kernel
 def dense_int8_stage2_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mY: cute.Tensor,  # (rows, cols) T
+    mAcc: cute.Tensor,  # (rows, N) float32
+    mScale: cute.Tensor,  # (N) float32
+    mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
     at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    _, iN = at.axes
     if at.valid > 0:
-        rAcc, = at.load(mAcc)
-        y = dense_int8_stage2_epilogue_chain(device.floats(rAcc))
+        rAcc, rScale = at.load(mAcc, flat.read(mScale, (iN,)))
+        y = dense_int8_stage2_epilogue_chain(device.floats(rAcc), device.floats(rScale))
         at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def dense_int8_stage2_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mAcc: cute.Tensor, mScale: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    dense_int8_stage2_epilogue_kernel(mAcc, mY, how).launch(**flat.grid(how, mY.shape, stream))
+    dense_int8_stage2_epilogue_kernel(mAcc, mScale, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
-def dense_int8_stage2_epilogue_xla(acc):
+def dense_int8_stage2_epilogue_xla(acc, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = acc
+    y = acc * jax.lax.stop_gradient(scale)
     return y
 
 
-def dense_int8_backward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+def dense_int8_backward_stage1_chain(q, scale, T):
+    """The chain, on one vector of each operand."""
+    factor_of_n_k = device.cast(device.cast(q, T).to(cutlass.Float32) * scale, T).to(cutlass.Float32)
+    return factor_of_n_k
+
+
+@cute.kernel
+def dense_int8_backward_stage1_kernel(
+    mQ: cute.Tensor,  # (N, K) int8
+    mScale: cute.Tensor,  # (N) float32
+    mFactorOfNK: cute.Tensor,  # (N, K) T
+    how: cutlass.Constexpr[Launch],
+):
+    at = flat.vector(how, mFactorOfNK.shape)  # this thread's elements, which lie next to each other in the outputs
+    iN, _ = at.axes
+    if at.valid > 0:
+        rQ, rScale = at.load(mQ, flat.read(mScale, (iN,)))
+        factor_of_n_k = dense_int8_backward_stage1_chain(
+            rQ.load().to(cutlass.Int32), device.floats(rScale), mFactorOfNK.element_type,
+        )
+        at.store(factor_of_n_k.to(mFactorOfNK.element_type), mFactorOfNK)
+
+
+@cute.jit
+def dense_int8_backward_stage1_launch(
+    stream: cuda.CUstream, mQ: cute.Tensor, mScale: cute.Tensor, mFactorOfNK: cute.Tensor,
+    how: cutlass.Constexpr[Launch],
+):
+    dense_int8_backward_stage1_kernel(mQ, mScale, mFactorOfNK, how).launch(**flat.grid(how, mFactorOfNK.shape, stream))
+
+
+def dense_int8_backward_stage1_xla(q, scale, T):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    factor_of_n_k = runtime.cast(
+        runtime.cast(q, T).astype(jnp.float32) * jax.lax.stop_gradient(scale), T,
+    ).astype(jnp.float32)
+    return factor_of_n_k
+
+
+def dense_int8_backward_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
     mDx, = tensors
     row = at.row
     iK = at.column
-    dx = dense_int8_backward_stage1_epilogue_chain(acc[0].load())
+    dx = dense_int8_backward_stage2_epilogue_chain(acc[0].load())
     at.store(dx.to(mDx.element_type), mDx, (row, iK))
     return ()
 
 
 @cute.jit
-def dense_int8_backward_stage1_launch(
+def dense_int8_backward_stage2_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,  # (rows, N) T
     mFactorOfNK: cute.Tensor,  # (N, K) T
@@ -152,19 +196,19 @@ def dense_int8_backward_stage1_launch(
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mDy, (mFactorOfNK,), (mDx,), dense_int8_backward_stage1_tile, batched=False, b_is_nk=False, paired="",
+        stream, mDy, (mFactorOfNK,), (mDx,), dense_int8_backward_stage2_tile, batched=False, b_is_nk=False, paired="",
         reads=(None, None), how=how,
     )
 
 
-def dense_int8_backward_stage1_epilogue_chain(acc):
+def dense_int8_backward_stage2_epilogue_chain(acc):
     """The chain, on one vector of each operand."""
     dx = acc
     return dx
 
 
 @cute.kernel
-def dense_int8_backward_stage1_epilogue_kernel(
+def dense_int8_backward_stage2_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mDx: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
@@ -172,18 +216,18 @@ def dense_int8_backward_stage1_epilogue_kernel(
     at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, = at.load(mAcc)
-        dx = dense_int8_backward_stage1_epilogue_chain(device.floats(rAcc))
+        dx = dense_int8_backward_stage2_epilogue_chain(device.floats(rAcc))
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
-def dense_int8_backward_stage1_epilogue_launch(
+def dense_int8_backward_stage2_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    dense_int8_backward_stage1_epilogue_kernel(mAcc, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+    dense_int8_backward_stage2_epilogue_kernel(mAcc, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def dense_int8_backward_stage1_epilogue_xla(acc):
+def dense_int8_backward_stage2_epilogue_xla(acc):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dx = acc
     return dx
@@ -198,8 +242,10 @@ def dense_int8_backward_stage1_epilogue_xla(acc):
     stage2_epilogue_launch=dense_int8_stage2_epilogue_launch,
     stage2_epilogue_xla=dense_int8_stage2_epilogue_xla,
     backward_stage1_launch=dense_int8_backward_stage1_launch,
-    backward_stage1_epilogue_launch=dense_int8_backward_stage1_epilogue_launch,
-    backward_stage1_epilogue_xla=dense_int8_backward_stage1_epilogue_xla,
+    backward_stage1_xla=dense_int8_backward_stage1_xla,
+    backward_stage2_launch=dense_int8_backward_stage2_launch,
+    backward_stage2_epilogue_launch=dense_int8_backward_stage2_epilogue_launch,
+    backward_stage2_epilogue_xla=dense_int8_backward_stage2_epilogue_xla,
 )
 def dense_int8(
     x: jax.Array,

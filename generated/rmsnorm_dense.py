@@ -30,6 +30,7 @@ n = x * rsqrt(mean(square(x), axis=K) + eps) * scale
 y = n @ w
 """,
     "reference": "(x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * scale) @ w.T",
+    "domain": {"eps": "positive"},
     "bench": [{"...": 8192, "K": 4096, "N": 4096}],
 }
 

@@ -37,6 +37,7 @@ v = n @ wv
 n = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * scale
 q, k, v = n @ wq.T, n @ wk.T, n @ wv.T
 """,
+    "domain": {"eps": "positive"},
     "bench": [{"...": 8192, "K": 4096, "Q": 4096, "H": 1024}],
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from codegen import extras
-from codegen.explain.words import statistics_words
+from codegen.explain.words import scaled_words, statistics_words
 
 with extras.needed("build"):
     from rich.console import Group
@@ -38,6 +38,7 @@ def _facts(report: dict[str, Any]) -> Table:
         "axes": report["groups_why"],
         "shape": ", ".join(f"{axis} = {extent}" for axis, extent in report["shape"].items()),
         "kernels": f"{kernels['fused']}; one for each operation would be {kernels['unfused']}",
+        "scales": "; ".join(map(scaled_words, report["scaled"])),
         "saved": f"{', '.join(saved['names']) or 'nothing'} ({saved['why']})",
         "ragged": report["ragged"],
         "left to XLA": _left_to_xla(report),

@@ -47,6 +47,16 @@ def statistics_words(statistics: list[dict[str, Any]]) -> str:
     return "; ".join(texts)
 
 
+def scaled_words(scaled: dict[str, Any]) -> str:
+    """Where a factor of a product is multiplied by its scales, of a report's entry, and why."""
+    scales = listed(scaled["scales"])
+    if scaled["why"]:
+        return f"a kernel before the product multiplies {scaled['factor']} by {scales}: {scaled['why']}"
+    return (
+        f"the epilogue multiplies the product of {scaled['factor']} by {scales}: no scaled copy of a factor is written"
+    )
+
+
 def listed(words: Iterable[str]) -> str:
     """a, b and c"""
     words = list(words)

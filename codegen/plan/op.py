@@ -32,6 +32,15 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """A factor of a product that is scaled by values without the contracted axes."""
+
+    factor: str  # as the chain names or writes it
+    scales: tuple[str, ...]
+    why: str  # why a kernel before the product multiplies it; "" where the epilogue multiplies the product instead
+
+
+@dataclass(frozen=True)
 class Staged:
     """The plan of an op that several kernels compute, one after the other.
 
@@ -48,6 +57,7 @@ class Staged:
     stores: tuple[Access, ...]
     extremes: tuple[Node, ...]
     together: bool  # whether stages compare values with a result of another stage: then all stages are kernels, or none
+    scaled: tuple[Scaled, ...] = ()
     kind: str = "staged"
     collapsed: bool = False
     rows: tuple[()] = ()  # the stages have the reductions

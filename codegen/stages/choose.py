@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
 from codegen.graph.nodes import ROWS, Node, Statement, topological
@@ -14,8 +16,8 @@ from codegen.plan.attending import attention
 from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import contractions as gemms
-from codegen.plan.gemms.tiles import Product, tile_of
-from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.gemms.tiles import Product, Tile, tile_of
+from codegen.plan.op import Gemm, Op, Scaled, Staged
 from codegen.plan.planner import Names, Planner
 from codegen.plan.rows import reducing, scanning, selecting
 from codegen.plan.rows.reductions import Reduction
@@ -23,6 +25,7 @@ from codegen.plan.rows.selecting import Selection
 from codegen.spec.spec import Spec
 from codegen.stages.cut import Stages, cut
 from codegen.stages.products import cut_around
+from codegen.stages.scaling import moved
 
 
 def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged:
@@ -49,7 +52,39 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
         raise
     if stages is None:
         raise error
-    return whole.plan(stages)
+    return _with_scales_moved(spec, whole, stages) if contracts else whole.plan(stages)
+
+
+def _with_scales_moved(spec: Spec, whole: _Whole, stages: Stages) -> Staged:
+    """The plan of some stages, or of those that multiply products by what scales their factors (`scaling`), where these are not
+    more kernels, and no product leaves the tiles."""
+    kept, how = whole.plan(stages), moved(spec)
+    if how is None or any(isinstance(op.plan, AttentionPlan) for op in stages.ops):
+        return kept
+    scaled, found = how.scaled, None
+    if not all(s.why for s in scaled):
+        try:
+            found = cut_around(how.spec, one_kernel, derived, how.before)
+        except SpecError as error:
+            scaled = _left(scaled, error.diagnostics[0].message)
+    if found is None:
+        return replace(kept, scaled=scaled)
+    if _cost(found.ops) > _cost(stages.ops):
+        return replace(kept, scaled=_left(scaled, "what follows the product would leave its kernel"))
+    own = {id(n) for n in spec.read.nodes}
+    values = [(name, how.origins.get(id(n), n)) for name, n in found.held]
+    held = tuple((name, n) for name, n in values if id(n) in own)
+    return replace(whole.plan(Stages(found.ops, held)), scaled=scaled)
+
+
+def _left(scaled: tuple[Scaled, ...], why: str) -> tuple[Scaled, ...]:
+    return tuple(s if s.why else replace(s, why=why) for s in scaled)
+
+
+def _cost(stages: tuple[Op, ...]) -> tuple[int, int]:
+    """The number of products without tiles, and the number of kernels."""
+    products = [op.plan for op in stages if isinstance(op.plan, Gemm)]
+    return sum(not isinstance(plan.tile, Tile) for plan in products), sum(op.plan.kernels for op in stages)
 
 
 def kernel_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm:

@@ -22,15 +22,15 @@ Cut = Callable[[Spec], Op]  # a spec without products to its op, of one kernel o
 MOST_PRODUCTS = 32
 
 
-def cut_around(spec: Spec, kernel: Kernel, rest: Cut) -> Stages | None:
-    """The stages of an op with products. `rest` gives the op of a part without products. None if the op is too large to search
-    for parts. Raises `SpecError` if some part has no kernel."""
+def cut_around(spec: Spec, kernel: Kernel, rest: Cut, before: Sequence[Node] = ()) -> Stages | None:
+    """The stages of an op with products. `rest` gives the op of a part without products, and values `before` are written by a
+    stage before what uses them. None if the op is too large to search for parts. Raises `SpecError` if some part has no kernel."""
     nodes = list(topological(s.value for s in spec.read.statements))
     if len(nodes) > MOST_NODES or sum(n.op in IN_STAGES for n in nodes) > MOST_REDUCTIONS:
         return None
     if sum(n.op == "contract" for n in nodes) > MOST_PRODUCTS:
         return None
-    made = _Around(spec, kernel, rest)
+    made = _Around(spec, kernel, rest, before)
     return Stages(made.stages(), made.held())
 
 
@@ -71,14 +71,15 @@ def shared(values: Iterable[Node], made: Iterable[Node], known: Callable[[Node],
 
 
 class _Around(Cutting):
-    def __init__(self, spec: Spec, kernel: Kernel, rest: Cut):
+    def __init__(self, spec: Spec, kernel: Kernel, rest: Cut, before: Sequence[Node]):
         super().__init__(spec, self.one_or_more)
         self.one, self.rest = kernel, rest
         nodes = list(topological(s.value for s in self.statements))
         self.products = [n for n in nodes if n.op == "contract"]
         self.factors = list({id(f): f for p in self.products for f in factors_of(p)}.values())
         self.reductions = []
-        for node in self.factors:
+        self.before = {id(n): n for n in before}
+        for node in (*before, *self.factors):
             self.hold(node)
 
     def hold(self, node: Node) -> None:
@@ -100,12 +101,15 @@ class _Around(Cutting):
         return frozenset(products_of(self.values(item), self.is_known))
 
     def is_ready(self, item: Item) -> bool:
-        """Whether all factors of an item's products are known."""
-        needed = products_of(self.values(item), self.is_known).values()
-        return all(self.is_known(f) for p in needed for f in factors_of(p))
+        """Whether all factors of an item's products are known, and what a stage before it writes."""
+        values = self.values(item)
+        needed = products_of(values, self.is_known).values()
+        inside = topological(values, self.is_known) if self.before else ()
+        waits = any(id(n) in self.before and n not in values and not self.is_known(n) for n in inside)
+        return not waits and all(self.is_known(f) for p in needed for f in factors_of(p))
 
     def stages(self) -> tuple[Op, ...]:
-        left: list[Item] = [*self.factors, *self.spec.outputs]
+        left: list[Item] = [*self.before.values(), *self.factors, *self.spec.outputs]
         while left:
             ready = [item for item in left if self.is_ready(item)]
             for group in self.stage_groups(ready):

@@ -107,8 +107,8 @@ PRODUCTS = {
     "both factors": (
         ("x: bfloat16[..., K]; q: int8[K, N]; s: float32[N]", "y: bfloat16[..., N]",
          "y = cast(square(x), bfloat16) @ (cast(q, bfloat16) * s)"),
-        [("elementwise", "x -> factor_of_rows_k"), ("elementwise", "q s -> factor_of_k_n"),
-         ("gemm", "factor_of_rows_k factor_of_k_n -> y")],
+        [("elementwise", "x -> factor_of_rows_k"), ("elementwise", "q -> factor_of_k_n"),
+         ("gemm", "s factor_of_rows_k factor_of_k_n -> y")],
     ),
     "two layers": ((*LAYERS, "u = squared_relu(x @ w); y = u @ v + x"), [("gemm", "x w -> u"), ("gemm", "x v u -> y")]),
     # a value of a product that two stages use is written, and not multiplied again
@@ -132,6 +132,39 @@ PRODUCTS = {
 }  # fmt: skip
 
 
+# What scales a factor multiplies the product where the factor is then multiplied as it is in memory: (spec, stages, the reason why
+# it stays on the factor)
+NORM = "n = x * rsqrt(mean(square(x), axis=K) + 1.0); "
+SCALED = {
+    "a statistic": ((DENSE, "y: bfloat16[..., N]", f"{NORM}y = relu(n @ w)"),
+                    [("row", "x -> rsqrt_of_rows"), ("gemm", "x w rsqrt_of_rows -> y")], ""),
+    "inputs": ((f"{DENSE}; r: float32[...]; s: float32[N]", "y: bfloat16[..., N]", "y = (x * r) @ (w / s)"),
+               [("gemm", "x w r s -> y")], ""),
+    "a factor that is an output": ((DENSE, "y: bfloat16[..., N]; n: bfloat16[..., K]", f"{NORM}y = n @ w"),
+                                   [("row", "x -> n"), ("gemm", "w n -> y")], "it is an output"),
+    "a weight along the contracted axis": ((f"{DENSE}; g: bfloat16[K]", "y: bfloat16[..., N]", f"{NORM}y = (n * g) @ w"),
+                                           [("row", "x g -> factor_of_rows_k"), ("gemm", "w factor_of_rows_k -> y")],
+                                           "g varies along K and is multiplied with it"),
+    "a factor in another type": (("x: float32[..., K]; w: bfloat16[K, N]; r: float32[...]", "y: float32[..., N]",
+                                  "y = cast(x * r, bfloat16) @ w"),
+                                 [("elementwise", "x r -> factor_of_rows_k"), ("gemm", "w factor_of_rows_k -> y")], None),
+    "a factor that is used again": ((*LAYERS, f"{NORM}z = n @ w; y = (z @ v) * n"),
+                                    [("row", "x -> rsqrt_of_rows"), ("gemm", "x w rsqrt_of_rows -> z"),
+                                     ("gemm", "x v rsqrt_of_rows z -> y")], ""),
+    "a scale at a computed index": ((f"{DENSE}; t: float32[B]", "y: bfloat16[..., N]", "y = x @ (w * take(t, index(N) // 8, axis=B))"),
+                                    [("elementwise", "w t -> factor_of_k_n"), ("gemm", "x factor_of_k_n -> y")],
+                                    "what follows the product would leave its kernel"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scales_of_factors(name):
+    spec, expected, why = SCALED[name]
+    op = made(*spec)
+    assert stages(op) == expected
+    assert isinstance(op.plan, Staged) and {s.why for s in op.plan.scaled} == {why} - {None}
+
+
 @pytest.mark.parametrize("name", CUT | PRODUCTS)
 def test_stages(name):
     spec, expected = (CUT | PRODUCTS)[name]
@@ -148,6 +181,12 @@ def test_every_stage_reads_what_is_there():
             assert all(a.name in there and there[a.name].dims == a.dims for a in stage.spec.inputs)
             there |= {a.name: a for a in stage.spec.outputs}
         assert {a.name for a in op.spec.outputs} <= there.keys()
+
+
+def test_moved_scales_multiply_and_divide_the_product():
+    spec, _, _ = SCALED["inputs"]
+    plan = made(*spec).plan
+    assert isinstance(plan, Staged) and plan.stages[0].spec.chain.value == "y = x @ w * r / s\n"
 
 
 def test_what_stages_write_is_saved_for_the_backward():

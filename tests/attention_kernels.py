@@ -10,7 +10,7 @@ from cutlass import Float32
 
 from codegen import device
 from codegen.device.attention import arranged, by_row, launch_backward, sm90
-from codegen.device.attention.forward import Forward, Functions
+from codegen.device.attention.arguments import Forward, Functions
 from codegen.shared import AttentionLaunch
 
 LOG2E = 1.4426950408889634

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 
 from codegen.device import vectors
 from codegen.device.attention import sm80, sm80_backward, sm90, sm90_backward
-from codegen.device.attention.forward import Forward, Functions
+from codegen.device.attention.arguments import Backward, Forward, Functions, Slope, Sums
 from codegen.shared import AttentionLaunch
 
 
@@ -89,11 +89,12 @@ def launch_backward(
         these products, the weights' gradients dp and the row's statistics, (1,) each. Scores may be of one row, or of one column.
     tiles: as in `launch`.
     """
+    given = Backward(q, k, v, do, dq, dk, dv, Sums(*sums), statistics, tensors, Slope(slope, tiles), how)
     if (cute.size(q, mode=[0]) * q.shape[1] > 0) & (k.shape[1] > 0):
         if cutlass.const_expr(how.processors > 0):
-            sm90_backward.launch(stream, q, k, v, do, dq, dk, dv, sums, statistics, tensors, slope, tiles, how)
+            sm90_backward.launch(stream, given)
         else:
-            sm80_backward.launch(stream, q, k, v, do, dq, dk, dv, sums, statistics, tensors, slope, tiles, how)
+            sm80_backward.launch(stream, given)
 
 
 def by_row(tensor: cute.Tensor, sizes: tuple[Any, ...], batch: tuple[int | None, ...], row: int) -> cute.Tensor:

@@ -21,7 +21,7 @@ from cutlass.memory import SmemAllocator
 from codegen.device import functions as device
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
-from codegen.device.attention.forward import Forward, Functions
+from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.fragments import (
     BYTES,
     CHUNK,

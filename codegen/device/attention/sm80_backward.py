@@ -15,6 +15,7 @@ as `sm80` does, whose fragments these are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -24,6 +25,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
+from codegen.device.attention.arguments import Backward, Slope
 from codegen.device.attention.fragments import (
     BYTES,
     SLAB,
@@ -39,57 +41,99 @@ from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b
 from codegen.shared import WARP, AttentionLaunch
 
 
-def launch(
-    stream: Any,
-    q: cute.Tensor,
-    k: cute.Tensor,
-    v: cute.Tensor,
-    do: cute.Tensor,
-    dq: cute.Tensor,
-    dk: cute.Tensor,
-    dv: cute.Tensor,
-    sums: tuple[tuple[cute.Tensor, ...], ...],
-    statistics: tuple[cute.Tensor, ...],
-    tensors: tuple,
-    slope: Callable[..., Any],
-    tiles: Callable[..., Any] | None,
-    how: AttentionLaunch,
-) -> None:
+def launch(stream: Any, given: Backward) -> None:
     """As `attention.launch_backward`."""
-    lacking = batches_of.lacking(k.stride[0])
-    batches = q.shape[0]
-    functions = (slope, tiles)
+    q, k, how, sums = given.q, given.k, given.how, given.sums
+    batches, lacking = q.shape[0], batches_of.lacking(k.stride[0])
+    others = given.statistics, given.tensors, batches
     grid = {"block": (how.threads, 1, 1), "stream": stream, "preferred_smem_carveout": -1}
     count = cute.ceil_div(k.shape[1], how.tile_m) * batches_of.count(batches, lacking, False)
-    along_rows, along_columns, pairs = sums
-    terms = (0, len(along_rows))  # where those of the sums begin
-    _kernel(
-        (k, v), (q, do), (dk, dv), along_columns, statistics, tensors, batches, lacking, functions, True, terms[1], how
-    ).launch(grid=(cutlass.max(count, 1), 1, 1), **grid)
-    none = tuple(False for _ in lacking)
-    count = cute.ceil_div(q.shape[1], how.tile_m) * cute.size(q, mode=[0])
-    _kernel(
-        (q, do), (k, v), (dq,), along_rows, statistics, tensors, batches, none, functions, False, terms[0], how
-    ).launch(grid=(count, 1, 1), **grid)
-    launch_pairs(
-        stream, (q, k, v, do), pairs, statistics, tensors, functions, len(along_rows) + len(along_columns), how
+    loop = Loop(given.functions, lacking, True, 2 + len(sums.along_rows), how)
+    _kernel((k, given.v), (q, given.do), (given.dk, given.dv), sums.along_columns, *others, loop).launch(
+        grid=(cutlass.max(count, 1), 1, 1), **grid
     )
+    count = cute.ceil_div(q.shape[1], how.tile_m) * cute.size(q, mode=[0])
+    loop = Loop(given.functions, tuple(False for _ in lacking), False, 2, how)
+    _kernel((q, given.do), (k, given.v), (given.dq,), sums.along_rows, *others, loop).launch(grid=(count, 1, 1), **grid)
+    launch_pairs(stream, given)
 
 
-def launch_pairs(
-    stream: Any, factors: tuple, pairs: tuple, statistics: tuple, tensors: tuple, functions: tuple, term: int,
-    how: AttentionLaunch,
-) -> None:  # fmt: skip
+def launch_pairs(stream: Any, given: Backward) -> None:
     """Compute sums of terms of each score over the axes of the batch that a result lacks. Its axes are (L, Q, S)."""
-    q, k, _, _ = factors
+    q, k, how, sums = given.q, given.k, given.how, given.sums
+    factors = q, k, given.v, given.do
     own = AttentionLaunch(64, 32 if max(how.d, how.e) > 64 else 64, how.d, how.e, warps=4, stages=1)
-    for number, target in enumerate(pairs):
+    for number, target in enumerate(sums.pairs, 2 + len(sums.along_rows) + len(sums.along_columns)):
         lacking = batches_of.lacking(target.stride[0])
         tiles = cute.ceil_div(q.shape[1], own.tile_m), cute.ceil_div(k.shape[1], own.tile_n)
         count = tiles[0] * tiles[1] * batches_of.count(q.shape[0], lacking, False)
-        _pairs(
-            factors, target, statistics, tensors, q.shape[0], tiles, lacking, functions, 2 + term + number, own
-        ).launch(grid=(count, 1, 1), block=(own.threads, 1, 1), stream=stream, preferred_smem_carveout=-1)
+        loop = Loop(given.functions, lacking, False, number, own)
+        _pairs(factors, target, given.statistics, given.tensors, q.shape[0], tiles, loop).launch(
+            grid=(count, 1, 1), block=(own.threads, 1, 1), stream=stream, preferred_smem_carveout=-1
+        )
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a kernel is compiled for."""
+
+    functions: Slope
+    lacking: tuple[bool, ...]  # which axes of the batch the results lack: they are sums over them
+    keys: bool  # whether rows of k stay
+    term: int  # the first of the slope's results that is summed
+    how: AttentionLaunch
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A block's tiles in shared memory: two of `tile_m` rows, of which each warp has 16, and two of `tile_n` rows that these are
+    multiplied with. The first of each two has D columns, the second one E."""
+
+    address: Int32
+    own: tuple[
+        Int32, ...
+    ]  # a lane's places in the four tiles, and in the last two with their rows as the contracted mode
+    how: AttentionLaunch
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        return (self.how.d, self.how.e) * 2
+
+    @property
+    def panels(self) -> tuple[Panels, ...]:
+        rows = (self.how.tile_m,) * 2 + (self.how.tile_n,) * 2
+        return tuple(panels_of(r, c, "k") for r, c in zip(rows, self.columns, strict=True))
+
+    @property
+    def across(self) -> tuple[Panels, ...]:
+        """The last two tiles, with their rows as the contracted mode."""
+        return tuple(panels_of(self.how.tile_n, c, "halves") for c in self.columns[2:])
+
+    def tile(self, number: int) -> Int32:
+        """The address of a tile."""
+        return self.address + sum(p.size for p in self.panels[:number])
+
+
+def _allocated(warp: Int32, lane: Int32, how: AttentionLaunch) -> Memory:
+    """The shared memory of a block, and a lane's places in it."""
+    plain = Memory(Int32(0), (), how)
+    bytes_of = sum(p.size for p in plain.panels)
+    buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((bytes_of,)), 128)
+    own_a = [lane_of_a(lane, warp * SLAB, p) for p in plain.panels[:2]]
+    own_b = [lane_of_b(lane, Int32(0), p, BYTES) for p in (*plain.panels[2:], *plain.across)]
+    return Memory(buffer.iterator.toint(), (*own_a, *own_b), how)
+
+
+def _load(memory: Memory, number: int, source: cute.Tensor, places: tuple, row: Int32) -> None:
+    """Start the copy of a tile's rows, from `row` on."""
+    panels, columns = memory.panels[number], memory.columns[number]
+    load_tile(source, places, row, memory.tile(number), columns, panels, memory.how.threads)
+
+
+def _await_loads() -> None:
+    cute.arch.cp_async_commit_group()
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.sync_threads()
 
 
 @cute.kernel
@@ -101,16 +145,13 @@ def _kernel(
     statistics: tuple,
     tensors: tuple,
     batches: tuple,  # sizes of the batch's axes
-    lacking: cutlass.Constexpr[tuple[bool, ...]],  # which of them rows that stay lack
-    functions: cutlass.Constexpr,  # slope, tiles
-    keys: cutlass.Constexpr[bool],  # whether rows of k stay
-    term: cutlass.Constexpr[int],  # the number of the first one that is summed
-    how: cutlass.Constexpr[AttentionLaunch],
+    loop: cutlass.Constexpr[Loop],
 ):
     tensors = tuple(vectors.compacted(t) for t in tensors)
     tidx, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
+    keys, lacking, functions, how = loop.keys, loop.lacking, loop.functions, loop.how
     dtype, wide = stay[0].element_type, how.tile_n
     held, count = stay[0].shape[1], cute.ceil_div(passing[0].shape[1], wide)
     sizes = (passing[0].shape[1], held) if cutlass.const_expr(keys) else (held, passing[0].shape[1])
@@ -118,83 +159,71 @@ def _kernel(
     tile = number if cutlass.const_expr(keys) else cute.ceil_div(held, how.tile_m) - 1 - number  # the longest first
     first = tile * how.tile_m
     rows = (first, cutlass.min(first + how.tile_m, held) - 1)
-
-    # Two tiles that stay, and two that pass, in shared memory
-    columns = (how.d, how.e)
-    of_stay = tuple(panels_of(how.tile_m, c, "k") for c in columns)
-    of_pass = tuple(panels_of(wide, c, "k") for c in columns)
-    across = tuple(panels_of(wide, c, "halves") for c in columns)
-    sizes_of = [p.size for p in (*of_stay, *of_pass)]
-    starts = [sum(sizes_of[:i]) for i in range(4)]
-    buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((sum(sizes_of),)), 128)
-    shared = buffer.iterator.toint()
-    own_a = tuple(lane_of_a(lane, warp * SLAB, p) for p in of_stay)
-    own_b = tuple(lane_of_b(lane, Int32(0), p, BYTES) for p in of_pass)
-    own_t = tuple(lane_of_b(lane, Int32(0), p, BYTES) for p in across)
+    memory = _allocated(warp, lane, how)
     for i in cutlass.range_constexpr(2):
-        load_tile(stay[i], places, first, shared + starts[i], columns[i], of_stay[i], how.threads)
+        _load(memory, i, stay[i], places, first)
     cute.arch.cp_async_commit_group()
 
-    acc = tuple(cute.make_rmem_tensor((4, -(-columns[i] // 16) * 2), Float32) for i in range(len(gradients)))
+    acc = tuple(cute.make_rmem_tensor((4, -(-memory.columns[i] // 16) * 2), Float32) for i in range(len(gradients)))
     for a in acc:
         a.fill(0)
     added = cute.make_rmem_tensor((2, max(1, len(sums))), Float32)
     added.fill(0)
     own_row = first + warp * SLAB + lane // 4
-    into = added, 2 + term, len(sums)
+    into = added, loop.term, len(sums)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(which, places, batches, lacking)
-        at = _next(functions[1], here, rows, Int32(0), count, sizes, tensors, keys, wide)
+        at = _next(functions.tiles, here, rows, Int32(0), count, sizes, tensors, keys, wide)
         while at < count:
             begin = at * wide
             for i in cutlass.range_constexpr(2):
-                load_tile(passing[i], here, begin, shared + starts[2 + i], columns[i], of_pass[i], how.threads)
-            cute.arch.cp_async_commit_group()
-            cute.arch.cp_async_wait_group(0)
-            cute.arch.sync_threads()
-            s, dp = (cute.make_rmem_tensor((4, wide // 8), Float32) for _ in range(2))
-            _multiply(s, shared, starts[0], starts[2], own_a[0], own_b[0], (of_stay[0], of_pass[0]), how.d, dtype)
-            _multiply(dp, shared, starts[1], starts[3], own_a[1], own_b[1], (of_stay[1], of_pass[1]), how.e, dtype)
+                _load(memory, 2 + i, passing[i], here, begin)
+            _await_loads()
+            s, dp = _products(memory, dtype)
             every = begin + wide <= passing[0].shape[1]
-            if cutlass.const_expr(functions[1] is not None):
+            if cutlass.const_expr(functions.tiles is not None):
                 own = _tile(here, rows, begin, sizes, keys, wide)
-                every = every & Boolean(functions[1](own, tensors)[1])
+                every = every & Boolean(functions.tiles(own, tensors)[1])
             if every:
-                _slope(s, dp, into, here, own_row, begin, sizes, statistics, tensors, functions[0], keys, False)
+                _slope(s, dp, into, here, own_row, begin, sizes, statistics, tensors, functions.slope, keys, False)
             else:
-                _slope(s, dp, into, here, own_row, begin, sizes, statistics, tensors, functions[0], keys, True)
-            _accumulate(acc[0], dp, shared + starts[2], own_t[0], across[0], dtype)
+                _slope(s, dp, into, here, own_row, begin, sizes, statistics, tensors, functions.slope, keys, True)
+            _accumulate(acc[0], memory, 0, dp, dtype)
             if cutlass.const_expr(keys):
-                _accumulate(acc[1], s, shared + starts[3], own_t[1], across[1], dtype)
-            at = _next(functions[1], here, rows, at + 1, count, sizes, tensors, keys, wide)
+                _accumulate(acc[1], memory, 1, s, dtype)
+            at = _next(functions.tiles, here, rows, at + 1, count, sizes, tensors, keys, wide)
             cute.arch.sync_threads()  # the tiles are read
     cute.arch.cp_async_wait_group(0)
     cute.arch.sync_threads()
     for i in cutlass.range_constexpr(len(gradients)):
-        store_rows(
-            acc[i], gradients[i], places, first + warp * SLAB, warp * SLAB, shared + starts[i], of_stay[i], columns[i]
-        )
+        own_tile, panels, columns = memory.tile(i), memory.panels[i], memory.columns[i]
+        store_rows(acc[i], gradients[i], places, first + warp * SLAB, warp * SLAB, own_tile, panels, columns)
     for n in cutlass.range_constexpr(len(sums)):
         for half in cutlass.range_constexpr(2):
             batches_of.store_sum(added[half, n], sums[n], places, own_row + 8 * half, held)
 
 
-def _multiply(
-    acc: cute.Tensor, shared: Int32, left: int, right: int, own_a: Int32, own_b: Int32, panels: tuple[Panels, Panels],
-    columns: int, dtype: Any,
-) -> None:  # fmt: skip
-    """A warp's products (4, J) of its rows that stay with the rows that pass."""
+def _products(memory: Memory, dtype: Any) -> tuple[cute.Tensor, cute.Tensor]:
+    """A warp's products (4, J) of its rows with the others: of the tiles of D columns, and of those of E."""
+    s, dp = (cute.make_rmem_tensor((4, memory.how.tile_n // 8), Float32) for _ in range(2))
+    for i, acc in enumerate((s, dp)):
+        _multiply(acc, memory, i, dtype)
+    return s, dp
+
+
+def _multiply(acc: cute.Tensor, memory: Memory, which: int, dtype: Any) -> None:
+    left, right = which, 2 + which
     words = cute.make_rmem_tensor((4,), Uint32)
 
     def words_of(step: int) -> list[Uint32]:
-        fragment(shared + left, own_a, step, panels[0], words)
+        fragment(memory.tile(left), memory.own[left], step, memory.panels[left], words)
         return [words[w] for w in range(4)]
 
-    multiply(acc, words_of, columns, shared + right, own_b, panels[1], dtype)
+    multiply(acc, words_of, memory.columns[left], memory.tile(right), memory.own[right], memory.panels[right], dtype)
 
 
-def _accumulate(acc: cute.Tensor, factor: cute.Tensor, shared: Int32, own: Int32, panels: Panels, dtype: Any) -> None:
-    """Add to (4, J) the product of a warp's factor, from its accumulators, and the rows that pass."""
+def _accumulate(acc: cute.Tensor, memory: Memory, which: int, factor: cute.Tensor, dtype: Any) -> None:
+    """Add to (4, J) the product of a warp's factor, from its accumulators, and the rows of one of the last two tiles."""
     narrow = cute.make_rmem_tensor((cute.size(factor),), dtype)
     flat = cute.make_tensor(factor.iterator, cute.make_layout((cute.size(factor),)))
     narrow.store(flat.load().to(dtype))
@@ -203,7 +232,8 @@ def _accumulate(acc: cute.Tensor, factor: cute.Tensor, shared: Int32, own: Int32
     def words_of(step: int) -> list[Uint32]:
         return [words[(2 * step + i // 2) * 2 + i % 2] for i in range(4)]
 
-    accumulate(acc, words_of, 8 * cute.size(factor, mode=[1]), shared, own, panels, dtype)
+    rows, right = 8 * cute.size(factor, mode=[1]), memory.tile(2 + which)
+    accumulate(acc, words_of, rows, right, memory.own[4 + which], memory.across[which], dtype)
 
 
 def _slope(
@@ -253,56 +283,41 @@ def _pairs(
     tensors: tuple,
     batches: tuple,  # sizes of the batch's axes
     tiles: tuple,  # along Q and S
-    lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch the target lacks
-    functions: cutlass.Constexpr,  # slope, tiles
-    which: cutlass.Constexpr[int],  # of the slope's results
-    how: cutlass.Constexpr[AttentionLaunch],
+    loop: cutlass.Constexpr[Loop],
 ):
     """A block has a tile of the target, and walks over the elements of the batch that share it."""
     tensors = tuple(vectors.compacted(t) for t in tensors)
-    q, k, v, do = factors
     tidx, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
-    dtype, wide, sizes = q.element_type, how.tile_n, (q.shape[1], k.shape[1])
+    lacking, functions, which, how = loop.lacking, loop.functions, loop.term, loop.how
+    (q, k, v, do), wide = factors, how.tile_n
+    dtype, sizes = q.element_type, (q.shape[1], k.shape[1])
     number, places = batches_of.own(block, batches, lacking)
     first, begin = number // tiles[1] * how.tile_m, number % tiles[1] * wide
     rows = (first, cutlass.min(first + how.tile_m, sizes[0]) - 1)
-    loads = (
-        (q, how.d, first, how.tile_m),
-        (do, how.e, first, how.tile_m),
-        (k, how.d, begin, wide),
-        (v, how.e, begin, wide),
-    )
-    panels = [panels_of(count, columns, "k") for _, columns, _, count in loads]
-    starts = [sum(p.size for p in panels[:i]) for i in range(4)]
-    buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((sum(p.size for p in panels),)), 128)
-    shared = buffer.iterator.toint()
-    own_a = [lane_of_a(lane, warp * SLAB, p) for p in panels[:2]]
-    own_b = [lane_of_b(lane, Int32(0), p, BYTES) for p in panels[2:]]
+    memory = _allocated(warp, lane, how)
+    loads = (q, first), (do, first), (k, begin), (v, begin)
     own_row = first + warp * SLAB + lane // 4
     total = cute.make_rmem_tensor((4, wide // 8), Float32)
     total.fill(0)
     for sharer in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(sharer, places, batches, lacking)
         some, every = Boolean(True), begin + wide <= sizes[1]
-        if cutlass.const_expr(functions[1] is not None):
-            found = functions[1](_tile(here, rows, begin, sizes, False, wide), tensors)
+        if cutlass.const_expr(functions.tiles is not None):
+            found = functions.tiles(_tile(here, rows, begin, sizes, False, wide), tensors)
             some, every = Boolean(found[0]), every & Boolean(found[1])
         if some:
             for i in cutlass.range_constexpr(4):
-                source, columns, row, _ = loads[i]
-                load_tile(source, here, row, shared + starts[i], columns, panels[i], how.threads)
-            cute.arch.cp_async_commit_group()
-            cute.arch.cp_async_wait_group(0)
-            cute.arch.sync_threads()
-            s, dp = (cute.make_rmem_tensor((4, wide // 8), Float32) for _ in range(2))
-            _multiply(s, shared, starts[0], starts[2], own_a[0], own_b[0], (panels[0], panels[2]), how.d, dtype)
-            _multiply(dp, shared, starts[1], starts[3], own_a[1], own_b[1], (panels[1], panels[3]), how.e, dtype)
+                _load(memory, i, loads[i][0], here, loads[i][1])
+            _await_loads()
+            s, dp = _products(memory, dtype)
             if every:
-                _add_terms(total, s, dp, here, own_row, begin, sizes, statistics, tensors, functions[0], which, False)
+                _add_terms(
+                    total, s, dp, here, own_row, begin, sizes, statistics, tensors, functions.slope, which, False
+                )
             else:
-                _add_terms(total, s, dp, here, own_row, begin, sizes, statistics, tensors, functions[0], which, True)
+                _add_terms(total, s, dp, here, own_row, begin, sizes, statistics, tensors, functions.slope, which, True)
             cute.arch.sync_threads()  # the tiles are read
     for half in cutlass.range_constexpr(2):
         for i in cutlass.range_constexpr(wide // 4):

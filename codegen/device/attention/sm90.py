@@ -24,8 +24,8 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
 from codegen.device.attention import hopper
+from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.batches import places_of
-from codegen.device.attention.forward import Forward, Functions
 from codegen.device.attention.hopper import CONSUMERS, HELD, LOG2E, WARPGROUP
 from codegen.device.attention.scores import Row, Scores
 from codegen.device.gemm import tensorcore

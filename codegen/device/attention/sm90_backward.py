@@ -12,7 +12,6 @@ thread in a fixed order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import cutlass
@@ -24,6 +23,7 @@ from cutlass.memory import SmemAllocator
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper, sm80_backward
+from codegen.device.attention.arguments import Backward
 from codegen.device.attention.batches import store_sum
 from codegen.device.attention.hopper import CONSUMERS, HELD, WARPGROUP
 from codegen.device.attention.scores import Scores
@@ -31,53 +31,29 @@ from codegen.device.gemm import tensorcore
 from codegen.shared import WARP, AttentionLaunch
 
 
-def launch(
-    stream: Any,
-    q: cute.Tensor,
-    k: cute.Tensor,
-    v: cute.Tensor,
-    do: cute.Tensor,
-    dq: cute.Tensor,
-    dk: cute.Tensor,
-    dv: cute.Tensor,
-    sums: tuple[tuple[cute.Tensor, ...], ...],
-    statistics: tuple[cute.Tensor, ...],
-    tensors: tuple,
-    slope: Callable[..., Any],
-    tiles: Callable[..., Any] | None,
-    how: AttentionLaunch,
-) -> None:
+def launch(stream: Any, given: Backward) -> None:
     """As `attention.launch_backward`. `tile_m` rows of q pass a tile of k and v, and `tile_n` rows of k and v one of q. `slope` is
     called with two columns of one row, or with a row's columns of a tile.
 
     On an H100 with 16384 tokens and 16 heads of 128 elements, bfloat16, under a causal mask, the two kernels took 3.34 and 2.31 ms
     with 64 rows of q and 112 of k; cuDNN's forward and backward took 6.92 ms, its forward 1.73 ms.
     """
-    factors = q, k, v, do
-    functions, sizes = (slope, tiles), (q.shape[1], k.shape[1])
-    along_rows, along_columns, pairs = sums
-    counts = len(along_rows), len(along_columns)
-    launch_keys(stream, factors, (dk, dv, along_columns, 2 + counts[0]), statistics, tensors, functions, sizes, how)
-    launch_queries(stream, factors, (dq, along_rows), statistics, tensors, functions, sizes, how)
-    sm80_backward.launch_pairs(stream, factors, pairs, statistics, tensors, functions, sum(counts), how)
+    _launch_keys(stream, given)
+    _launch_queries(stream, given)
+    sm80_backward.launch_pairs(stream, given)
 
 
-def launch_keys(
-    stream: Any, factors: tuple, gradients: tuple, statistics: tuple, tensors: tuple, functions: tuple, sizes: tuple,
-    how: AttentionLaunch,
-) -> None:  # fmt: skip
-    """Compute the gradients of k and v, and sums along rows of k; `gradients` has these, and which of the slope's results they add."""
-    q, k, v, do = factors
-    batches, columns = q.shape[0], (how.d, how.e)
-    loads, layouts = _prepare((k, v), (q, do), columns, how.tile_m, how.stages)
+def _launch_keys(stream: Any, given: Backward) -> None:
+    """Compute the gradients of k and v, and sums along rows of k."""
+    q, k, how, sums = given.q, given.k, given.how, given.sums
+    batches, sizes, columns = q.shape[0], (q.shape[1], k.shape[1]), (how.d, how.e)
+    loads, layouts = _prepare((k, given.v), (q, given.do), columns, how.tile_m, how.stages)
     mmas = hopper.products(q.element_type, how.tile_m), *(hopper.weighted(q.element_type, c) for c in columns)
     lacking = batches_of.lacking(k.stride[0])
     count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
-    *made, term = gradients
-    functions = (*functions, term)
-    _keys(
-        loads, layouts, mmas, (tuple(made), statistics, tensors), sizes, batches, count, lacking, functions, how
-    ).launch(
+    memory = (given.dk, given.dv, sums.along_columns), given.statistics, given.tensors
+    functions = given.functions.slope, given.functions.tiles, 2 + len(sums.along_rows)
+    _keys(loads, layouts, mmas, memory, sizes, batches, count, lacking, functions, how).launch(
         grid=(cutlass.min(count, how.processors), 1, 1),
         block=(hopper.THREADS, 1, 1),
         min_blocks_per_mp=1,
@@ -85,18 +61,18 @@ def launch_keys(
     )
 
 
-def launch_queries(
-    stream: Any, factors: tuple, results: tuple, statistics: tuple, tensors: tuple, functions: tuple, sizes: tuple,
-    how: AttentionLaunch,
-) -> None:  # fmt: skip
+def _launch_queries(stream: Any, given: Backward) -> None:
     """Compute the gradient of q, and sums along its rows."""
-    q, k, v, do = factors
-    loads, layouts = _prepare((q, do), (k, v), (how.d, how.e), how.tile_n, how.stages)
+    q, k, how = given.q, given.k, given.how
+    sizes = q.shape[1], k.shape[1]
+    loads, layouts = _prepare((q, given.do), (k, given.v), (how.d, how.e), how.tile_n, how.stages)
     mmas = hopper.products(q.element_type, how.tile_n), hopper.weighted(q.element_type, how.d)
     batches = cute.size(q, mode=[0])
     count = cute.ceil_div(sizes[0], HELD) * batches
     work = (count, cute.fast_divmod_create_divisor_v2(batches))
-    _queries(loads, layouts, mmas, (results, statistics, tensors), sizes, q.shape[0], work, functions, how).launch(
+    memory = (given.dq, given.sums.along_rows), given.statistics, given.tensors
+    functions = given.functions.slope, given.functions.tiles
+    _queries(loads, layouts, mmas, memory, sizes, q.shape[0], work, functions, how).launch(
         grid=(cutlass.min(count, how.processors), 1, 1),
         block=(hopper.THREADS, 1, 1),
         min_blocks_per_mp=1,

@@ -1,0 +1,68 @@
+"""What the main loops of attention and of its gradients get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass.cute as cute
+
+from codegen.shared import AttentionLaunch
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The generated functions of scores, tiles and rows: see `attention.launch`."""
+
+    score: Callable[..., Any]
+    tiles: Callable[..., Any] | None  # None without a mask
+    row: Callable[..., Any] | None  # None where the scores are the weights
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The arguments of a launch: see `attention.launch`."""
+
+    q: cute.Tensor  # (L, Q, D)
+    k: cute.Tensor  # (L, S, D)
+    v: cute.Tensor  # (L, S, E)
+    o: cute.Tensor  # (L, Q, E)
+    tensors: tuple  # what the functions read and write besides
+    functions: Functions
+    how: AttentionLaunch
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The generated functions of gradients: see `attention.launch_backward`."""
+
+    slope: Callable[..., Any]
+    tiles: Callable[..., Any] | None  # None without a mask
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where the other values that `slope` gives are added up: see `attention.launch_backward`."""
+
+    along_rows: tuple[cute.Tensor, ...]  # (L, Q)
+    along_columns: tuple[cute.Tensor, ...]  # (L, S)
+    pairs: tuple[cute.Tensor, ...]  # (L, Q, S)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The arguments of a launch of the gradients: see `attention.launch_backward`."""
+
+    q: cute.Tensor  # (L, Q, D)
+    k: cute.Tensor  # (L, S, D)
+    v: cute.Tensor  # (L, S, E)
+    do: cute.Tensor  # (L, Q, E)
+    dq: cute.Tensor
+    dk: cute.Tensor
+    dv: cute.Tensor
+    sums: Sums
+    statistics: tuple[cute.Tensor, ...]  # (L, Q), float32
+    tensors: tuple  # what the functions read besides
+    functions: Slope
+    how: AttentionLaunch

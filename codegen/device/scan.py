@@ -4,12 +4,15 @@ Threads walk along the axis tile by tile. In a tile a thread has some elements t
 threads exchange their partial results: lanes by shuffles where the axis is innermost, then warps through shared memory. The states
 after a tile are carried to the next. Every combination has a fixed order: two runs agree to the bit.
 
+Where an element has many states, each scan of the kernel is as many scans of a thread, one after the other.
+
 A partial result is a tuple of numbers that `_combine` joins: (a, b) for h = a h + b, (largest, sum of exponentials) for
 cumlogsumexp, one number for others.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +22,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric
 from cutlass.memory import SmemAllocator
 
-from codegen.device import access
+from codegen.device import access, reduce
 from codegen.device.flat import Axis, Flat, Place
 from codegen.device.functions import Vector
 from codegen.shared import WARP, ScanLaunch
@@ -140,6 +143,20 @@ def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) ->
     return Walk(how, tuple(extents), axis, reverse, tuple(first), there, tiles, warp % how.along, group)
 
 
+# Reductions of an element's states
+
+
+def totals(walk: Walk, ops: tuple[str, ...], dtype: type[Numeric]) -> list[cute.Tensor]:
+    """Registers in which the states of a vector's elements are reduced (`reduce.accumulate`)."""
+    return [reduce.accumulator(walk.how.vec, op, dtype) for op in ops]
+
+
+def reduced(ops: tuple[str, ...], found: list[cute.Tensor], count: int) -> list[Vector]:
+    """The results of these reductions, of so many states."""
+    values = [reduce.result(op, total.load()) for op, total in zip(ops, found, strict=True)]
+    return [value / count if op == "mean" else value for op, value in zip(ops, values, strict=True)]
+
+
 # Partial results
 
 
@@ -198,26 +215,50 @@ def _pick(condition: Boolean, a: Numeric, b: Numeric) -> Numeric:
 @dataclass(frozen=True)
 class Carried:
     """What is carried along the axis: registers (numbers, scans of a thread); and shared memory for all warps' elements of two
-    tiles (tile, warp, slot, scan, number), where several share the axis."""
+    exchanges (exchange, warp, slot, scan, number), where several share the axis."""
 
     held: cute.Tensor
     shared: cute.Tensor | None
     dtype: type[Numeric]
+    number: int = 0  # which of an element's states
+    count: int = 1  # of them, which take turns with the shared memory
+
+    def hold(self, w: int, element: Element) -> None:
+        """Carry a scan's partial result."""
+        for n, number in enumerate(element):
+            self.held[n, w] = number
+
+    def turn(self, tile: Int32) -> Int32:
+        """Which of the two exchanges in shared memory is a tile's."""
+        return (tile + self.number) % 2 if self.count % 2 else Int32(self.number % 2)
 
 
 def carried(op: str, walk: Walk, dtype: type[Numeric]) -> Carried:
     """The state before the first element."""
+    return carried_states(op, walk, dtype, 1)[0]
+
+
+def carried_states(op: str, walk: Walk, dtype: type[Numeric], count: int) -> list[Carried]:
+    """The states before the first element, of a scan with so many for each."""
     identity = _identity(op, dtype)
-    held = cute.make_rmem_tensor((len(identity), walk.width), dtype)
-    for w in range(walk.width):
-        for n, value in enumerate(identity):
-            held[n, w] = value
     shared = None
     if walk.how.along > 1:
         slots = 1 if walk.innermost else WARP
         shape = (len(identity), walk.width, slots, walk.how.threads // WARP, 2)
         shared = SmemAllocator().allocate_tensor(dtype, cute.make_layout(shape), 16)
-    return Carried(held, shared, dtype)
+    found = []
+    for number in range(count):
+        held = cute.make_rmem_tensor((len(identity), walk.width), dtype)
+        for w in range(walk.width):
+            for n, value in enumerate(identity):
+                held[n, w] = value
+        found.append(Carried(held, shared, dtype, number, count))
+    return found
+
+
+def positions(*sizes: int) -> list[tuple[int, ...]]:
+    """The positions of an element's states along axes of these sizes."""
+    return list(itertools.product(*map(range, sizes)))
 
 
 def states(
@@ -226,28 +267,37 @@ def states(
     """The states after (or before) each element of a thread's vectors."""
     dtype, vec, width = own.dtype, walk.how.vec, walk.width
     columns = [_elements(op, walk, steps, operands, w, dtype) for w in range(width)]
-    local = []  # for each scan: the partial results of the thread's elements up to each
-    for elements in columns:
-        runs = [elements[0]]
-        for element in elements[1:]:
-            runs.append(_combine(op, runs[-1], element))
-        local.append(runs)
     starts = [_held(own, w) for w in range(width)]
     if op == "scan":  # at the beginning, the initial state
         initial = _scalars(operands[0][2], vec)
         starts = [(a, _pick(tile == 0, initial[w].to(dtype), h)) for w, (a, h) in enumerate(starts)]
-    ahead = _exchanged(op, walk, own, [runs[-1] for runs in local], starts, tile)
+    if walk.how.along == 1 and not walk.innermost:  # a thread has all elements of a scan
+        reached = [_runs(op, [start, *elements]) for start, elements in zip(starts, columns, strict=True)]
+        for w, runs in enumerate(reached):
+            own.hold(w, runs[-1])
+    else:
+        local = [_runs(op, elements) for elements in columns]
+        ahead = _exchanged(op, walk, own, [runs[-1] for runs in local], starts, tile)
+        pairs = zip(local, ahead, strict=True)
+        reached = [[start, *(_combine(op, start, run) for run in runs)] for runs, start in pairs]
     found = [cute.make_rmem_tensor((vec,), dtype) for _ in steps]
-    for w, (runs, start) in enumerate(zip(local, ahead, strict=True)):
-        all_runs = [None, *runs[:-1]] if before else runs
-        for k, run in enumerate(all_runs):
-            value = _state(op, start if run is None else _combine(op, start, run))
+    for w, runs in enumerate(reached):
+        for k, run in enumerate(runs[:-1] if before else runs[1:]):
+            value = _state(op, run)
             if not walk.innermost:
                 found[k][w] = value
             else:
                 at = k % vec
                 found[k // vec][vec - 1 - at if walk.reverse else at] = value
     return [registers.load() for registers in found]
+
+
+def _runs(op: str, elements: list[Element]) -> list[Element]:
+    """The partial results of the elements up to each."""
+    runs = [elements[0]]
+    for element in elements[1:]:
+        runs.append(_combine(op, runs[-1], element))
+    return runs
 
 
 def _scalars(value: Vector, vec: int) -> list[Any]:
@@ -286,7 +336,7 @@ def _exchanged(
     if along > 1:
         slot = 0 if walk.innermost else lane
         tells = (lane == 0) if walk.innermost else Boolean(True)
-        _tell(tells, own.shared, totals, slot, walk.group * along + walk.warp, tile % 2)
+        _tell(tells, own.shared, totals, slot, walk.group * along + walk.warp, own.turn(tile))
         cute.arch.sync_threads()
     found = []
     for w, (total, start) in enumerate(zip(totals, starts, strict=True)):
@@ -297,10 +347,9 @@ def _exchanged(
             assert own.shared is not None
             for other in range(along):
                 mine = _select(walk.warp == other, ahead, mine)
-                place = (w, slot, walk.group * along + other, tile % 2)
+                place = (w, slot, walk.group * along + other, own.turn(tile))
                 ahead = _combine(op, ahead, tuple(own.shared[n, *place] for n in range(len(total))))
-        for n, number in enumerate(ahead):
-            own.held[n, w] = number
+        own.hold(w, ahead)
         found.append(_combine(op, mine, within[w]) if within else mine)
     return found
 

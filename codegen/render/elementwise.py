@@ -177,12 +177,17 @@ class ElementwiseContext(Context):
                 coordinate, back = self.groups[token].coordinate, dict(access.back)
                 by = sum(back.get(axis, 0) for axis in self.groups[token].axes)
                 return f"flat.back({coordinate}, {by})" if by else coordinate
-            assert access.index_of
+            if not access.index_of:
+                return self.place_on(token)
             index = access.index_of[0]
             own = [self.groups[t].coordinate for t in self.plan.view(index).tokens if isinstance(t, int)]
             return f"flat.pick({self.tensors[index]}, {tuple_text(own or ['0'])})"
 
         return tuple_text([entry(token) for token in access.tokens] or ["0"])
+
+    def place_on(self, axis: str) -> str:
+        """The position along an axis of an array that no group has, and no index reads."""
+        raise AssertionError(f"no position along {axis}")
 
     def default(self, array: Array) -> tuple[str, str]:
         """The value of an array that is left out, and its type."""

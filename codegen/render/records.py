@@ -185,13 +185,12 @@ class ElementwiseKernel(Kernel):
 
 @dataclass(frozen=True)
 class ScanFunction(Function):
-    """A function of a kernel that scans: the operands of a scan, or the outputs."""
+    """A function of a kernel that scans: the operands of a scan, what states share or are reduced from, or the outputs."""
 
     tuple: bool  # whether it gives a tuple, also of one value
     extra: list[str]  # the parameters that are no operands
-    states: int  # how many scans' states it takes
     arguments: list[str]  # for the extra parameters
-    op: str  # the scan, or "" for the outputs
+    op: str  # the scan, or ""
     before: bool
 
     @property
@@ -200,10 +199,35 @@ class ScanFunction(Function):
 
 
 @dataclass(frozen=True)
+class Reads:
+    """What is read for a vector."""
+
+    loads: list[str]
+    loaded: str  # the registers' names
+    arguments: list[str]  # of the chain's functions
+
+
+@dataclass(frozen=True)
+class States:
+    """How a thread goes through an element's states, and reduces them."""
+
+    reduced: ScanFunction
+    axes: str  # the names of a state's positions
+    sizes: str
+    count: int
+    ops: str  # of the reductions
+    reads: Reads
+
+
+@dataclass(frozen=True)
 class ScanKernel(Kernel):
     """The values of `scan.py.jinja`."""
 
-    functions: list[ScanFunction]
+    functions: list[ScanFunction]  # all that the module has
+    shared: ScanFunction | None
+    scans: list[ScanFunction]
+    chain: ScanFunction
+    states: States | None
     place: int
     reverse: bool
     compute: str
@@ -211,10 +235,8 @@ class ScanKernel(Kernel):
     axes: str
     settings: list[str]
     tile_params: list[str]
-    arguments: list[str]  # of the chain's functions, for one vector
+    reads: Reads
     written: list[str]
-    loads: list[str]
-    loaded: str
     stores: list[str]
     results: str
     launch_arguments: str

@@ -4,6 +4,9 @@ A scan's kernel walks along that axis and keeps the states. It holds everything 
 after its scans, as an element-wise kernel does, and reaches arrays in the same ways (`elementwise.py`). Where the axis is the
 innermost one, neighbouring lanes have neighbouring vectors along it; else each lane has its own columns. Several warps may share
 an axis: each has some of its elements, and all exchange their results before the next ones.
+
+States may have small axes that no output has, `h[B, S, D, N]` with `y[B, S, D] = sum(h * c, axis=N)`: a thread then has all states
+of an element, one after the other, and reduces them in registers, so that they are never in memory.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from codegen.errors import SpecError
-from codegen.graph.nodes import DTYPES, Along, Node, Statement, along_of
+from codegen.errors import Diagnostic, SpecError
+from codegen.graph.nodes import DTYPES, Along, Node, Statement, along_of, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS, SCANS
-from codegen.plan.access import Extent, vector_width
+from codegen.plan.access import Access, Extent, vector_width
 from codegen.plan.elementwise import Elementwise, PlannedElements
 from codegen.plan.launches import Extents
+from codegen.plan.planner import TAKES
 from codegen.shared import WARP, Launch, ScanLaunch
 from codegen.spec.spec import Spec
 
@@ -26,6 +30,10 @@ MOST_ALONG = {True: 8, False: 16}  # warps that share an axis that is innermost,
 STEPS = 16  # vectors of a thread in flight, along an axis that is not innermost
 BUSY = 132 * 1024  # threads that keep a large GPU's memory busy
 COLUMN_BYTES = 4  # of a vector across an axis that is not innermost: a warp reads 128 bytes
+MOST_STATES = 64  # of an element, in a thread
+UNROLLED = 256  # states of a thread's elements at once: the compiled kernel has instructions for each
+BUSY_STATES = 132 * 128  # threads that keep a large GPU busy where each has many states, which do not wait for each other
+REDUCED = ("sum", "mean", "max", "min", "prod")  # how a thread may reduce an element's states
 
 NO_AXIS = Along("")
 
@@ -37,6 +45,14 @@ class Scan(Elementwise):
     place: int = 0
     along: Along = NO_AXIS
     scans: tuple[Node, ...] = ()  # in the order in which they are computed
+    states: tuple[tuple[str, int], ...] = ()  # the axes that states have and outputs lack, and their sizes
+    reductions: tuple[Node, ...] = ()  # over all of these
+    ordered: tuple[str, ...] = ()
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The axes of the jnp form's operands, in the spec's order: those of the outputs, and those of states."""
+        return self.ordered
 
     @property
     def innermost(self) -> bool:
@@ -45,7 +61,20 @@ class Scan(Elementwise):
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
         """The number of scans, and of elements of each."""
         columns = extent(self.groups[self.place].axes)
-        return extent(self.order) // max(columns, 1), columns
+        return extent(tuple(axis for group in self.groups for axis in group.axes)) // max(columns, 1), columns
+
+    @property
+    def count(self) -> int:
+        """The states of an element."""
+        return math.prod(size for _, size in self.states)
+
+    def has_states(self, node: Node) -> bool:
+        """Whether each of an element's states has a value of its own."""
+        return any(axis in node.dims for axis, _ in self.states)
+
+    def is_of_states(self, access: Access) -> bool:
+        """Whether each of an element's states reads its own element."""
+        return any(axis in access.tokens for axis, _ in self.states)
 
     def launch(
         self,
@@ -60,7 +89,8 @@ class Scan(Elementwise):
         vec = vector_width(width, schedule if self.innermost else {"vector_bytes": COLUMN_BYTES})
         vec = math.gcd(vec, extents.inner) if extents.inner else 1 if extents.inner is None else vec
         size, scans, most = extents.columns, extents.rows, MOST_ALONG[self.innermost]
-        along, steps = 1, 1 if self.innermost else STEPS
+        along, steps = 1, 1 if self.innermost else min(STEPS, max(UNROLLED // self.count // vec, 1))
+        busy = BUSY_STATES if self.states else BUSY
         if self.innermost:
             while along < most and (size is None or along * WARP * vec < size):
                 along *= 2
@@ -68,7 +98,7 @@ class Scan(Elementwise):
             while (
                 along < most
                 and (size is None or along * steps < size)
-                and (scans is None or scans // vec * along < BUSY)
+                and (scans is None or scans // vec * along < busy)
             ):
                 along *= 2
         threads = max(THREADS, along * WARP)
@@ -80,9 +110,10 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
     planner = PlannedElements(spec, statements)
     scans = tuple(n for n in planner.nodes if n.op in SCANS)
     along = along_of(scans[0])
-    if reduced := [n for n in planner.nodes if n.op in REDUCTIONS]:
-        hint = "give each an op of its own"
-        raise SpecError([planner.error_in_chain(reduced[0], "a kernel that scans does not reduce", hint)])
+    outputs = {axis for axes in planner.written_to.values() for axis in axes}
+    states = tuple(a for a in spec.axes if a not in outputs and any(a in n.dims for n in scans))
+    if problem := _refused(planner, scans, states):
+        raise SpecError([problem])
     for other in scans:
         if (along_of(other).axis, along_of(other).reverse) != (along.axis, along.reverse):
             message = "a kernel scans along one axis, in one direction"
@@ -100,4 +131,47 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
     plan = planner.elementwise()
     place = next(i for i, g in enumerate(plan.groups) if along.axis in g.axes)
     values = {f.name: getattr(plan, f.name) for f in fields(Elementwise)} | {"kind": "scan"}
-    return Scan(**values, place=place, along=along, scans=scans)
+    return Scan(
+        **values,
+        place=place,
+        along=along,
+        scans=scans,
+        states=tuple((axis, spec.extents[axis]) for axis in states),
+        reductions=tuple(n for n in planner.nodes if n.op in REDUCTIONS),
+        ordered=tuple(a for a in spec.axes if a in states or any(a in g.axes for g in plan.groups)),
+    )
+
+
+def _refused(planner: PlannedElements, scans: tuple[Node, ...], states: tuple[str, ...]) -> Diagnostic | None:
+    """Why a kernel that scans cannot do the reductions of its chain, if so."""
+    hint = "give each an op of its own"
+    reduced = [n for n in planner.nodes if n.op in REDUCTIONS]
+    if not states:
+        return planner.error_in_chain(reduced[0], "a kernel that scans does not reduce", hint) if reduced else None
+    sizes = planner.spec.extents
+    if unknown := [a for a in states if a not in sizes]:
+        message = f"no output has the axis {unknown[0]} of the states, and its size is not fixed"
+        return planner.error_in_chain(scans[0], message, f"give it a size: {unknown[0]}=16")
+    if math.prod(sizes[a] for a in states) > MOST_STATES:
+        message = f"more than {MOST_STATES} states of an element, along {', '.join(states)}"
+        return planner.error_in_chain(scans[0], message, "give the reduction an op of its own")
+    for node in reduced:
+        if lost_axes(node) != states or node.op not in REDUCED or node.kind != "float":
+            message = f"a kernel that scans states along {', '.join(states)} reduces no other axes, and only floats"
+            return planner.error_in_chain(node, message, hint)
+    for scan in scans:
+        if not {*states} <= {*scan.dims}:
+            return planner.error_in_chain(scan, f"another scan has states along {', '.join(states)}", hint)
+    before = {id(n) for n in topological(n for n in planner.nodes if {*states} & {*n.dims})}
+    if behind := [n for n in reduced if id(n) in before]:
+        return planner.error_in_chain(behind[0], "the states are needed again after they are reduced", hint)
+    if placed := [n for n in planner.nodes if _places(n) & {*states}]:
+        return planner.error_in_chain(placed[0], "a kernel that reduces states has no positions along them", hint)
+    return None
+
+
+def _places(node: Node) -> set[object]:
+    """The axes along which a value depends on positions, but for those it scans and reduces."""
+    if node.op == "shift":
+        return {axis for axis, _ in node.attr}  # type: ignore[attr-defined]
+    return {node.attr, *node.args[0].dims} if node.op in TAKES else {node.attr} if node.op in ("index", "size") else set()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Node, along_of
+from codegen.plan.access import Access
 from codegen.plan.op import Op
 from codegen.plan.rows.scanning import Scan
 from codegen.render.common import quoted
-from codegen.render.elementwise import ElementwiseContext
-from codegen.render.records import ScanFunction, ScanKernel
+from codegen.render.elementwise import ElementwiseContext, tuple_text
+from codegen.render.records import Reads, ScanFunction, ScanKernel, States
 
 
 class ScanContext(ElementwiseContext):
@@ -25,11 +27,16 @@ class ScanContext(ElementwiseContext):
         return op.plan
 
     def kernel(self) -> ScanKernel:
-        functions = self.functions()
+        shared, scans, reduced, chain = self.functions()
+        functions = [f for f in (shared, *scans, reduced, chain) if f is not None]
         asked = {name for f in functions for name in f.extra}
         flags = [n for n in self.flags if n in asked]
         return ScanKernel(
             functions=functions,
+            shared=shared,
+            scans=scans,
+            chain=chain,
+            states=self.states(reduced) if reduced else None,
             place=self.plan.place,
             reverse=self.plan.along.reverse,
             compute=self.compute(),
@@ -43,50 +50,114 @@ class ScanContext(ElementwiseContext):
                 *(["compute"] if self.wide else []),
                 *flags,
             ],
-            arguments=self.chain_arguments(),
+            reads=self.reads(of_states=False),
             written=[self.registers(a) for a in self.plan.stores if a.mode != "flat"],
-            loads=self.loads(),
-            loaded=self.loaded(),
             stores=self.stores(),
             results=", ".join(s.name for s in self.plan.stores),
             launch_arguments=self.launch_arguments(),
         )
 
-    def state_names(self) -> dict[int, str]:
-        """The names of the scans' states in the chain's functions, by identity: as the chain calls them, where it does."""
+    def states(self, reduced: ScanFunction) -> States:
+        """How a thread goes through an element's states, and reduces them."""
+        ops = [n.op for n in self.plan.reductions]
+        return States(
+            reduced=reduced,
+            axes=tuple_text(f"i{axis}" for axis, _ in self.plan.states)[1:-1],
+            sizes=", ".join(str(size) for _, size in self.plan.states),
+            count=self.plan.count,
+            ops=tuple_text(f'"{op}"' for op in ops),
+            reads=self.reads(of_states=True),
+        )
+
+    # What is read
+
+    def of_states(self) -> set[str]:
+        """The names of the values of which each of an element's states reads its own."""
+        return {a.name for a in self.plan.loads if self.plan.is_of_states(a)}
+
+    def reads(self, of_states: bool) -> Reads:
+        """What is read for an element, or for each of its states."""
+        found = [a for a in self.plan.loads if self.plan.is_of_states(a) == of_states]
+        loads = {self.fragment(a): self.operand(a) for a in found if a.mode not in ("size", "table")}
+        own, texts = self.of_states(), self.chain_arguments()
+        arguments = [t for n, t in zip(self.vector_names(), texts, strict=True) if (n in own) == of_states]
+        return Reads(list(loads.values()), ", ".join(loads) + ("," if len(loads) == 1 else ""), arguments)
+
+    def place_on(self, axis: str) -> str:
+        """The position of the state that is computed, along one of the states' axes."""
+        assert axis in dict(self.plan.states)
+        return f"i{axis}"
+
+    # The chain's functions
+
+    def named(self, nodes: Iterable[Node], word: str, taken: set[str]) -> dict[int, str]:
+        """The names of nodes in the chain's functions, by identity: as the chain calls them, where it does."""
         names, outputs = self.target_names(), {a.name for a in self.spec.outputs}
         own = {id(s.value): names[s.name, s.part] for s in self.statements if s.name not in outputs}
-        taken = {*names.values(), *self.vector_names()}
-        return {id(n): own.get(id(n)) or fresh(taken, "state") for n in self.plan.scans}
+        return {id(n): own.get(id(n)) or fresh(taken, word) for n in nodes}
 
-    def functions(self) -> list[ScanFunction]:
-        """A function for each scan's operands, and one for what is computed from all states."""
-        names, found = self.state_names(), []
-        known: dict[int, str] = {}
-        for i, node in enumerate(self.plan.scans):
-            name = f"operands{i + 1}" if len(self.plan.scans) > 1 else "operands"
+    def shared_values(self) -> list[Node]:
+        """The computed values that all states of an element use."""
+        plan, leaves = self.plan, self.leaves()
+        used = {id(a) for n in self.nodes if plan.has_states(n) and n not in plan.reductions for a in n.args}
+        return [
+            n
+            for n in self.nodes
+            if id(n) in used and not (plan.has_states(n) or n.is_const or emit.leaf_key(n) in leaves)
+        ]
+
+    def functions(self) -> tuple[ScanFunction | None, list[ScanFunction], ScanFunction | None, ScanFunction]:
+        """One for the values that all states of an element share; one for each scan's operands; one for what states are reduced
+        from; and one for what is computed from all states, or from their reductions."""
+        plan, names = self.plan, self.vector_names()
+        taken = {*self.target_names().values(), *names}
+        states = self.named(plan.scans, "state", taken)
+        common = self.shared_values() if plan.states else []
+        known = self.named(common, "shared", taken)
+        alone = [n for n in names if n not in self.of_states()]
+        every = [*alone, *known.values(), *(n for n in names if n not in alone)]
+        shared, reduced, scans, given = None, None, [], dict(known)
+        if common:
+            doc = "What all states of an element share, on one vector of each input."
+            shared = self.function("shared", doc, common, alone, {})
+        for i, node in enumerate(plan.scans):
+            name = f"operands{i + 1}" if len(plan.scans) > 1 else "operands"
             doc = f"The operands of {node.op}, on one vector of each input."
-            found.append(self.function(name, doc, node.args, known, node))
-            known = {**known, id(node): names[id(node)]}
+            scans.append(self.function(name, doc, node.args, every, given, node))
+            given |= {id(node): states[id(node)]}
+            every = [*every, states[id(node)]]
+        if plan.states:
+            doc = f"The values to reduce ({', '.join(n.op for n in plan.reductions)}), for one state of each element."
+            reduced = self.function("reduced", doc, [n.args[0] for n in plan.reductions], every, given)
+            totals = self.named(plan.reductions, "total", taken)
+            every, given = [*alone, *known.values(), *totals.values()], {**known, **totals}
         values = {(s.name, s.part): s.value for s in self.statements}
-        results = tuple(values[s.array.name, s.part] for s in self.plan.stores if s.array)
-        return [*found, self.function("chain", self.formula_doc(), results, known, None)]
+        results = [values[s.array.name, s.part] for s in plan.stores if s.array]
+        return shared, scans, reduced, self.function("chain", self.formula_doc(), results, every, given)
 
     def function(
-        self, name: str, doc: str, values: tuple[Node, ...], states: dict[int, str], scan: Node | None
+        self,
+        name: str,
+        doc: str,
+        values: Sequence[Node],
+        params: list[str],
+        given: dict[int, str],
+        scan: Node | None = None,
     ) -> ScanFunction:
-        dialect = replace(self.dialect(), given=states)
+        """The function of some values; those `given` are parameters."""
+        dialect = replace(self.dialect(), given=given)
+        if dialect.like not in params:
+            dialect = replace(dialect, like=params[0])
         lines, results = emit.emit_values(self.statements, self.target_names(), dialect, values)
         extra = [n for n in ("compute", *self.flags, *dict(self.spec.types)) if self.mentions([*lines, *results], n)]
         return ScanFunction(
             name=f"{self.spec.op}_{name}",
             doc=quoted(doc),
-            params=[*self.vector_names(), *states.values(), *extra],
+            params=[*params, *extra],
             lines=lines,
             results=results,
-            tuple=scan is not None,
+            tuple=name != "chain",
             extra=extra,
-            states=len(states),
             arguments=[self.extra_argument(n) for n in extra],
             op=scan.op if scan else "",
             before=along_of(scan).before if scan else False,

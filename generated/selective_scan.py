@@ -28,55 +28,56 @@ SPEC = {
         "a": "float32[D, N=16]",
         "b": "T[B, S, N=16]",
         "c": "T[B, S, N=16]",
+        "skip": "float32[D] = 0.0",
     },
     "outputs": {"y": "T[B, S, D]"},
     "chain": """\
 step = softplus(dt)
-h = scan(exp(step * a), step * b * x, axis=S)
-y = sum(h * c, axis=N)
+h = scan(exp(step * a), step * x * b, axis=S)
+y = sum(h * c, axis=N) + skip * x
 """,
     "reference": """\
 step = jax.nn.softplus(dt)[:, :, :, None]
 first = jnp.exp(step * a)
-second = step * b[:, :, None] * x[..., None]
+second = step * x[..., None] * b[:, :, None]
 h = jax.lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (first, second), axis=1)[1]
-y = jnp.sum(h * c[:, :, None], axis=-1)
+y = jnp.sum(h * c[:, :, None], axis=-1) + skip * x
 """,
     "domain": {"a": [-2.0, -0.1]},
     "bench": [{"B": 4, "S": 2048, "D": 2048}],
 }
 
 
-def selective_scan_shared(x, dt):
+def selective_scan_shared(x, dt, skip):
     """What all states of an element share, on one vector of each input."""
     step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), False), False)
-    return step,
+    return step, step * x
 
 
-def selective_scan_operands(x, dt, step, a, b, c):
+def selective_scan_operands(x, dt, skip, step, shared, a, b, c):
     """The operands of scan, on one vector of each input."""
-    return device.exp(step * a, False), step * b * x, cute.full_like(x, 0.0, cutlass.Float32)
+    return device.exp(step * a, False), shared * b, cute.full_like(x, 0.0, cutlass.Float32)
 
 
-def selective_scan_reduced(x, dt, step, a, b, c, h):
+def selective_scan_reduced(x, dt, skip, step, shared, a, b, c, h):
     """The values to reduce (sum), for one state of each element."""
     return h * c,
 
 
-def selective_scan_chain(x, dt, step, total):
+def selective_scan_chain(x, dt, skip, step, shared, total):
     """The chain, on one vector of each operand."""
-    y = total
+    y = total + skip * x
     return y
 
 
-def selective_scan_tile(walk, tile, carried, mX, mDt, mA, mB, mC, mY, how):
+def selective_scan_tile(walk, tile, carried, mX, mDt, mA, mB, mC, mSkip, mY, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD = walk.axes
     steps, given = walk.steps(tile), []
     totals = [scan.totals(walk, ("sum",), cutlass.Float32) for _ in steps]
     for at in steps:
-        rX, rDt = at.load(mX, mDt)
-        given.append((device.floats(rX), device.floats(rDt),))
+        rX, rDt, rSkip = at.load(mX, mDt, flat.read(mSkip, (iD,), default=0.0))
+        given.append((device.floats(rX), device.floats(rDt), device.floats(rSkip),))
     given = [(*own, *selective_scan_shared(*own)) for own in given]
     for k, (iN,) in enumerate(scan.positions(16)):  # one state of each element after the other
         more, states = [], []
@@ -100,45 +101,49 @@ def selective_scan_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (B, S, N) T
     mC: cute.Tensor,  # (B, S, N) T
+    mSkip: cute.Tensor | None,  # (D) float32
     mY: cute.Tensor,  # (B, S, D) T
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mY.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried_states("scan", walk, cutlass.Float32, 16)]
     for tile in cutlass.range(walk.tiles):
-        selective_scan_tile(walk, tile, carried, mX, mDt, mA, mB, mC, mY, how)
+        selective_scan_tile(walk, tile, carried, mX, mDt, mA, mB, mC, mSkip, mY, how)
 
 
 @cute.jit
 def selective_scan_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor,
-    mY: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
+    mSkip: cute.Tensor | None, mY: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
 ):
-    selective_scan_kernel(mX, mDt, mA, mB, mC, mY, how).launch(**scan.grid(how, mY.shape, 1, stream))
+    selective_scan_kernel(mX, mDt, mA, mB, mC, mSkip, mY, how).launch(**scan.grid(how, mY.shape, 1, stream))
 
 
-def selective_scan_xla(x, dt, a, b, c):
+def selective_scan_xla(x, dt, a, b, c, skip):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     step = jnp.where(dt < 0.0, 0.0, dt) + jnp.log1p(jnp.exp(-jnp.abs(dt)))
-    h = runtime.scanned("scan", -3, False, False, jnp.exp(step * a), step * b * x, jnp.asarray(0.0, jnp.float32))
-    y = jnp.sum(h * c, axis=-1, keepdims=True)
+    h = runtime.scanned("scan", -3, False, False, jnp.exp(step * a), step * x * b, jnp.asarray(0.0, jnp.float32))
+    y = jnp.sum(h * c, axis=-1, keepdims=True) + skip * x
     return y
 
 
-def selective_scan_reference(x, dt, a, b, c):
+def selective_scan_reference(x, dt, a, b, c, skip):
     """The definition that tests hold every implementation to."""
     step = jax.nn.softplus(dt)[:, :, :, None]
     first = jnp.exp(step * a)
-    second = step * b[:, :, None] * x[..., None]
+    second = step * x[..., None] * b[:, :, None]
     h = jax.lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (first, second), axis=1)[1]
-    y = jnp.sum(h * c[:, :, None], axis=-1)
+    y = jnp.sum(h * c[:, :, None], axis=-1) + skip * x
     return y
 
 
 def selective_scan_frozen_stage1_operands(dy, dt, a, c):
     """The operands of scan, on one vector of each input."""
-    t0 = (device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), False), False)) * a
-    t1 = device.exp(t0, False)
+    t0 = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
+    t1 = device.exp(t0 * a, False)
     return t1, dy * c * t1, cute.full_like(dy, 0.0, cutlass.Float32)
 
 
@@ -192,25 +197,32 @@ def selective_scan_frozen_stage1_launch(
 
 def selective_scan_frozen_stage1_xla(dy, dt, a, c):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jnp.exp((jnp.where(dt < 0.0, 0.0, dt) + jnp.log1p(jnp.exp(-jnp.abs(dt)))) * a)
+    t0 = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
+    t1 = jnp.exp(t0 * a)
     scan_of_b_s_d_n = runtime.scanned("scan", -3, True, True, t1, dy * c * t1, jnp.asarray(0.0, jnp.float32))
     return scan_of_b_s_d_n
 
 
 def selective_scan_frozen_stage2_operands1(x, dt, a, b):
     """The operands of scan, on one vector of each input."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), False), False)
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
     t1 = device.exp(step * a, False)
-    t3 = step * b * x
-    return t1, t3, cute.full_like(x, 0.0, cutlass.Float32)
+    t5 = step * x * b
+    return t1, t5, cute.full_like(x, 0.0, cutlass.Float32)
 
 
 def selective_scan_frozen_stage2_operands2(x, dt, a, b, state):
     """The operands of scan, on one vector of each input."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), False), False)
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
     t1 = device.exp(step * a, False)
-    t3 = step * b * x
-    return t1, t3, cute.full_like(x, 0.0, cutlass.Float32)
+    t5 = step * x * b
+    return t1, t5, cute.full_like(x, 0.0, cutlass.Float32)
 
 
 def selective_scan_frozen_stage2_chain(x, dt, a, b, state, state2):
@@ -270,26 +282,29 @@ def selective_scan_frozen_stage2_launch(
 
 def selective_scan_frozen_stage2_xla(x, dt, a, b):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    step = jnp.where(dt < 0.0, 0.0, dt) + jnp.log1p(jnp.exp(-jnp.abs(dt)))
+    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
     t1 = jnp.exp(step * a)
-    t3 = step * b * x
-    scan_of_b_s_d_n2 = runtime.scanned("scan", -3, False, True, t1, t3, jnp.asarray(0.0, jnp.float32))
-    scan_of_b_s_d_n3 = runtime.scanned("scan", -3, False, False, t1, t3, jnp.asarray(0.0, jnp.float32))
+    t5 = step * x * b
+    scan_of_b_s_d_n2 = runtime.scanned("scan", -3, False, True, t1, t5, jnp.asarray(0.0, jnp.float32))
+    scan_of_b_s_d_n3 = runtime.scanned("scan", -3, False, False, t1, t5, jnp.asarray(0.0, jnp.float32))
     return scan_of_b_s_d_n2, scan_of_b_s_d_n3
 
 
-def selective_scan_frozen_stage3_rows_stage0(dy, x, dt, a, b, c, scan_of_b_s_d_n, scan_of_b_s_d_n2):
-    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
-    t0 = dy * c + scan_of_b_s_d_n
-    t1 = (device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), False), False)) * a
-    return b * t0, x * b * t0 + a * t0 * scan_of_b_s_d_n2 * device.exp(t1, False)
+def selective_scan_frozen_stage3_rows_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, scan_of_b_s_d_n2):
+    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
+    t0 = device.multiply(dy, c) + scan_of_b_s_d_n
+    t1 = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
+    return b * t0, a * t0 * scan_of_b_s_d_n2 * device.exp(t1 * a, False)
 
 
-def selective_scan_frozen_stage3_rows_row(row_sum, row_sum2):
+def selective_scan_frozen_stage3_rows_row(t3, row_sum):
     """The row's own results, from its statistics."""
+    t3_of_rows = t3
     row_sum_of_rows = row_sum
-    row_sum2_of_rows = row_sum2
-    return row_sum_of_rows, row_sum2_of_rows
+    return t3_of_rows, row_sum_of_rows
 
 
 @cute.kernel
@@ -300,11 +315,12 @@ def selective_scan_frozen_stage3_rows_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
+    mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN3: cute.Tensor,  # (BS, D, N) float32
+    mT3OfRows: cute.Tensor,  # (BS, D) float32
     mRowSumOfRows: cute.Tensor,  # (BS, D) float32
-    mRowSum2OfRows: cute.Tensor,  # (BS, D) float32
     how: cutlass.Constexpr[RowLaunch],
 ):
     BS, D, N = mDy.shape[0], mDy.shape[1], mA.shape[1]
@@ -315,7 +331,6 @@ def selective_scan_frozen_stage3_rows_kernel(
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, at_once))
     rScanOfBSDN2 = access.registers(mScanOfBSDN2, (vec, vectors, at_once))
     rDy = access.registers(mDy, (1, at_once))
-    rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -332,11 +347,10 @@ def selective_scan_frozen_stage3_rows_kernel(
         row.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
         row.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
         row.load_one(mDy, (iBS, iD), rDy[None, u])
-        row.load_one(mX, (iBS, iD), rX[None, u])
         row.load_one(mDt, (iBS, iD), rDt[None, u])
         reduce.meet([*sStage0], how.cluster)
+        rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mA, (iD, 0), rA[None, None, u], aligned=False)
@@ -347,53 +361,61 @@ def selective_scan_frozen_stage3_rows_kernel(
             for v in cutlass.range_constexpr(vectors):
                 values = selective_scan_frozen_stage3_rows_stage0(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(vec, rX[0, u], rX.element_type)),
                     device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, u]),
                     device.floats(rB[None, v, u]), device.floats(rC[None, v, u]),
                     device.floats(rScanOfBSDN[None, v, u]), device.floats(rScanOfBSDN2[None, v, u]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
-        row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
+                reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, part.vector(v).inside())
+        t3, row_sum = row.reduce([rT3, rRowSum], ("sum", "sum"), sStage0)
 
         if row.writes():
-            row_sum_of_rows, row_sum2_of_rows = selective_scan_frozen_stage3_rows_row(
-                device.full(1, row_sum), device.full(1, row_sum2),
+            t3_of_rows, row_sum_of_rows = selective_scan_frozen_stage3_rows_row(
+                device.full(1, t3), device.full(1, row_sum),
             )
+            row.store_one(t3_of_rows.to(mT3OfRows.element_type), mT3OfRows, (iBS, iD))
             row.store_one(row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (iBS, iD))
-            row.store_one(row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (iBS, iD))
 
 
 @cute.jit
 def selective_scan_frozen_stage3_rows_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mScanOfBSDN: cute.Tensor, mScanOfBSDN2: cute.Tensor, mScanOfBSDN3: cute.Tensor,
-    mRowSumOfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mScanOfBSDN2: cute.Tensor,
+    mScanOfBSDN3: cute.Tensor, mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     BS, D = mDy.shape[0], mDy.shape[1]
     selective_scan_frozen_stage3_rows_kernel(
-        mDy, mX, mDt, mA, mB, mC, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mRowSumOfRows, mRowSum2OfRows, how,
+        mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mT3OfRows, mRowSumOfRows, how,
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
-def selective_scan_frozen_stage3_stage0(dy, x, dt, a, b, c, scan_of_b_s_d_n, scan_of_b_s_d_n2, approx):
-    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), approx), approx)
-    t2 = dy * c + scan_of_b_s_d_n
-    return b * t2, x * b * t2 + a * t2 * scan_of_b_s_d_n2 * device.exp(step * a, approx)
+def selective_scan_frozen_stage3_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, scan_of_b_s_d_n2, approx):
+    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
+    t2 = device.multiply(dy, c) + scan_of_b_s_d_n
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+    )
+    return b * t2, a * t2 * scan_of_b_s_d_n2 * device.exp(step * a, approx)
 
 
 def selective_scan_frozen_stage3_chain(dy, x, dt, c, scan_of_b_s_d_n, scan_of_b_s_d_n3, approx):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), approx), approx)
-    t2 = dy * c + scan_of_b_s_d_n
-    return x * step * t2, dy * scan_of_b_s_d_n3
+    t2 = device.multiply(dy, c) + scan_of_b_s_d_n
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+    )
+    return step * x * t2, dy * scan_of_b_s_d_n3
 
 
-def selective_scan_frozen_stage3_row(dt, row_sum, row_sum2, approx):
+def selective_scan_frozen_stage3_row(dy, x, dt, skip, t3, row_sum, approx):
     """The row's own results, from its statistics."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), approx), approx)
-    dx = step * row_sum
-    ddt = row_sum2 * device.sigmoid(dt, approx)
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+    )
+    dx = skip * dy + t3 * step
+    ddt = (t3 * x + row_sum) * device.sigmoid(dt, approx)
     return dx, ddt
 
 
@@ -412,6 +434,7 @@ def selective_scan_frozen_stage3_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
+    mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN3: cute.Tensor,  # (BS, D, N) float32
@@ -421,8 +444,8 @@ def selective_scan_frozen_stage3_kernel(
     mDc: cute.Tensor,  # (BS, N) T
     mColumnSumParts: cute.Tensor,  # (parts, BS * N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, BS * N) column_sum2 of each part
+    mT3OfRows: cute.Tensor,  # (BS, D), or nothing
     mRowSumOfRows: cute.Tensor,  # (BS, D), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (BS, D), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     how: cutlass.Constexpr[Walk],
 ):
@@ -453,9 +476,10 @@ def selective_scan_frozen_stage3_kernel(
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
+    rSkip = access.registers(mSkip, (1, at_once), 0.0)
     if cutlass.const_expr(not how.whole):
+        rT3OfRows = access.registers(mT3OfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
-        rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
         sA = access.staging(mA, vec, vectors, at_once, threads)
         sScanOfBSDN = access.staging(mScanOfBSDN, vec, vectors, at_once, threads)
@@ -480,9 +504,10 @@ def selective_scan_frozen_stage3_kernel(
         early.load_one(mDy, (iBS, iD), rDy[None, u])
         early.load_one(mX, (iBS, iD), rX[None, u])
         early.load_one(mDt, (iBS, iD), rDt[None, u])
+        early.load_one(mSkip, (iD,), rSkip[None, u])
         if cutlass.const_expr(not how.whole):
+            early.load_one(mT3OfRows, (iBS, iD), rT3OfRows[None, u])
             early.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
-            early.load_one(mRowSum2OfRows, (iBS, iD), rRowSum2OfRows[None, u])
         if cutlass.const_expr(how.staged):
             early.fetch(mA, (iD, 0), sA, u)
             early.fetch(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u)
@@ -509,26 +534,25 @@ def selective_scan_frozen_stage3_kernel(
                 own.take(sScanOfBSDN2, u, rScanOfBSDN2[None, None, k])
                 own.take(sScanOfBSDN3, u, rScanOfBSDN3[None, None, k])
             if cutlass.const_expr(how.whole):
+                rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     values = selective_scan_frozen_stage3_stage0(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                        device.floats(device.full(vec, rX[0, u], rX.element_type)),
                         device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
                         device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
                         device.floats(rScanOfBSDN2[None, v, k]), approx,
                     )
-                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
-                row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
+                    reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
+                t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mB, rB), (mC, rC), (mA, rA[None, None, k]), (mScanOfBSDN, rScanOfBSDN[None, None, k]),
                         (mScanOfBSDN2, rScanOfBSDN2[None, None, k]), (mScanOfBSDN3, rScanOfBSDN3[None, None, k]),
                     )
             else:
+                t3 = rT3OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
-                row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
@@ -544,8 +568,11 @@ def selective_scan_frozen_stage3_kernel(
                     )
             if own.there & (first == 0):
                 dx, ddt = selective_scan_frozen_stage3_row(
-                    device.floats(device.full(1, rDt[0, u], rDt.element_type)), device.full(1, row_sum),
-                    device.full(1, row_sum2), approx,
+                    device.floats(device.full(1, rDy[0, u], rDy.element_type)),
+                    device.floats(device.full(1, rX[0, u], rX.element_type)),
+                    device.floats(device.full(1, rDt[0, u], rDt.element_type)),
+                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, t3),
+                    device.full(1, row_sum), approx,
                 )
                 own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
                 own.store_one(ddt.to(mDdt.element_type), mDdt, (iBS, iD))
@@ -556,9 +583,10 @@ def selective_scan_frozen_stage3_kernel(
             later.load_one(mDy, (iBS, iD), rDy[None, u])
             later.load_one(mX, (iBS, iD), rX[None, u])
             later.load_one(mDt, (iBS, iD), rDt[None, u])
+            later.load_one(mSkip, (iD,), rSkip[None, u])
             if cutlass.const_expr(not how.whole):
+                later.load_one(mT3OfRows, (iBS, iD), rT3OfRows[None, u])
                 later.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
-                later.load_one(mRowSum2OfRows, (iBS, iD), rRowSum2OfRows[None, u])
             if cutlass.const_expr(how.staged):
                 later.fetch(mA, (iD, 0), sA, u)
                 later.fetch(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u)
@@ -586,6 +614,7 @@ def selective_scan_frozen_stage3_places(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
+    mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN3: cute.Tensor,  # (BS, D, N) float32
@@ -595,8 +624,8 @@ def selective_scan_frozen_stage3_places(
     mDc: cute.Tensor,  # (BS, N) T
     mColumnSumParts: cute.Tensor,  # (parts, BS * N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, BS * N) column_sum2 of each part
+    mT3OfRows: cute.Tensor,  # (BS, D), or nothing
     mRowSumOfRows: cute.Tensor,  # (BS, D), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (BS, D), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     how: cutlass.Constexpr[Walk],
 ):
@@ -619,6 +648,7 @@ def selective_scan_frozen_stage3_places(
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
+    rSkip = access.registers(mSkip, (1, at_once), 0.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, N, first)
@@ -634,6 +664,7 @@ def selective_scan_frozen_stage3_places(
             own.load_one(mDy, (iBS, iD), rDy[None, u])
             own.load_one(mX, (iBS, iD), rX[None, u])
             own.load_one(mDt, (iBS, iD), rDt[None, u])
+            own.load_one(mSkip, (iD,), rSkip[None, u])
             own.load(mA, (iD, 0), rA[None, None, u])
             own.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
             own.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
@@ -643,18 +674,17 @@ def selective_scan_frozen_stage3_places(
             iD = row
             own = rowwise.walked(how, there & (row < D), N, first)
             k = u
+            rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
                 values = selective_scan_frozen_stage3_stage0(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(vec, rX[0, u], rX.element_type)),
                     device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
                     device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
                     device.floats(rScanOfBSDN2[None, v, k]), approx,
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
-            row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), [])
+                reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
+            t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), [])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
@@ -670,8 +700,11 @@ def selective_scan_frozen_stage3_places(
                     )
             if own.there & (first == 0):
                 dx, ddt = selective_scan_frozen_stage3_row(
-                    device.floats(device.full(1, rDt[0, u], rDt.element_type)), device.full(1, row_sum),
-                    device.full(1, row_sum2), approx,
+                    device.floats(device.full(1, rDy[0, u], rDy.element_type)),
+                    device.floats(device.full(1, rX[0, u], rX.element_type)),
+                    device.floats(device.full(1, rDt[0, u], rDt.element_type)),
+                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, t3),
+                    device.full(1, row_sum), approx,
                 )
                 own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
                 own.store_one(ddt.to(mDdt.element_type), mDdt, (iBS, iD))
@@ -707,20 +740,21 @@ def selective_scan_frozen_stage3_finish(
 @cute.jit
 def selective_scan_frozen_stage3_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mScanOfBSDN: cute.Tensor, mScanOfBSDN2: cute.Tensor, mScanOfBSDN3: cute.Tensor, mDx: cute.Tensor,
-    mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
-    mRowSumOfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor, mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mScanOfBSDN2: cute.Tensor,
+    mScanOfBSDN3: cute.Tensor, mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor,
+    mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor,
+    mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     if cutlass.const_expr(not how.whole):
         selective_scan_frozen_stage3_rows_launch(
-            stream, mDy, mX, mDt, mA, mB, mC, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mRowSumOfRows, mRowSum2OfRows,
+            stream, mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mT3OfRows, mRowSumOfRows,
             how.first,
         )
     BS, N = mDy.shape[0], mA.shape[1]
     if cutlass.const_expr(how.by_place):
         selective_scan_frozen_stage3_places(
-            mDy, mX, mDt, mA, mB, mC, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mDx, mDdt, mDb, mDc, mColumnSumParts,
-            mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter, how,
+            mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mDx, mDdt, mDb, mDc,
+            mColumnSumParts, mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
         ).launch(**rowwise.places_grid(how, BS, N, stream))
     else:
         pieces = rowwise.pieces(how, N, least=1)
@@ -729,8 +763,8 @@ def selective_scan_frozen_stage3_launch(
             if mCounter.shape[0] > 0:
                 partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
             selective_scan_frozen_stage3_kernel(
-                mDy, mX, mDt, mA, mB, mC, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mDx, mDdt, mDb, mDc, mColumnSumParts,
-                mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter, how,
+                mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mDx, mDdt, mDb, mDc,
+                mColumnSumParts, mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = partials.blocks_to_finish(mColumnSumParts, BS * N)
         if blocks > 0:
@@ -739,23 +773,27 @@ def selective_scan_frozen_stage3_launch(
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_frozen_stage3_xla(dy, x, dt, a, b, c, scan_of_b_s_d_n, scan_of_b_s_d_n2, scan_of_b_s_d_n3):
+def selective_scan_frozen_stage3_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, scan_of_b_s_d_n2, scan_of_b_s_d_n3):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    step = jnp.where(dt < 0.0, 0.0, dt) + jnp.log1p(jnp.exp(-jnp.abs(dt)))
-    t2 = dy * c + scan_of_b_s_d_n
-    dx = step * jnp.sum(b * t2, axis=-1, keepdims=True)
-    ddt = jnp.sum(
-        x * b * t2 + a * t2 * scan_of_b_s_d_n2 * jnp.exp(step * a), axis=-1, keepdims=True,
+    t2 = runtime.settled(dy * c) + scan_of_b_s_d_n
+    t3 = jnp.sum(b * t2, axis=-1, keepdims=True)
+    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
+    dx = skip * dy + t3 * step
+    ddt = (
+        t3 * x + jnp.sum(a * t2 * scan_of_b_s_d_n2 * jnp.exp(step * a), axis=-1, keepdims=True)
     ) * jax.lax.logistic(dt)
-    db = jnp.sum(x * step * t2, axis=-2, keepdims=True)
+    db = jnp.sum(step * x * t2, axis=-2, keepdims=True)
     dc = jnp.sum(dy * scan_of_b_s_d_n3, axis=-2, keepdims=True)
     return dx, ddt, db, dc
 
 
 def selective_scan_backward_stage1_operands(dy, dt, a, c):
     """The operands of scan, on one vector of each input."""
-    t0 = (device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), False), False)) * a
-    t1 = device.exp(t0, False)
+    t0 = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
+    t1 = device.exp(t0 * a, False)
     return t1, dy * c * t1, cute.full_like(dy, 0.0, cutlass.Float32)
 
 
@@ -809,35 +847,42 @@ def selective_scan_backward_stage1_launch(
 
 def selective_scan_backward_stage1_xla(dy, dt, a, c):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jnp.exp((jnp.where(dt < 0.0, 0.0, dt) + jnp.log1p(jnp.exp(-jnp.abs(dt)))) * a)
+    t0 = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
+    t1 = jnp.exp(t0 * a)
     scan_of_b_s_d_n = runtime.scanned("scan", -3, True, True, t1, dy * c * t1, jnp.asarray(0.0, jnp.float32))
     return scan_of_b_s_d_n
 
 
 def selective_scan_backward_stage2_operands1(x, dt, a, b):
     """The operands of scan, on one vector of each input."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), False), False)
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
     t1 = device.exp(step * a, False)
-    t3 = step * b * x
-    return t1, t3, cute.full_like(x, 0.0, cutlass.Float32)
+    t5 = step * x * b
+    return t1, t5, cute.full_like(x, 0.0, cutlass.Float32)
 
 
 def selective_scan_backward_stage2_operands2(x, dt, a, b, state):
     """The operands of scan, on one vector of each input."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), False), False)
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
     t1 = device.exp(step * a, False)
-    t3 = step * b * x
-    return t1, t3, cute.full_like(x, 0.0, cutlass.Float32)
+    t5 = step * x * b
+    return t1, t5, cute.full_like(x, 0.0, cutlass.Float32)
 
 
 def selective_scan_backward_stage2_chain(x, dt, a, b, state, state2):
     """The chain, on one vector of each operand."""
-    t4 = state
+    t6 = state
     scan_of_b_s_d_n2 = state2
-    return t4, scan_of_b_s_d_n2
+    return t6, scan_of_b_s_d_n2
 
 
-def selective_scan_backward_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT4, mScanOfBSDN2, how):
+def selective_scan_backward_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT6, mScanOfBSDN2, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD, iN = walk.axes
     steps, given, states = walk.steps(tile), [], []
@@ -854,8 +899,8 @@ def selective_scan_backward_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT
     ]
     states.append(scan.states("scan", walk, steps, carried[1], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
-        t4, scan_of_b_s_d_n2 = selective_scan_backward_stage2_chain(*own, *known)
-        at.store(t4.to(mT4.element_type), mT4)
+        t6, scan_of_b_s_d_n2 = selective_scan_backward_stage2_chain(*own, *known)
+        at.store(t6.to(mT6.element_type), mT6)
         at.store(scan_of_b_s_d_n2.to(mScanOfBSDN2.element_type), mScanOfBSDN2)
 
 
@@ -865,48 +910,51 @@ def selective_scan_backward_stage2_kernel(
     mDt: cute.Tensor,  # (B, S, D) T
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (B, S, N) T
-    mT4: cute.Tensor,  # (B, S, D, N) float32
+    mT6: cute.Tensor,  # (B, S, D, N) float32
     mScanOfBSDN2: cute.Tensor,  # (B, S, D, N) float32
     how: cutlass.Constexpr[ScanLaunch],
 ):
-    walk = scan.walk(how, mT4.shape, axis=1, reverse=False)  # this thread's elements
+    walk = scan.walk(how, mT6.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32), scan.carried("scan", walk, cutlass.Float32)]
     for tile in cutlass.range(walk.tiles):
-        selective_scan_backward_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT4, mScanOfBSDN2, how)
+        selective_scan_backward_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT6, mScanOfBSDN2, how)
 
 
 @cute.jit
 def selective_scan_backward_stage2_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mT4: cute.Tensor,
+    stream: cuda.CUstream, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mT6: cute.Tensor,
     mScanOfBSDN2: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
 ):
     selective_scan_backward_stage2_kernel(
-        mX, mDt, mA, mB, mT4, mScanOfBSDN2, how,
-    ).launch(**scan.grid(how, mT4.shape, 1, stream))
+        mX, mDt, mA, mB, mT6, mScanOfBSDN2, how,
+    ).launch(**scan.grid(how, mT6.shape, 1, stream))
 
 
 def selective_scan_backward_stage2_xla(x, dt, a, b):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    step = jnp.where(dt < 0.0, 0.0, dt) + jnp.log1p(jnp.exp(-jnp.abs(dt)))
+    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
     t1 = jnp.exp(step * a)
-    t3 = step * b * x
-    t4 = runtime.scanned("scan", -3, False, True, t1, t3, jnp.asarray(0.0, jnp.float32))
-    scan_of_b_s_d_n2 = runtime.scanned("scan", -3, False, False, t1, t3, jnp.asarray(0.0, jnp.float32))
-    return t4, scan_of_b_s_d_n2
+    t5 = step * x * b
+    t6 = runtime.scanned("scan", -3, False, True, t1, t5, jnp.asarray(0.0, jnp.float32))
+    scan_of_b_s_d_n2 = runtime.scanned("scan", -3, False, False, t1, t5, jnp.asarray(0.0, jnp.float32))
+    return t6, scan_of_b_s_d_n2
 
 
-def selective_scan_backward_stage3_rows_stage0(dy, x, dt, a, b, c, scan_of_b_s_d_n, t4):
-    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
-    t0 = dy * c + scan_of_b_s_d_n
-    t1 = (device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), False), False)) * a
-    return b * t0, x * b * t0 + a * t0 * t4 * device.exp(t1, False)
+def selective_scan_backward_stage3_rows_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, t6):
+    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
+    t0 = device.multiply(dy, c) + scan_of_b_s_d_n
+    t1 = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
+    return b * t0, a * t0 * t6 * device.exp(t1 * a, False)
 
 
-def selective_scan_backward_stage3_rows_row(row_sum, row_sum2):
+def selective_scan_backward_stage3_rows_row(t3, row_sum):
     """The row's own results, from its statistics."""
+    t3_of_rows = t3
     row_sum_of_rows = row_sum
-    row_sum2_of_rows = row_sum2
-    return row_sum_of_rows, row_sum2_of_rows
+    return t3_of_rows, row_sum_of_rows
 
 
 @cute.kernel
@@ -917,11 +965,12 @@ def selective_scan_backward_stage3_rows_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
+    mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mT4: cute.Tensor,  # (BS, D, N) float32
+    mT6: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
+    mT3OfRows: cute.Tensor,  # (BS, D) float32
     mRowSumOfRows: cute.Tensor,  # (BS, D) float32
-    mRowSum2OfRows: cute.Tensor,  # (BS, D) float32
     how: cutlass.Constexpr[RowLaunch],
 ):
     BS, D, N = mDy.shape[0], mDy.shape[1], mA.shape[1]
@@ -930,9 +979,8 @@ def selective_scan_backward_stage3_rows_kernel(
     rB = access.registers(mB, (vec, vectors, at_once))
     rC = access.registers(mC, (vec, vectors, at_once))
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, at_once))
-    rT4 = access.registers(mT4, (vec, vectors, at_once))
+    rT6 = access.registers(mT6, (vec, vectors, at_once))
     rDy = access.registers(mDy, (1, at_once))
-    rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -947,70 +995,77 @@ def selective_scan_backward_stage3_rows_kernel(
         row.load(mB, (iBS, 0), rB[None, None, u], aligned=False)
         row.load(mC, (iBS, 0), rC[None, None, u], aligned=False)
         row.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-        row.load(mT4, (iBS, iD, 0), rT4[None, None, u])
+        row.load(mT6, (iBS, iD, 0), rT6[None, None, u])
         row.load_one(mDy, (iBS, iD), rDy[None, u])
-        row.load_one(mX, (iBS, iD), rX[None, u])
         row.load_one(mDt, (iBS, iD), rDt[None, u])
         reduce.meet([*sStage0], how.cluster)
+        rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mA, (iD, 0), rA[None, None, u], aligned=False)
             part.load(mB, (iBS, 0), rB[None, None, u], aligned=False)
             part.load(mC, (iBS, 0), rC[None, None, u], aligned=False)
             part.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-            part.load(mT4, (iBS, iD, 0), rT4[None, None, u])
+            part.load(mT6, (iBS, iD, 0), rT6[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 values = selective_scan_backward_stage3_rows_stage0(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(vec, rX[0, u], rX.element_type)),
                     device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, u]),
                     device.floats(rB[None, v, u]), device.floats(rC[None, v, u]),
-                    device.floats(rScanOfBSDN[None, v, u]), device.floats(rT4[None, v, u]),
+                    device.floats(rScanOfBSDN[None, v, u]), device.floats(rT6[None, v, u]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
-        row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
+                reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, part.vector(v).inside())
+        t3, row_sum = row.reduce([rT3, rRowSum], ("sum", "sum"), sStage0)
 
         if row.writes():
-            row_sum_of_rows, row_sum2_of_rows = selective_scan_backward_stage3_rows_row(
-                device.full(1, row_sum), device.full(1, row_sum2),
+            t3_of_rows, row_sum_of_rows = selective_scan_backward_stage3_rows_row(
+                device.full(1, t3), device.full(1, row_sum),
             )
+            row.store_one(t3_of_rows.to(mT3OfRows.element_type), mT3OfRows, (iBS, iD))
             row.store_one(row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (iBS, iD))
-            row.store_one(row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (iBS, iD))
 
 
 @cute.jit
 def selective_scan_backward_stage3_rows_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mScanOfBSDN: cute.Tensor, mT4: cute.Tensor, mScanOfBSDN2: cute.Tensor, mRowSumOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mScanOfBSDN2: cute.Tensor,
+    mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     BS, D = mDy.shape[0], mDy.shape[1]
     selective_scan_backward_stage3_rows_kernel(
-        mDy, mX, mDt, mA, mB, mC, mScanOfBSDN, mT4, mScanOfBSDN2, mRowSumOfRows, mRowSum2OfRows, how,
+        mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mScanOfBSDN2, mT3OfRows, mRowSumOfRows, how,
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
-def selective_scan_backward_stage3_stage0(dy, x, dt, a, b, c, scan_of_b_s_d_n, t4, approx):
-    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), approx), approx)
-    t2 = dy * c + scan_of_b_s_d_n
-    return b * t2, x * b * t2 + a * t2 * t4 * device.exp(step * a, approx)
+def selective_scan_backward_stage3_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, t6, approx):
+    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
+    t2 = device.multiply(dy, c) + scan_of_b_s_d_n
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+    )
+    return b * t2, a * t2 * t6 * device.exp(step * a, approx)
 
 
 def selective_scan_backward_stage3_chain(dy, x, dt, c, scan_of_b_s_d_n, scan_of_b_s_d_n2, approx):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), approx), approx)
-    t2 = dy * c + scan_of_b_s_d_n
-    return x * step * t2, dy * scan_of_b_s_d_n2
+    t2 = device.multiply(dy, c) + scan_of_b_s_d_n
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+    )
+    return step * x * t2, dy * scan_of_b_s_d_n2
 
 
-def selective_scan_backward_stage3_row(dt, row_sum, row_sum2, approx):
+def selective_scan_backward_stage3_row(dy, x, dt, skip, t3, row_sum, approx):
     """The row's own results, from its statistics."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), approx), approx)
-    dx = step * row_sum
-    ddt = row_sum2 * device.sigmoid(dt, approx)
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+    )
+    dx = skip * dy + t3 * step
+    ddt = (t3 * x + row_sum) * device.sigmoid(dt, approx)
     return dx, ddt
 
 
@@ -1029,8 +1084,9 @@ def selective_scan_backward_stage3_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
+    mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mT4: cute.Tensor,  # (BS, D, N) float32
+    mT6: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mDx: cute.Tensor,  # (BS, D) T
     mDdt: cute.Tensor,  # (BS, D) T
@@ -1038,8 +1094,8 @@ def selective_scan_backward_stage3_kernel(
     mDc: cute.Tensor,  # (BS, N) T
     mColumnSumParts: cute.Tensor,  # (parts, BS * N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, BS * N) column_sum2 of each part
+    mT3OfRows: cute.Tensor,  # (BS, D), or nothing
     mRowSumOfRows: cute.Tensor,  # (BS, D), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (BS, D), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     how: cutlass.Constexpr[Walk],
 ):
@@ -1065,18 +1121,19 @@ def selective_scan_backward_stage3_kernel(
     rB = access.registers(mB, (vec, vectors))
     rC = access.registers(mC, (vec, vectors))
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
-    rT4 = access.registers(mT4, (vec, vectors, held))
+    rT6 = access.registers(mT6, (vec, vectors, held))
     rScanOfBSDN2 = access.registers(mScanOfBSDN2, (vec, vectors, held))
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
+    rSkip = access.registers(mSkip, (1, at_once), 0.0)
     if cutlass.const_expr(not how.whole):
+        rT3OfRows = access.registers(mT3OfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
-        rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
         sA = access.staging(mA, vec, vectors, at_once, threads)
         sScanOfBSDN = access.staging(mScanOfBSDN, vec, vectors, at_once, threads)
-        sT4 = access.staging(mT4, vec, vectors, at_once, threads)
+        sT6 = access.staging(mT6, vec, vectors, at_once, threads)
         sScanOfBSDN2 = access.staging(mScanOfBSDN2, vec, vectors, at_once, threads)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
@@ -1097,19 +1154,20 @@ def selective_scan_backward_stage3_kernel(
         early.load_one(mDy, (iBS, iD), rDy[None, u])
         early.load_one(mX, (iBS, iD), rX[None, u])
         early.load_one(mDt, (iBS, iD), rDt[None, u])
+        early.load_one(mSkip, (iD,), rSkip[None, u])
         if cutlass.const_expr(not how.whole):
+            early.load_one(mT3OfRows, (iBS, iD), rT3OfRows[None, u])
             early.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
-            early.load_one(mRowSum2OfRows, (iBS, iD), rRowSum2OfRows[None, u])
         if cutlass.const_expr(how.staged):
             early.fetch(mA, (iD, 0), sA, u)
             early.fetch(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u)
-            early.fetch(mT4, (iBS, iD, 0), sT4, u)
+            early.fetch(mT6, (iBS, iD, 0), sT6, u)
             early.fetch(mScanOfBSDN2, (iBS, iD, 0), sScanOfBSDN2, u)
             cute.arch.cp_async_commit_group()
         else:
             early.load(mA, (iD, 0), rA[None, None, u])
             early.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-            early.load(mT4, (iBS, iD, 0), rT4[None, None, u])
+            early.load(mT6, (iBS, iD, 0), rT6[None, None, u])
             early.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
     for base in cutlass.range(part * rows_a_block, D, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -1123,29 +1181,28 @@ def selective_scan_backward_stage3_kernel(
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
                 own.take(sA, u, rA[None, None, k])
                 own.take(sScanOfBSDN, u, rScanOfBSDN[None, None, k])
-                own.take(sT4, u, rT4[None, None, k])
+                own.take(sT6, u, rT6[None, None, k])
                 own.take(sScanOfBSDN2, u, rScanOfBSDN2[None, None, k])
             if cutlass.const_expr(how.whole):
+                rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     values = selective_scan_backward_stage3_stage0(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                        device.floats(device.full(vec, rX[0, u], rX.element_type)),
                         device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
                         device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT4[None, v, k]), approx,
+                        device.floats(rT6[None, v, k]), approx,
                     )
-                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
-                row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
+                    reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
+                t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mB, rB), (mC, rC), (mA, rA[None, None, k]), (mScanOfBSDN, rScanOfBSDN[None, None, k]),
-                        (mT4, rT4[None, None, k]), (mScanOfBSDN2, rScanOfBSDN2[None, None, k]),
+                        (mT6, rT6[None, None, k]), (mScanOfBSDN2, rScanOfBSDN2[None, None, k]),
                     )
             else:
+                t3 = rT3OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
-                row_sum2 = rRowSum2OfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
@@ -1161,8 +1218,11 @@ def selective_scan_backward_stage3_kernel(
                     )
             if own.there & (first == 0):
                 dx, ddt = selective_scan_backward_stage3_row(
-                    device.floats(device.full(1, rDt[0, u], rDt.element_type)), device.full(1, row_sum),
-                    device.full(1, row_sum2), approx,
+                    device.floats(device.full(1, rDy[0, u], rDy.element_type)),
+                    device.floats(device.full(1, rX[0, u], rX.element_type)),
+                    device.floats(device.full(1, rDt[0, u], rDt.element_type)),
+                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, t3),
+                    device.full(1, row_sum), approx,
                 )
                 own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
                 own.store_one(ddt.to(mDdt.element_type), mDdt, (iBS, iD))
@@ -1173,19 +1233,20 @@ def selective_scan_backward_stage3_kernel(
             later.load_one(mDy, (iBS, iD), rDy[None, u])
             later.load_one(mX, (iBS, iD), rX[None, u])
             later.load_one(mDt, (iBS, iD), rDt[None, u])
+            later.load_one(mSkip, (iD,), rSkip[None, u])
             if cutlass.const_expr(not how.whole):
+                later.load_one(mT3OfRows, (iBS, iD), rT3OfRows[None, u])
                 later.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
-                later.load_one(mRowSum2OfRows, (iBS, iD), rRowSum2OfRows[None, u])
             if cutlass.const_expr(how.staged):
                 later.fetch(mA, (iD, 0), sA, u)
                 later.fetch(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u)
-                later.fetch(mT4, (iBS, iD, 0), sT4, u)
+                later.fetch(mT6, (iBS, iD, 0), sT6, u)
                 later.fetch(mScanOfBSDN2, (iBS, iD, 0), sScanOfBSDN2, u)
                 cute.arch.cp_async_commit_group()
             else:
                 later.load(mA, (iD, 0), rA[None, None, u])
                 later.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-                later.load(mT4, (iBS, iD, 0), rT4[None, None, u])
+                later.load(mT6, (iBS, iD, 0), rT6[None, None, u])
                 later.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
     partials.begin_next()
     partials.store_parts(
@@ -1203,8 +1264,9 @@ def selective_scan_backward_stage3_places(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (BS, N) T
     mC: cute.Tensor,  # (BS, N) T
+    mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mT4: cute.Tensor,  # (BS, D, N) float32
+    mT6: cute.Tensor,  # (BS, D, N) float32
     mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mDx: cute.Tensor,  # (BS, D) T
     mDdt: cute.Tensor,  # (BS, D) T
@@ -1212,8 +1274,8 @@ def selective_scan_backward_stage3_places(
     mDc: cute.Tensor,  # (BS, N) T
     mColumnSumParts: cute.Tensor,  # (parts, BS * N) column_sum of each part
     mColumnSum2Parts: cute.Tensor,  # (parts, BS * N) column_sum2 of each part
+    mT3OfRows: cute.Tensor,  # (BS, D), or nothing
     mRowSumOfRows: cute.Tensor,  # (BS, D), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (BS, D), or nothing
     mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
     how: cutlass.Constexpr[Walk],
 ):
@@ -1231,11 +1293,12 @@ def selective_scan_backward_stage3_places(
     rB = access.registers(mB, (vec, vectors))
     rC = access.registers(mC, (vec, vectors))
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
-    rT4 = access.registers(mT4, (vec, vectors, held))
+    rT6 = access.registers(mT6, (vec, vectors, held))
     rScanOfBSDN2 = access.registers(mScanOfBSDN2, (vec, vectors, held))
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
+    rSkip = access.registers(mSkip, (1, at_once), 0.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, N, first)
@@ -1251,27 +1314,27 @@ def selective_scan_backward_stage3_places(
             own.load_one(mDy, (iBS, iD), rDy[None, u])
             own.load_one(mX, (iBS, iD), rX[None, u])
             own.load_one(mDt, (iBS, iD), rDt[None, u])
+            own.load_one(mSkip, (iD,), rSkip[None, u])
             own.load(mA, (iD, 0), rA[None, None, u])
             own.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-            own.load(mT4, (iBS, iD, 0), rT4[None, None, u])
+            own.load(mT6, (iBS, iD, 0), rT6[None, None, u])
             own.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
         for u in cutlass.range_constexpr(at_once):
             row = base + u
             iD = row
             own = rowwise.walked(how, there & (row < D), N, first)
             k = u
+            rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
                 values = selective_scan_backward_stage3_stage0(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(vec, rX[0, u], rX.element_type)),
                     device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
                     device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                    device.floats(rT4[None, v, k]), approx,
+                    device.floats(rT6[None, v, k]), approx,
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
-            row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), [])
+                reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
+            t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), [])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
@@ -1287,8 +1350,11 @@ def selective_scan_backward_stage3_places(
                     )
             if own.there & (first == 0):
                 dx, ddt = selective_scan_backward_stage3_row(
-                    device.floats(device.full(1, rDt[0, u], rDt.element_type)), device.full(1, row_sum),
-                    device.full(1, row_sum2), approx,
+                    device.floats(device.full(1, rDy[0, u], rDy.element_type)),
+                    device.floats(device.full(1, rX[0, u], rX.element_type)),
+                    device.floats(device.full(1, rDt[0, u], rDt.element_type)),
+                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, t3),
+                    device.full(1, row_sum), approx,
                 )
                 own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
                 own.store_one(ddt.to(mDdt.element_type), mDdt, (iBS, iD))
@@ -1324,19 +1390,21 @@ def selective_scan_backward_stage3_finish(
 @cute.jit
 def selective_scan_backward_stage3_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mScanOfBSDN: cute.Tensor, mT4: cute.Tensor, mScanOfBSDN2: cute.Tensor, mDx: cute.Tensor,
-    mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
-    mRowSumOfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor, mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mScanOfBSDN2: cute.Tensor,
+    mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor, mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, mCounter: cute.Tensor,
+    how: cutlass.Constexpr[Walk],
 ):
     if cutlass.const_expr(not how.whole):
         selective_scan_backward_stage3_rows_launch(
-            stream, mDy, mX, mDt, mA, mB, mC, mScanOfBSDN, mT4, mScanOfBSDN2, mRowSumOfRows, mRowSum2OfRows, how.first,
+            stream, mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mScanOfBSDN2, mT3OfRows, mRowSumOfRows,
+            how.first,
         )
     BS, N = mDy.shape[0], mA.shape[1]
     if cutlass.const_expr(how.by_place):
         selective_scan_backward_stage3_places(
-            mDy, mX, mDt, mA, mB, mC, mScanOfBSDN, mT4, mScanOfBSDN2, mDx, mDdt, mDb, mDc, mColumnSumParts,
-            mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter, how,
+            mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mScanOfBSDN2, mDx, mDdt, mDb, mDc, mColumnSumParts,
+            mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
         ).launch(**rowwise.places_grid(how, BS, N, stream))
     else:
         pieces = rowwise.pieces(how, N, least=1)
@@ -1345,8 +1413,8 @@ def selective_scan_backward_stage3_launch(
             if mCounter.shape[0] > 0:
                 partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
             selective_scan_backward_stage3_kernel(
-                mDy, mX, mDt, mA, mB, mC, mScanOfBSDN, mT4, mScanOfBSDN2, mDx, mDdt, mDb, mDc, mColumnSumParts,
-                mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter, how,
+                mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mScanOfBSDN2, mDx, mDdt, mDb, mDc, mColumnSumParts,
+                mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = partials.blocks_to_finish(mColumnSumParts, BS * N)
         if blocks > 0:
@@ -1355,21 +1423,25 @@ def selective_scan_backward_stage3_launch(
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_backward_stage3_xla(dy, x, dt, a, b, c, scan_of_b_s_d_n, t4, scan_of_b_s_d_n2):
+def selective_scan_backward_stage3_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, t6, scan_of_b_s_d_n2):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    step = jnp.where(dt < 0.0, 0.0, dt) + jnp.log1p(jnp.exp(-jnp.abs(dt)))
-    t2 = dy * c + scan_of_b_s_d_n
-    dx = step * jnp.sum(b * t2, axis=-1, keepdims=True)
-    ddt = jnp.sum(x * b * t2 + a * t2 * t4 * jnp.exp(step * a), axis=-1, keepdims=True) * jax.lax.logistic(dt)
-    db = jnp.sum(x * step * t2, axis=-2, keepdims=True)
+    t2 = runtime.settled(dy * c) + scan_of_b_s_d_n
+    t3 = jnp.sum(b * t2, axis=-1, keepdims=True)
+    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
+    dx = skip * dy + t3 * step
+    ddt = (t3 * x + jnp.sum(a * t2 * t6 * jnp.exp(step * a), axis=-1, keepdims=True)) * jax.lax.logistic(dt)
+    db = jnp.sum(step * x * t2, axis=-2, keepdims=True)
     dc = jnp.sum(dy * scan_of_b_s_d_n2, axis=-2, keepdims=True)
     return dx, ddt, db, dc
 
 
-def selective_scan_backward_stage4_chain(dy, dt, a, c, scan_of_b_s_d_n, t4):
+def selective_scan_backward_stage4_chain(dy, dt, a, c, scan_of_b_s_d_n, t6):
     """The values to reduce into column_sum, from one vector of each operand."""
-    step = device.where(dt < 0.0, 0.0, dt) + device.log1p(device.exp(-cute.math.abs(dt), False), False)
-    return step * (dy * c + scan_of_b_s_d_n) * t4 * device.exp(step * a, False)
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
+    return step * (device.multiply(dy, c) + scan_of_b_s_d_n) * t6 * device.exp(step * a, False)
 
 
 def selective_scan_backward_stage4_columns(column_sum):
@@ -1385,7 +1457,7 @@ def selective_scan_backward_stage4_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mC: cute.Tensor,  # (BS, N) T
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mT4: cute.Tensor,  # (BS, D, N) float32
+    mT6: cute.Tensor,  # (BS, D, N) float32
     mDa: cute.Tensor,  # (D, N) float32
     mColumnSumParts: cute.Tensor,  # (parts, D * N) column_sum of each part
     how: cutlass.Constexpr[Walk],
@@ -1407,7 +1479,7 @@ def selective_scan_backward_stage4_kernel(
     rA = access.registers(mA, (vec, vectors))
     rC = access.registers(mC, (vec, vectors, at_once))
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, at_once))
-    rT4 = access.registers(mT4, (vec, vectors, at_once))
+    rT6 = access.registers(mT6, (vec, vectors, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, D * N, first)
@@ -1421,7 +1493,7 @@ def selective_scan_backward_stage4_kernel(
         early.gather(mDt, (iBS, 0), (None, 0), (D, N,), rDt[None, None, u])
         early.gather(mC, (iBS, 0), (None, 1), (D, N,), rC[None, None, u])
         early.load(mScanOfBSDN, (iBS, 0, 0), rScanOfBSDN[None, None, u])
-        early.load(mT4, (iBS, 0, 0), rT4[None, None, u])
+        early.load(mT6, (iBS, 0, 0), rT6[None, None, u])
     for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -1433,7 +1505,7 @@ def selective_scan_backward_stage4_kernel(
                     column_sum_of = selective_scan_backward_stage4_chain(
                         device.floats(rDy[None, v, u]), device.floats(rDt[None, v, u]), device.floats(rA[None, v]),
                         device.floats(rC[None, v, u]), device.floats(rScanOfBSDN[None, v, u]),
-                        device.floats(rT4[None, v, u]),
+                        device.floats(rT6[None, v, u]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -1444,7 +1516,7 @@ def selective_scan_backward_stage4_kernel(
             later.gather(mDt, (iBS, 0), (None, 0), (D, N,), rDt[None, None, u])
             later.gather(mC, (iBS, 0), (None, 1), (D, N,), rC[None, None, u])
             later.load(mScanOfBSDN, (iBS, 0, 0), rScanOfBSDN[None, None, u])
-            later.load(mT4, (iBS, 0, 0), rT4[None, None, u])
+            later.load(mT6, (iBS, 0, 0), rT6[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D * N, per_row, how.ragged,
@@ -1470,7 +1542,7 @@ def selective_scan_backward_stage4_finish(
 @cute.jit
 def selective_scan_backward_stage4_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mC: cute.Tensor,
-    mScanOfBSDN: cute.Tensor, mT4: cute.Tensor, mDa: cute.Tensor, mColumnSumParts: cute.Tensor,
+    mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mDa: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
     D, N = mDy.shape[1], mA.shape[1]
@@ -1478,18 +1550,120 @@ def selective_scan_backward_stage4_launch(
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         selective_scan_backward_stage4_kernel(
-            mDy, mDt, mA, mC, mScanOfBSDN, mT4, mDa, mColumnSumParts, how,
+            mDy, mDt, mA, mC, mScanOfBSDN, mT6, mDa, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     blocks = partials.blocks_to_finish(mColumnSumParts, D * N)
     if blocks > 0:
         selective_scan_backward_stage4_finish(mDa, mColumnSumParts, N).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_backward_stage4_xla(dy, dt, a, c, scan_of_b_s_d_n, t4):
+def selective_scan_backward_stage4_xla(dy, dt, a, c, scan_of_b_s_d_n, t6):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    step = jnp.where(dt < 0.0, 0.0, dt) + jnp.log1p(jnp.exp(-jnp.abs(dt)))
-    da = jnp.sum(step * (dy * c + scan_of_b_s_d_n) * t4 * jnp.exp(step * a), axis=(-4, -3), keepdims=True)
+    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
+    da = jnp.sum(
+        step * (runtime.settled(dy * c) + scan_of_b_s_d_n) * t6 * jnp.exp(step * a), axis=(-4, -3), keepdims=True,
+    )
     return da
+
+
+def selective_scan_backward_stage5_chain(dy, x):
+    """The values to reduce into column_sum, from one vector of each operand."""
+    return dy * x
+
+
+def selective_scan_backward_stage5_columns(column_sum):
+    """The columns' results, from their statistics."""
+    dskip = column_sum
+    return dskip
+
+
+@cute.kernel
+def selective_scan_backward_stage5_kernel(
+    mDy: cute.Tensor,  # (BS, D) T
+    mX: cute.Tensor,  # (BS, D) T
+    mDskip: cute.Tensor,  # (D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
+    how: cutlass.Constexpr[Walk],
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    BS, D = mDy.shape[0], mDy.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
+    pieces = rowwise.pieces(how, D)
+    parts = mColumnSumParts.shape[0]
+    part, piece = bidx // pieces, bidx % pieces
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
+
+    rDy = access.registers(mDy, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, at_once))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        iBS = row
+        early = rowwise.walked(how, row < BS, D, first)
+        early.load(mDy, (iBS, 0), rDy[None, None, u])
+        early.load(mX, (iBS, 0), rX[None, None, u])
+    for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            iBS = row
+            own = rowwise.walked(how, row < BS, D, first)
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = selective_scan_backward_stage5_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
+            iBS = row
+            later = rowwise.walked(how, row < BS, D, first)
+            later.load(mDy, (iBS, 0), rDy[None, None, u])
+            later.load(mX, (iBS, 0), rX[None, None, u])
+    partials.begin_next()
+    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D, per_row, how.ragged)
+
+
+@cute.kernel
+def selective_scan_backward_stage5_finish(
+    mDskip: cute.Tensor,  # (D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
+):
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
+    if there:
+        dskip = selective_scan_backward_stage5_columns(device.full(1, column_sum))
+        mDskip[c] = dskip.to(mDskip.element_type)[0]
+
+
+@cute.jit
+def selective_scan_backward_stage5_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDskip: cute.Tensor, mColumnSumParts: cute.Tensor,
+    how: cutlass.Constexpr[Walk],
+):
+    D = mDy.shape[1]
+    pieces = rowwise.pieces(how, D)
+    blocks = mColumnSumParts.shape[0] * pieces
+    if blocks > 0:
+        selective_scan_backward_stage5_kernel(mDy, mX, mDskip, mColumnSumParts, how).launch(
+            **rowwise.walking_grid(how, blocks, stream)
+        )
+    blocks = partials.blocks_to_finish(mColumnSumParts, D)
+    if blocks > 0:
+        selective_scan_backward_stage5_finish(mDskip, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
+
+
+def selective_scan_backward_stage5_xla(dy, x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dskip = jnp.sum(dy * x, axis=(-3, -2), keepdims=True)
+    return dskip
 
 
 @runtime.op(
@@ -1511,6 +1685,8 @@ def selective_scan_backward_stage4_xla(dy, dt, a, c, scan_of_b_s_d_n, t4):
     backward_stage3_xla=selective_scan_backward_stage3_xla,
     backward_stage4_launch=selective_scan_backward_stage4_launch,
     backward_stage4_xla=selective_scan_backward_stage4_xla,
+    backward_stage5_launch=selective_scan_backward_stage5_launch,
+    backward_stage5_xla=selective_scan_backward_stage5_xla,
 )
 def selective_scan(
     x: jax.Array,
@@ -1518,6 +1694,7 @@ def selective_scan(
     a: jax.Array,
     b: jax.Array,
     c: jax.Array,
+    skip: jax.Array | None = None,
     *,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
@@ -1529,6 +1706,7 @@ def selective_scan(
       a: float32[D, N=16].
       b: T[B, S, N=16].
       c: T[B, S, N=16].
+      skip: float32[D]; 0.0 where it is left out or None.
       implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:

@@ -214,7 +214,7 @@ def _pick(condition: Boolean, a: Numeric, b: Numeric) -> Numeric:
 
 @dataclass(frozen=True)
 class Carried:
-    """What is carried along the axis: registers (numbers, scans of a thread); and shared memory for all warps' elements of two
+    """What is carried along the axis: registers (numbers, scans of a thread), of h = a h + b only h; and shared memory for all warps' elements of two
     exchanges (exchange, warp, slot, scan, number), where several share the axis."""
 
     held: cute.Tensor
@@ -223,9 +223,9 @@ class Carried:
     number: int = 0  # which of an element's states
     count: int = 1  # of them, which take turns with the shared memory
 
-    def hold(self, w: int, element: Element) -> None:
+    def hold(self, op: str, w: int, element: Element) -> None:
         """Carry a scan's partial result."""
-        for n, number in enumerate(element):
+        for n, number in enumerate(element[_first_carried(op) :]):
             self.held[n, w] = number
 
     def turn(self, tile: Int32) -> Int32:
@@ -248,11 +248,10 @@ def carried_states(op: str, walk: Walk, dtype: type[Numeric], count: int) -> lis
         shared = SmemAllocator().allocate_tensor(dtype, cute.make_layout(shape), 16)
     found = []
     for number in range(count):
-        held = cute.make_rmem_tensor((len(identity), walk.width), dtype)
-        for w in range(walk.width):
-            for n, value in enumerate(identity):
-                held[n, w] = value
+        held = cute.make_rmem_tensor((len(identity) - _first_carried(op), walk.width), dtype)
         found.append(Carried(held, shared, dtype, number, count))
+        for w in range(walk.width):
+            found[-1].hold(op, w, identity)
     return found
 
 
@@ -267,14 +266,14 @@ def states(
     """The states after (or before) each element of a thread's vectors."""
     dtype, vec, width = own.dtype, walk.how.vec, walk.width
     columns = [_elements(op, walk, steps, operands, w, dtype) for w in range(width)]
-    starts = [_held(own, w) for w in range(width)]
+    starts = [_held(op, own, w) for w in range(width)]
     if op == "scan":  # at the beginning, the initial state
         initial = _scalars(operands[0][2], vec)
         starts = [(a, _pick(tile == 0, initial[w].to(dtype), h)) for w, (a, h) in enumerate(starts)]
     if walk.how.along == 1 and not walk.innermost:  # a thread has all elements of a scan
         reached = [_runs(op, [start, *elements]) for start, elements in zip(starts, columns, strict=True)]
         for w, runs in enumerate(reached):
-            own.hold(w, runs[-1])
+            own.hold(op, w, runs[-1])
     else:
         local = [_runs(op, elements) for elements in columns]
         ahead = _exchanged(op, walk, own, [runs[-1] for runs in local], starts, tile)
@@ -320,8 +319,14 @@ def _elements(
     return found
 
 
-def _held(own: Carried, w: int) -> Element:
-    return tuple(own.held[n, w] for n in range(cute.size(own.held, mode=[0])))
+def _first_carried(op: str) -> int:
+    """The first number of a partial result that the elements after it need."""
+    return 1 if op == "scan" else 0
+
+
+def _held(op: str, own: Carried, w: int) -> Element:
+    dropped = _identity(op, own.dtype)[: _first_carried(op)]
+    return (*dropped, *(own.held[n, w] for n in range(cute.size(own.held, mode=[0]))))
 
 
 def _exchanged(
@@ -349,7 +354,7 @@ def _exchanged(
                 mine = _select(walk.warp == other, ahead, mine)
                 place = (w, slot, walk.group * along + other, own.turn(tile))
                 ahead = _combine(op, ahead, tuple(own.shared[n, *place] for n in range(len(total))))
-        own.hold(w, ahead)
+        own.hold(op, w, ahead)
         found.append(_combine(op, mine, within[w]) if within else mine)
     return found
 

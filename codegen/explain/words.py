@@ -139,7 +139,11 @@ class ElementwiseWords:
     def kind(self) -> str:
         if isinstance(self.plan, Scan):
             way = f"{'from the end ' if self.plan.along.reverse else ''}along {self.plan.along.axis}"
-            return f"scan: {listed(dict.fromkeys(n.op for n in self.plan.scans))} {way}, with what is computed element by element"
+            text = f"scan: {listed(dict.fromkeys(n.op for n in self.plan.scans))} {way}, with what is computed element by element"
+            if not self.plan.states:
+                return text
+            sizes = listed(f"{axis} = {size}" for axis, size in self.plan.states)
+            return f"{text}; a thread has all states of an element ({sizes}), and reduces them in registers"
         what = "no reduction and no contraction, so an output element needs one element of each input or part"
         return f"{self.plan.kind}: {what}"
 

@@ -31,7 +31,8 @@ STEPS = 16  # vectors of a thread in flight, along an axis that is not innermost
 BUSY = 132 * 1024  # threads that keep a large GPU's memory busy
 COLUMN_BYTES = 4  # of a vector across an axis that is not innermost: a warp reads 128 bytes
 MOST_STATES = 64  # of an element, in a thread
-UNROLLED = 256  # states of a thread's elements at once: the compiled kernel has instructions for each
+UNROLLED = 128  # states of a thread's elements at once: the compiled kernel has instructions for each
+MOST_ALONG_STATES = 4  # warps that share an axis, where a thread has many states: it needs many registers
 BUSY_STATES = 132 * 128  # threads that keep a large GPU busy where each has many states, which do not wait for each other
 REDUCED = ("sum", "mean", "max", "min", "prod")  # how a thread may reduce an element's states
 
@@ -88,7 +89,8 @@ class Scan(Elementwise):
         width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
         vec = vector_width(width, schedule if self.innermost else {"vector_bytes": COLUMN_BYTES})
         vec = math.gcd(vec, extents.inner) if extents.inner else 1 if extents.inner is None else vec
-        size, scans, most = extents.columns, extents.rows, MOST_ALONG[self.innermost]
+        size, scans = extents.columns, extents.rows
+        most = MOST_ALONG_STATES if self.states else MOST_ALONG[self.innermost]
         along, steps = 1, 1 if self.innermost else min(STEPS, max(UNROLLED // self.count // vec, 1))
         busy = BUSY_STATES if self.states else BUSY
         if self.innermost:

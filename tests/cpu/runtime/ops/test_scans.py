@@ -99,3 +99,27 @@ def test_a_running_product_has_its_gradient_where_an_element_is_zero(tmp_path):
     for implementation in ("interpret", "xla"):
         got = jax.grad(lambda x, i=implementation: jnp.sum(c * made(x, implementation=i)))(x)
         np.testing.assert_allclose(got, [1, 10 * 3 + 100 * 15, 0])
+
+
+@pytest.mark.parametrize("axes", ["R, D, S", "R, S, D"])
+def test_states_are_reduced_in_the_kernel_that_scans(tmp_path, axes):
+    """Two scans of two states each, of which the second uses the first, and all reductions; and what all states share."""
+    chain = "e = exp(x); h = scan(a, e * b, axis=S, initial=h0); m = cummax(h - x, axis=S); y = sum(h * b, axis=N) + x; "
+    chain += "z = max(m, axis=N) + e; u = mean(m * h, axis=N) * min(h, axis=N)"
+    inputs = f"x: float32[{axes}]; a: float32[N=2, D]; b: float32[R, S, N=2]; h0: float32[N=2]"
+    made = make_op(tmp_path, spec_text(inputs, "; ".join(f"{name}: float32[{axes}]" for name in "yzu"), chain))
+    assert made.plan.kind == "scan"
+    x, a, b, h0 = values(1, 40, 2), np.tanh(values(2, 2, seed=1)), values(1, 40, 2, seed=2), values(2, seed=3)
+    h, m, expected = np.broadcast_to(h0, (1, 2, 2)).copy(), np.full((1, 2, 2), -np.inf), []  # (R, D, N)
+    for t in range(40):
+        now, own = x[:, t, :, None], b[:, t, None]
+        h = a.T * h + np.exp(now) * own
+        m = np.maximum(m, h - now)
+        totals = (h * own).sum(-1) + x[:, t], m.max(-1) + np.exp(x[:, t]), (m * h).mean(-1) * h.min(-1)
+        expected.append(totals)
+    x = x if axes == "R, S, D" else x.transpose(0, 2, 1)
+    for implementation in ("interpret", "xla"):
+        got = made(*(jnp.asarray(v, jnp.float32) for v in (x, a, b, h0)), implementation=implementation)
+        for value, wanted in zip(got, np.moveaxis(expected, 0, 2), strict=True):  # (R, S, D)
+            value = value if axes == "R, S, D" else value.transpose(0, 2, 1)
+            np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-4, err_msg=implementation)

@@ -33,7 +33,9 @@ COLUMN_BYTES = 4  # of a vector across an axis that is not innermost: a warp rea
 MOST_STATES = 64  # of an element, in a thread
 UNROLLED = 128  # states of a thread's elements at once: the compiled kernel has instructions for each
 MOST_ALONG_STATES = 4  # warps that share an axis, where a thread has many states: it needs many registers
-BUSY_STATES = 132 * 128  # threads that keep a large GPU busy where each has many states, which do not wait for each other
+BUSY_STATES = (
+    132 * 128
+)  # threads that keep a large GPU busy where each has many states, which do not wait for each other
 REDUCED = ("sum", "mean", "max", "min", "prod")  # how a thread may reduce an element's states
 
 NO_AXIS = Along("")
@@ -176,4 +178,6 @@ def _places(node: Node) -> set[object]:
     """The axes along which a value depends on positions, but for those it scans and reduces."""
     if node.op == "shift":
         return {axis for axis, _ in node.attr}  # type: ignore[attr-defined]
-    return {node.attr, *node.args[0].dims} if node.op in TAKES else {node.attr} if node.op in ("index", "size") else set()
+    return (
+        {node.attr, *node.args[0].dims} if node.op in TAKES else {node.attr} if node.op in ("index", "size") else set()
+    )

@@ -104,7 +104,9 @@ def test_a_running_product_has_its_gradient_where_an_element_is_zero(tmp_path):
 @pytest.mark.parametrize("axes", ["R, D, S", "R, S, D"])
 def test_states_are_reduced_in_the_kernel_that_scans(tmp_path, axes):
     """Two scans of two states each, of which the second uses the first, and all reductions; and what all states share."""
-    chain = "e = exp(x); h = scan(a, e * b, axis=S, initial=h0); m = cummax(h - x, axis=S); y = sum(h * b, axis=N) + x; "
+    chain = (
+        "e = exp(x); h = scan(a, e * b, axis=S, initial=h0); m = cummax(h - x, axis=S); y = sum(h * b, axis=N) + x; "
+    )
     chain += "z = max(m, axis=N) + e; u = mean(m * h, axis=N) * min(h, axis=N)"
     inputs = f"x: float32[{axes}]; a: float32[N=2, D]; b: float32[R, S, N=2]; h0: float32[N=2]"
     made = make_op(tmp_path, spec_text(inputs, "; ".join(f"{name}: float32[{axes}]" for name in "yzu"), chain))

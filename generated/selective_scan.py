@@ -203,36 +203,22 @@ def selective_scan_frozen_stage1_xla(dy, dt, a, c):
     return scan_of_b_s_d_n
 
 
-def selective_scan_frozen_stage2_operands1(x, dt, a, b):
+def selective_scan_frozen_stage2_operands(x, dt, a, b):
     """The operands of scan, on one vector of each input."""
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
         device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    t1 = device.exp(step * a, False)
-    t5 = step * x * b
-    return t1, t5, cute.full_like(x, 0.0, cutlass.Float32)
+    return device.exp(step * a, False), step * x * b, cute.full_like(x, 0.0, cutlass.Float32)
 
 
-def selective_scan_frozen_stage2_operands2(x, dt, a, b, state):
-    """The operands of scan, on one vector of each input."""
-    step = device.add(
-        device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
-    )
-    t1 = device.exp(step * a, False)
-    t5 = step * x * b
-    return t1, t5, cute.full_like(x, 0.0, cutlass.Float32)
-
-
-def selective_scan_frozen_stage2_chain(x, dt, a, b, state, state2):
+def selective_scan_frozen_stage2_chain(x, dt, a, b, state):
     """The chain, on one vector of each operand."""
-    scan_of_b_s_d_n2 = state
-    scan_of_b_s_d_n3 = state2
-    return scan_of_b_s_d_n2, scan_of_b_s_d_n3
+    t6 = state
+    return t6
 
 
-def selective_scan_frozen_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mScanOfBSDN2, mScanOfBSDN3, how):
+def selective_scan_frozen_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT6, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD, iN = walk.axes
     steps, given, states = walk.steps(tile), [], []
@@ -242,16 +228,11 @@ def selective_scan_frozen_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mSca
             flat.read(mB, (iB, iS, iN)),
         )
         given.append((device.floats(rX), device.floats(rDt), device.floats(rA), device.floats(rB),))
-    operands = [selective_scan_frozen_stage2_operands1(*own) for own in given]
+    operands = [selective_scan_frozen_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    operands = [
-        selective_scan_frozen_stage2_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)
-    ]
-    states.append(scan.states("scan", walk, steps, carried[1], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
-        scan_of_b_s_d_n2, scan_of_b_s_d_n3 = selective_scan_frozen_stage2_chain(*own, *known)
-        at.store(scan_of_b_s_d_n2.to(mScanOfBSDN2.element_type), mScanOfBSDN2)
-        at.store(scan_of_b_s_d_n3.to(mScanOfBSDN3.element_type), mScanOfBSDN3)
+        t6 = selective_scan_frozen_stage2_chain(*own, *known)
+        at.store(t6.to(mT6.element_type), mT6)
 
 
 @cute.kernel
@@ -260,44 +241,38 @@ def selective_scan_frozen_stage2_kernel(
     mDt: cute.Tensor,  # (B, S, D) T
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (B, S, N) T
-    mScanOfBSDN2: cute.Tensor,  # (B, S, D, N) float32
-    mScanOfBSDN3: cute.Tensor,  # (B, S, D, N) float32
+    mT6: cute.Tensor,  # (B, S, D, N) float32
     how: cutlass.Constexpr[ScanLaunch],
 ):
-    walk = scan.walk(how, mScanOfBSDN2.shape, axis=1, reverse=False)  # this thread's elements
-    carried = [scan.carried("scan", walk, cutlass.Float32), scan.carried("scan", walk, cutlass.Float32)]
+    walk = scan.walk(how, mT6.shape, axis=1, reverse=False)  # this thread's elements
+    carried = [scan.carried("scan", walk, cutlass.Float32)]
     for tile in cutlass.range(walk.tiles):
-        selective_scan_frozen_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mScanOfBSDN2, mScanOfBSDN3, how)
+        selective_scan_frozen_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT6, how)
 
 
 @cute.jit
 def selective_scan_frozen_stage2_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mScanOfBSDN2: cute.Tensor, mScanOfBSDN3: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
+    stream: cuda.CUstream, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mT6: cute.Tensor,
+    how: cutlass.Constexpr[ScanLaunch],
 ):
-    selective_scan_frozen_stage2_kernel(
-        mX, mDt, mA, mB, mScanOfBSDN2, mScanOfBSDN3, how,
-    ).launch(**scan.grid(how, mScanOfBSDN2.shape, 1, stream))
+    selective_scan_frozen_stage2_kernel(mX, mDt, mA, mB, mT6, how).launch(**scan.grid(how, mT6.shape, 1, stream))
 
 
 def selective_scan_frozen_stage2_xla(x, dt, a, b):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
-    t1 = jnp.exp(step * a)
-    t5 = step * x * b
-    scan_of_b_s_d_n2 = runtime.scanned("scan", -3, False, True, t1, t5, jnp.asarray(0.0, jnp.float32))
-    scan_of_b_s_d_n3 = runtime.scanned("scan", -3, False, False, t1, t5, jnp.asarray(0.0, jnp.float32))
-    return scan_of_b_s_d_n2, scan_of_b_s_d_n3
+    t6 = runtime.scanned("scan", -3, False, True, jnp.exp(step * a), step * x * b, jnp.asarray(0.0, jnp.float32))
+    return t6
 
 
-def selective_scan_frozen_stage3_rows_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, scan_of_b_s_d_n2):
+def selective_scan_frozen_stage3_rows_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, t6):
     """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
     t0 = device.multiply(dy, c) + scan_of_b_s_d_n
     t1 = device.add(
         device.where(dt < 0.0, 0.0, dt),
         device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    return b * t0, a * t0 * scan_of_b_s_d_n2 * device.exp(t1 * a, False)
+    return b * t0, a * t0 * t6 * device.exp(t1 * a, False)
 
 
 def selective_scan_frozen_stage3_rows_row(t3, row_sum):
@@ -317,8 +292,7 @@ def selective_scan_frozen_stage3_rows_kernel(
     mC: cute.Tensor,  # (BS, N) T
     mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
-    mScanOfBSDN3: cute.Tensor,  # (BS, D, N) float32
+    mT6: cute.Tensor,  # (BS, D, N) float32
     mT3OfRows: cute.Tensor,  # (BS, D) float32
     mRowSumOfRows: cute.Tensor,  # (BS, D) float32
     how: cutlass.Constexpr[RowLaunch],
@@ -329,7 +303,7 @@ def selective_scan_frozen_stage3_rows_kernel(
     rB = access.registers(mB, (vec, vectors, at_once))
     rC = access.registers(mC, (vec, vectors, at_once))
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, at_once))
-    rScanOfBSDN2 = access.registers(mScanOfBSDN2, (vec, vectors, at_once))
+    rT6 = access.registers(mT6, (vec, vectors, at_once))
     rDy = access.registers(mDy, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
@@ -345,7 +319,7 @@ def selective_scan_frozen_stage3_rows_kernel(
         row.load(mB, (iBS, 0), rB[None, None, u], aligned=False)
         row.load(mC, (iBS, 0), rC[None, None, u], aligned=False)
         row.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-        row.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
+        row.load(mT6, (iBS, iD, 0), rT6[None, None, u])
         row.load_one(mDy, (iBS, iD), rDy[None, u])
         row.load_one(mDt, (iBS, iD), rDt[None, u])
         reduce.meet([*sStage0], how.cluster)
@@ -357,13 +331,13 @@ def selective_scan_frozen_stage3_rows_kernel(
             part.load(mB, (iBS, 0), rB[None, None, u], aligned=False)
             part.load(mC, (iBS, 0), rC[None, None, u], aligned=False)
             part.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-            part.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
+            part.load(mT6, (iBS, iD, 0), rT6[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 values = selective_scan_frozen_stage3_rows_stage0(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                     device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, u]),
                     device.floats(rB[None, v, u]), device.floats(rC[None, v, u]),
-                    device.floats(rScanOfBSDN[None, v, u]), device.floats(rScanOfBSDN2[None, v, u]),
+                    device.floats(rScanOfBSDN[None, v, u]), device.floats(rT6[None, v, u]),
                 )
                 reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, part.vector(v).inside())
         t3, row_sum = row.reduce([rT3, rRowSum], ("sum", "sum"), sStage0)
@@ -379,40 +353,43 @@ def selective_scan_frozen_stage3_rows_kernel(
 @cute.jit
 def selective_scan_frozen_stage3_rows_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mScanOfBSDN2: cute.Tensor,
-    mScanOfBSDN3: cute.Tensor, mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mT3OfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     BS, D = mDy.shape[0], mDy.shape[1]
     selective_scan_frozen_stage3_rows_kernel(
-        mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mT3OfRows, mRowSumOfRows, how,
+        mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mT3OfRows, mRowSumOfRows, how,
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
-def selective_scan_frozen_stage3_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, scan_of_b_s_d_n2, approx):
+def selective_scan_frozen_stage3_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, t6, approx):
     """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
     t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    return b * t2, a * t2 * scan_of_b_s_d_n2 * device.exp(step * a, approx)
+    t1 = device.exp(step * a, approx)
+    return b * t2, a * t2 * t6 * t1
 
 
-def selective_scan_frozen_stage3_chain(dy, x, dt, c, scan_of_b_s_d_n, scan_of_b_s_d_n3, approx):
+def selective_scan_frozen_stage3_chain(dy, x, dt, a, b, c, scan_of_b_s_d_n, t6, approx):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    return step * x * t2, dy * scan_of_b_s_d_n3
+    t1 = device.exp(step * a, approx)
+    t4 = step * x
+    return t4 * t2, dy * (t1 * t6 + t4 * b)
 
 
 def selective_scan_frozen_stage3_row(dy, x, dt, skip, t3, row_sum, approx):
     """The row's own results, from its statistics."""
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
     dx = skip * dy + t3 * step
     ddt = (t3 * x + row_sum) * device.sigmoid(dt, approx)
@@ -436,8 +413,7 @@ def selective_scan_frozen_stage3_kernel(
     mC: cute.Tensor,  # (BS, N) T
     mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
-    mScanOfBSDN3: cute.Tensor,  # (BS, D, N) float32
+    mT6: cute.Tensor,  # (BS, D, N) float32
     mDx: cute.Tensor,  # (BS, D) T
     mDdt: cute.Tensor,  # (BS, D) T
     mDb: cute.Tensor,  # (BS, N) T
@@ -471,8 +447,7 @@ def selective_scan_frozen_stage3_kernel(
     rB = access.registers(mB, (vec, vectors))
     rC = access.registers(mC, (vec, vectors))
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
-    rScanOfBSDN2 = access.registers(mScanOfBSDN2, (vec, vectors, held))
-    rScanOfBSDN3 = access.registers(mScanOfBSDN3, (vec, vectors, held))
+    rT6 = access.registers(mT6, (vec, vectors, held))
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
@@ -483,8 +458,7 @@ def selective_scan_frozen_stage3_kernel(
     if cutlass.const_expr(how.staged):
         sA = access.staging(mA, vec, vectors, at_once, threads)
         sScanOfBSDN = access.staging(mScanOfBSDN, vec, vectors, at_once, threads)
-        sScanOfBSDN2 = access.staging(mScanOfBSDN2, vec, vectors, at_once, threads)
-        sScanOfBSDN3 = access.staging(mScanOfBSDN3, vec, vectors, at_once, threads)
+        sT6 = access.staging(mT6, vec, vectors, at_once, threads)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
@@ -511,14 +485,12 @@ def selective_scan_frozen_stage3_kernel(
         if cutlass.const_expr(how.staged):
             early.fetch(mA, (iD, 0), sA, u)
             early.fetch(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u)
-            early.fetch(mScanOfBSDN2, (iBS, iD, 0), sScanOfBSDN2, u)
-            early.fetch(mScanOfBSDN3, (iBS, iD, 0), sScanOfBSDN3, u)
+            early.fetch(mT6, (iBS, iD, 0), sT6, u)
             cute.arch.cp_async_commit_group()
         else:
             early.load(mA, (iD, 0), rA[None, None, u])
             early.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-            early.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
-            early.load(mScanOfBSDN3, (iBS, iD, 0), rScanOfBSDN3[None, None, u])
+            early.load(mT6, (iBS, iD, 0), rT6[None, None, u])
     for base in cutlass.range(part * rows_a_block, D, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -531,8 +503,7 @@ def selective_scan_frozen_stage3_kernel(
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
                 own.take(sA, u, rA[None, None, k])
                 own.take(sScanOfBSDN, u, rScanOfBSDN[None, None, k])
-                own.take(sScanOfBSDN2, u, rScanOfBSDN2[None, None, k])
-                own.take(sScanOfBSDN3, u, rScanOfBSDN3[None, None, k])
+                own.take(sT6, u, rT6[None, None, k])
             if cutlass.const_expr(how.whole):
                 rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -541,14 +512,14 @@ def selective_scan_frozen_stage3_kernel(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
                         device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rScanOfBSDN2[None, v, k]), approx,
+                        device.floats(rT6[None, v, k]), approx,
                     )
                     reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
                 t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), sStage0, turn=turn)
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mB, rB), (mC, rC), (mA, rA[None, None, k]), (mScanOfBSDN, rScanOfBSDN[None, None, k]),
-                        (mScanOfBSDN2, rScanOfBSDN2[None, None, k]), (mScanOfBSDN3, rScanOfBSDN3[None, None, k]),
+                        (mT6, rT6[None, None, k]),
                     )
             else:
                 t3 = rT3OfRows[0, u]
@@ -559,8 +530,9 @@ def selective_scan_frozen_stage3_kernel(
                     column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rX[0, u], rX.element_type)),
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rC[None, v]),
-                        device.floats(rScanOfBSDN[None, v, k]), device.floats(rScanOfBSDN3[None, v, k]), approx,
+                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                        device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
+                        device.floats(rT6[None, v, k]), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -590,14 +562,12 @@ def selective_scan_frozen_stage3_kernel(
             if cutlass.const_expr(how.staged):
                 later.fetch(mA, (iD, 0), sA, u)
                 later.fetch(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u)
-                later.fetch(mScanOfBSDN2, (iBS, iD, 0), sScanOfBSDN2, u)
-                later.fetch(mScanOfBSDN3, (iBS, iD, 0), sScanOfBSDN3, u)
+                later.fetch(mT6, (iBS, iD, 0), sT6, u)
                 cute.arch.cp_async_commit_group()
             else:
                 later.load(mA, (iD, 0), rA[None, None, u])
                 later.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-                later.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
-                later.load(mScanOfBSDN3, (iBS, iD, 0), rScanOfBSDN3[None, None, u])
+                later.load(mT6, (iBS, iD, 0), rT6[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"),
@@ -616,8 +586,7 @@ def selective_scan_frozen_stage3_places(
     mC: cute.Tensor,  # (BS, N) T
     mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
-    mScanOfBSDN3: cute.Tensor,  # (BS, D, N) float32
+    mT6: cute.Tensor,  # (BS, D, N) float32
     mDx: cute.Tensor,  # (BS, D) T
     mDdt: cute.Tensor,  # (BS, D) T
     mDb: cute.Tensor,  # (BS, N) T
@@ -643,8 +612,7 @@ def selective_scan_frozen_stage3_places(
     rB = access.registers(mB, (vec, vectors))
     rC = access.registers(mC, (vec, vectors))
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
-    rScanOfBSDN2 = access.registers(mScanOfBSDN2, (vec, vectors, held))
-    rScanOfBSDN3 = access.registers(mScanOfBSDN3, (vec, vectors, held))
+    rT6 = access.registers(mT6, (vec, vectors, held))
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
@@ -667,8 +635,7 @@ def selective_scan_frozen_stage3_places(
             own.load_one(mSkip, (iD,), rSkip[None, u])
             own.load(mA, (iD, 0), rA[None, None, u])
             own.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-            own.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
-            own.load(mScanOfBSDN3, (iBS, iD, 0), rScanOfBSDN3[None, None, u])
+            own.load(mT6, (iBS, iD, 0), rT6[None, None, u])
         for u in cutlass.range_constexpr(at_once):
             row = base + u
             iD = row
@@ -681,7 +648,7 @@ def selective_scan_frozen_stage3_places(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                     device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
                     device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                    device.floats(rScanOfBSDN2[None, v, k]), approx,
+                    device.floats(rT6[None, v, k]), approx,
                 )
                 reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
             t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), [])
@@ -691,8 +658,9 @@ def selective_scan_frozen_stage3_places(
                     column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rX[0, u], rX.element_type)),
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rC[None, v]),
-                        device.floats(rScanOfBSDN[None, v, k]), device.floats(rScanOfBSDN3[None, v, k]), approx,
+                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                        device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
+                        device.floats(rT6[None, v, k]), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -740,21 +708,19 @@ def selective_scan_frozen_stage3_finish(
 @cute.jit
 def selective_scan_frozen_stage3_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mScanOfBSDN2: cute.Tensor,
-    mScanOfBSDN3: cute.Tensor, mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor,
-    mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor,
-    mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mDx: cute.Tensor,
+    mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
+    mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     if cutlass.const_expr(not how.whole):
         selective_scan_frozen_stage3_rows_launch(
-            stream, mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mT3OfRows, mRowSumOfRows,
-            how.first,
+            stream, mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mT3OfRows, mRowSumOfRows, how.first,
         )
     BS, N = mDy.shape[0], mA.shape[1]
     if cutlass.const_expr(how.by_place):
         selective_scan_frozen_stage3_places(
-            mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mDx, mDdt, mDb, mDc,
-            mColumnSumParts, mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
+            mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mDx, mDdt, mDb, mDc, mColumnSumParts, mColumnSum2Parts,
+            mT3OfRows, mRowSumOfRows, mCounter, how,
         ).launch(**rowwise.places_grid(how, BS, N, stream))
     else:
         pieces = rowwise.pieces(how, N, least=1)
@@ -763,8 +729,8 @@ def selective_scan_frozen_stage3_launch(
             if mCounter.shape[0] > 0:
                 partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
             selective_scan_frozen_stage3_kernel(
-                mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mScanOfBSDN2, mScanOfBSDN3, mDx, mDdt, mDb, mDc,
-                mColumnSumParts, mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
+                mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mDx, mDdt, mDb, mDc, mColumnSumParts,
+                mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = partials.blocks_to_finish(mColumnSumParts, BS * N)
         if blocks > 0:
@@ -773,17 +739,17 @@ def selective_scan_frozen_stage3_launch(
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_frozen_stage3_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, scan_of_b_s_d_n2, scan_of_b_s_d_n3):
+def selective_scan_frozen_stage3_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, t6):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t2 = runtime.settled(dy * c) + scan_of_b_s_d_n
     t3 = jnp.sum(b * t2, axis=-1, keepdims=True)
     step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
     dx = skip * dy + t3 * step
-    ddt = (
-        t3 * x + jnp.sum(a * t2 * scan_of_b_s_d_n2 * jnp.exp(step * a), axis=-1, keepdims=True)
-    ) * jax.lax.logistic(dt)
-    db = jnp.sum(step * x * t2, axis=-2, keepdims=True)
-    dc = jnp.sum(dy * scan_of_b_s_d_n3, axis=-2, keepdims=True)
+    t1 = jnp.exp(step * a)
+    ddt = (t3 * x + jnp.sum(a * t2 * t6 * t1, axis=-1, keepdims=True)) * jax.lax.logistic(dt)
+    t4 = step * x
+    db = jnp.sum(t4 * t2, axis=-2, keepdims=True)
+    dc = jnp.sum(dy * (t1 * t6 + t4 * b), axis=-2, keepdims=True)
     return dx, ddt, db, dc
 
 
@@ -853,36 +819,22 @@ def selective_scan_backward_stage1_xla(dy, dt, a, c):
     return scan_of_b_s_d_n
 
 
-def selective_scan_backward_stage2_operands1(x, dt, a, b):
+def selective_scan_backward_stage2_operands(x, dt, a, b):
     """The operands of scan, on one vector of each input."""
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
         device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    t1 = device.exp(step * a, False)
-    t5 = step * x * b
-    return t1, t5, cute.full_like(x, 0.0, cutlass.Float32)
+    return device.exp(step * a, False), step * x * b, cute.full_like(x, 0.0, cutlass.Float32)
 
 
-def selective_scan_backward_stage2_operands2(x, dt, a, b, state):
-    """The operands of scan, on one vector of each input."""
-    step = device.add(
-        device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
-    )
-    t1 = device.exp(step * a, False)
-    t5 = step * x * b
-    return t1, t5, cute.full_like(x, 0.0, cutlass.Float32)
-
-
-def selective_scan_backward_stage2_chain(x, dt, a, b, state, state2):
+def selective_scan_backward_stage2_chain(x, dt, a, b, state):
     """The chain, on one vector of each operand."""
     t6 = state
-    scan_of_b_s_d_n2 = state2
-    return t6, scan_of_b_s_d_n2
+    return t6
 
 
-def selective_scan_backward_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT6, mScanOfBSDN2, how):
+def selective_scan_backward_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT6, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD, iN = walk.axes
     steps, given, states = walk.steps(tile), [], []
@@ -892,16 +844,11 @@ def selective_scan_backward_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT
             flat.read(mB, (iB, iS, iN)),
         )
         given.append((device.floats(rX), device.floats(rDt), device.floats(rA), device.floats(rB),))
-    operands = [selective_scan_backward_stage2_operands1(*own) for own in given]
+    operands = [selective_scan_backward_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    operands = [
-        selective_scan_backward_stage2_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)
-    ]
-    states.append(scan.states("scan", walk, steps, carried[1], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
-        t6, scan_of_b_s_d_n2 = selective_scan_backward_stage2_chain(*own, *known)
+        t6 = selective_scan_backward_stage2_chain(*own, *known)
         at.store(t6.to(mT6.element_type), mT6)
-        at.store(scan_of_b_s_d_n2.to(mScanOfBSDN2.element_type), mScanOfBSDN2)
 
 
 @cute.kernel
@@ -911,33 +858,27 @@ def selective_scan_backward_stage2_kernel(
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (B, S, N) T
     mT6: cute.Tensor,  # (B, S, D, N) float32
-    mScanOfBSDN2: cute.Tensor,  # (B, S, D, N) float32
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mT6.shape, axis=1, reverse=False)  # this thread's elements
-    carried = [scan.carried("scan", walk, cutlass.Float32), scan.carried("scan", walk, cutlass.Float32)]
+    carried = [scan.carried("scan", walk, cutlass.Float32)]
     for tile in cutlass.range(walk.tiles):
-        selective_scan_backward_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT6, mScanOfBSDN2, how)
+        selective_scan_backward_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT6, how)
 
 
 @cute.jit
 def selective_scan_backward_stage2_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mT6: cute.Tensor,
-    mScanOfBSDN2: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
+    how: cutlass.Constexpr[ScanLaunch],
 ):
-    selective_scan_backward_stage2_kernel(
-        mX, mDt, mA, mB, mT6, mScanOfBSDN2, how,
-    ).launch(**scan.grid(how, mT6.shape, 1, stream))
+    selective_scan_backward_stage2_kernel(mX, mDt, mA, mB, mT6, how).launch(**scan.grid(how, mT6.shape, 1, stream))
 
 
 def selective_scan_backward_stage2_xla(x, dt, a, b):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
-    t1 = jnp.exp(step * a)
-    t5 = step * x * b
-    t6 = runtime.scanned("scan", -3, False, True, t1, t5, jnp.asarray(0.0, jnp.float32))
-    scan_of_b_s_d_n2 = runtime.scanned("scan", -3, False, False, t1, t5, jnp.asarray(0.0, jnp.float32))
-    return t6, scan_of_b_s_d_n2
+    t6 = runtime.scanned("scan", -3, False, True, jnp.exp(step * a), step * x * b, jnp.asarray(0.0, jnp.float32))
+    return t6
 
 
 def selective_scan_backward_stage3_rows_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, t6):
@@ -968,7 +909,6 @@ def selective_scan_backward_stage3_rows_kernel(
     mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mT6: cute.Tensor,  # (BS, D, N) float32
-    mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mT3OfRows: cute.Tensor,  # (BS, D) float32
     mRowSumOfRows: cute.Tensor,  # (BS, D) float32
     how: cutlass.Constexpr[RowLaunch],
@@ -1029,12 +969,12 @@ def selective_scan_backward_stage3_rows_kernel(
 @cute.jit
 def selective_scan_backward_stage3_rows_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mScanOfBSDN2: cute.Tensor,
-    mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mT3OfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     BS, D = mDy.shape[0], mDy.shape[1]
     selective_scan_backward_stage3_rows_kernel(
-        mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mScanOfBSDN2, mT3OfRows, mRowSumOfRows, how,
+        mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mT3OfRows, mRowSumOfRows, how,
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
@@ -1043,26 +983,29 @@ def selective_scan_backward_stage3_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, t6, 
     t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    return b * t2, a * t2 * t6 * device.exp(step * a, approx)
+    t1 = device.exp(step * a, approx)
+    return b * t2, a * t2 * t6 * t1
 
 
-def selective_scan_backward_stage3_chain(dy, x, dt, c, scan_of_b_s_d_n, scan_of_b_s_d_n2, approx):
+def selective_scan_backward_stage3_chain(dy, x, dt, a, b, c, scan_of_b_s_d_n, t6, approx):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    return step * x * t2, dy * scan_of_b_s_d_n2
+    t1 = device.exp(step * a, approx)
+    t4 = step * x
+    return t4 * t2, dy * (t1 * t6 + t4 * b)
 
 
 def selective_scan_backward_stage3_row(dy, x, dt, skip, t3, row_sum, approx):
     """The row's own results, from its statistics."""
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), approx)), approx)),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
     dx = skip * dy + t3 * step
     ddt = (t3 * x + row_sum) * device.sigmoid(dt, approx)
@@ -1087,7 +1030,6 @@ def selective_scan_backward_stage3_kernel(
     mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mT6: cute.Tensor,  # (BS, D, N) float32
-    mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mDx: cute.Tensor,  # (BS, D) T
     mDdt: cute.Tensor,  # (BS, D) T
     mDb: cute.Tensor,  # (BS, N) T
@@ -1122,7 +1064,6 @@ def selective_scan_backward_stage3_kernel(
     rC = access.registers(mC, (vec, vectors))
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
     rT6 = access.registers(mT6, (vec, vectors, held))
-    rScanOfBSDN2 = access.registers(mScanOfBSDN2, (vec, vectors, held))
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
@@ -1134,7 +1075,6 @@ def selective_scan_backward_stage3_kernel(
         sA = access.staging(mA, vec, vectors, at_once, threads)
         sScanOfBSDN = access.staging(mScanOfBSDN, vec, vectors, at_once, threads)
         sT6 = access.staging(mT6, vec, vectors, at_once, threads)
-        sScanOfBSDN2 = access.staging(mScanOfBSDN2, vec, vectors, at_once, threads)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
@@ -1162,13 +1102,11 @@ def selective_scan_backward_stage3_kernel(
             early.fetch(mA, (iD, 0), sA, u)
             early.fetch(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u)
             early.fetch(mT6, (iBS, iD, 0), sT6, u)
-            early.fetch(mScanOfBSDN2, (iBS, iD, 0), sScanOfBSDN2, u)
             cute.arch.cp_async_commit_group()
         else:
             early.load(mA, (iD, 0), rA[None, None, u])
             early.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
             early.load(mT6, (iBS, iD, 0), rT6[None, None, u])
-            early.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
     for base in cutlass.range(part * rows_a_block, D, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -1182,7 +1120,6 @@ def selective_scan_backward_stage3_kernel(
                 own.take(sA, u, rA[None, None, k])
                 own.take(sScanOfBSDN, u, rScanOfBSDN[None, None, k])
                 own.take(sT6, u, rT6[None, None, k])
-                own.take(sScanOfBSDN2, u, rScanOfBSDN2[None, None, k])
             if cutlass.const_expr(how.whole):
                 rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -1198,7 +1135,7 @@ def selective_scan_backward_stage3_kernel(
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget(
                         (mB, rB), (mC, rC), (mA, rA[None, None, k]), (mScanOfBSDN, rScanOfBSDN[None, None, k]),
-                        (mT6, rT6[None, None, k]), (mScanOfBSDN2, rScanOfBSDN2[None, None, k]),
+                        (mT6, rT6[None, None, k]),
                     )
             else:
                 t3 = rT3OfRows[0, u]
@@ -1209,8 +1146,9 @@ def selective_scan_backward_stage3_kernel(
                     column_sum_of, column_sum2_of = selective_scan_backward_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rX[0, u], rX.element_type)),
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rC[None, v]),
-                        device.floats(rScanOfBSDN[None, v, k]), device.floats(rScanOfBSDN2[None, v, k]), approx,
+                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                        device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
+                        device.floats(rT6[None, v, k]), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -1241,13 +1179,11 @@ def selective_scan_backward_stage3_kernel(
                 later.fetch(mA, (iD, 0), sA, u)
                 later.fetch(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u)
                 later.fetch(mT6, (iBS, iD, 0), sT6, u)
-                later.fetch(mScanOfBSDN2, (iBS, iD, 0), sScanOfBSDN2, u)
                 cute.arch.cp_async_commit_group()
             else:
                 later.load(mA, (iD, 0), rA[None, None, u])
                 later.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
                 later.load(mT6, (iBS, iD, 0), rT6[None, None, u])
-                later.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"),
@@ -1267,7 +1203,6 @@ def selective_scan_backward_stage3_places(
     mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mT6: cute.Tensor,  # (BS, D, N) float32
-    mScanOfBSDN2: cute.Tensor,  # (BS, D, N) float32
     mDx: cute.Tensor,  # (BS, D) T
     mDdt: cute.Tensor,  # (BS, D) T
     mDb: cute.Tensor,  # (BS, N) T
@@ -1294,7 +1229,6 @@ def selective_scan_backward_stage3_places(
     rC = access.registers(mC, (vec, vectors))
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
     rT6 = access.registers(mT6, (vec, vectors, held))
-    rScanOfBSDN2 = access.registers(mScanOfBSDN2, (vec, vectors, held))
     rDy = access.registers(mDy, (1, at_once))
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
@@ -1318,7 +1252,6 @@ def selective_scan_backward_stage3_places(
             own.load(mA, (iD, 0), rA[None, None, u])
             own.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
             own.load(mT6, (iBS, iD, 0), rT6[None, None, u])
-            own.load(mScanOfBSDN2, (iBS, iD, 0), rScanOfBSDN2[None, None, u])
         for u in cutlass.range_constexpr(at_once):
             row = base + u
             iD = row
@@ -1341,8 +1274,9 @@ def selective_scan_backward_stage3_places(
                     column_sum_of, column_sum2_of = selective_scan_backward_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rX[0, u], rX.element_type)),
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rC[None, v]),
-                        device.floats(rScanOfBSDN[None, v, k]), device.floats(rScanOfBSDN2[None, v, k]), approx,
+                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                        device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
+                        device.floats(rT6[None, v, k]), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -1390,21 +1324,19 @@ def selective_scan_backward_stage3_finish(
 @cute.jit
 def selective_scan_backward_stage3_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mScanOfBSDN2: cute.Tensor,
-    mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor,
-    mColumnSum2Parts: cute.Tensor, mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, mCounter: cute.Tensor,
-    how: cutlass.Constexpr[Walk],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mDx: cute.Tensor,
+    mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
+    mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     if cutlass.const_expr(not how.whole):
         selective_scan_backward_stage3_rows_launch(
-            stream, mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mScanOfBSDN2, mT3OfRows, mRowSumOfRows,
-            how.first,
+            stream, mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mT3OfRows, mRowSumOfRows, how.first,
         )
     BS, N = mDy.shape[0], mA.shape[1]
     if cutlass.const_expr(how.by_place):
         selective_scan_backward_stage3_places(
-            mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mScanOfBSDN2, mDx, mDdt, mDb, mDc, mColumnSumParts,
-            mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
+            mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mDx, mDdt, mDb, mDc, mColumnSumParts, mColumnSum2Parts,
+            mT3OfRows, mRowSumOfRows, mCounter, how,
         ).launch(**rowwise.places_grid(how, BS, N, stream))
     else:
         pieces = rowwise.pieces(how, N, least=1)
@@ -1413,7 +1345,7 @@ def selective_scan_backward_stage3_launch(
             if mCounter.shape[0] > 0:
                 partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
             selective_scan_backward_stage3_kernel(
-                mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mScanOfBSDN2, mDx, mDdt, mDb, mDc, mColumnSumParts,
+                mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mDx, mDdt, mDb, mDc, mColumnSumParts,
                 mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = partials.blocks_to_finish(mColumnSumParts, BS * N)
@@ -1423,15 +1355,17 @@ def selective_scan_backward_stage3_launch(
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_backward_stage3_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, t6, scan_of_b_s_d_n2):
+def selective_scan_backward_stage3_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, t6):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t2 = runtime.settled(dy * c) + scan_of_b_s_d_n
     t3 = jnp.sum(b * t2, axis=-1, keepdims=True)
     step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
     dx = skip * dy + t3 * step
-    ddt = (t3 * x + jnp.sum(a * t2 * t6 * jnp.exp(step * a), axis=-1, keepdims=True)) * jax.lax.logistic(dt)
-    db = jnp.sum(step * x * t2, axis=-2, keepdims=True)
-    dc = jnp.sum(dy * scan_of_b_s_d_n2, axis=-2, keepdims=True)
+    t1 = jnp.exp(step * a)
+    ddt = (t3 * x + jnp.sum(a * t2 * t6 * t1, axis=-1, keepdims=True)) * jax.lax.logistic(dt)
+    t4 = step * x
+    db = jnp.sum(t4 * t2, axis=-2, keepdims=True)
+    dc = jnp.sum(dy * (t1 * t6 + t4 * b), axis=-2, keepdims=True)
     return dx, ddt, db, dc
 
 

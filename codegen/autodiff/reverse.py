@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from codegen.autodiff.adjoints import Adjoints, Taken
 from codegen.autodiff.factors import saved_type
+from codegen.autodiff.scans import with_states_before
 from codegen.errors import UserError
 from codegen.graph.contraction import is_definite, marks, meetings
 from codegen.graph.names import fresh
@@ -101,6 +102,7 @@ class Reverse(Adjoints):
         for name in saved:  # what was rounded to a saved factor is read from it
             if (factor := self.held_factor(name)) is not None:
                 leaves[id(factor.args[0])] = Leaf(name)
+        assigned = with_states_before(assigned, leaves, self.graph)
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved) | put_inputs(assigned)
         params = tuple(p for p in self.spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))

@@ -5,16 +5,19 @@ m_t = a_t l_t it is l_t = g_t + m_(t+1), where m_t = a_t m_(t+1) + a_t g_t is su
 has the gradient l_t, a_t has l_t h_(t-1), and the initial state has m of the first element. Each other scan is such a
 recurrence near its own values: of cumprod a is x, of cumlogsumexp a_t is exp(y_(t-1) - y_t), of cummax it is 1 where y_t is the
 state before it.
+
+A backward that needs the states before and after each element of a recurrence holds those before: h_t is computed again from h_(t-1).
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 
 from codegen.errors import UserError
-from codegen.graph.nodes import Along, Graph, Node, along_of
+from codegen.graph.nodes import Along, Graph, Node, Statement, along_of, topological
 from codegen.parsing import parse_expression
 
 Names = Mapping[str, Node | tuple[str, ...]]
@@ -69,6 +72,29 @@ def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list
         place = f"size({along.axis}) - 1" if along.reverse else "0"
         found.append((initial, value(f"where(index({along.axis}) == {place}, first, 0)", first=first)))
     return found
+
+
+def with_states_before(statements: list[Statement], known: Container[int], graph: Graph) -> list[Statement]:
+    """Statements in which the state after each element of a recurrence is made of the state before it, where that is needed too. Nodes
+    that are `known`, by identity, are read and stay."""
+
+    def is_known(node: Node) -> bool:
+        return id(node) in known
+
+    nodes = list(topological((s.value for s in statements), is_known))
+    scans = [(tuple(map(id, n.args)), along_of(n), n) for n in nodes if n.op == "scan" and not is_known(n)]
+    before = {(args, how) for args, how, _ in scans if how.before}
+    again = {id(n) for args, how, n in scans if not how.before and (args, replace(how, before=True)) in before}
+    done: dict[int, Node] = {}
+    for node in nodes if again else ():
+        args = tuple(done.get(id(a), a) for a in node.args)
+        if id(node) in again:
+            state = _scan(graph, "scan", args, replace(along_of(node), before=True))
+            carried = graph.node("mul", (args[0], state), kind="float", dims=node.dims)
+            done[id(node)] = graph.node("add", (carried, args[1]), kind="float", dims=node.dims)
+        elif not is_known(node) and args != node.args:
+            done[id(node)] = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+    return [replace(s, value=done.get(id(s.value), s.value)) for s in statements]
 
 
 def _with_axis(g: Node, along: Along, value: Callable[..., Node]) -> Node:

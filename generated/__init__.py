@@ -67,7 +67,7 @@ Several kernels:
   batch_norm_train, column_quantize_fp8, dense_int4, dense_int8,
   global_response_norm, layernorm_channels_first, limit_groups,
   mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, rms_dense, rmsnorm_dense,
-  rmsnorm_qkv, rotary_qk, selective_scan, top_k_gate, weight_standardize
+  rmsnorm_qkv, rotary_qk, top_k_gate, weight_standardize
 """
 
 import sys

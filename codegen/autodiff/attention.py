@@ -17,16 +17,15 @@ from codegen.autodiff.reverse import Backward, Reverse
 from codegen.autodiff.shifts import shifts
 from codegen.errors import SpecError, UserError
 from codegen.graph.names import fresh
-from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, topological
+from codegen.graph.nodes import Leaf, Node, Statement, as_multiplied, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.reference import Reference
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.access import Group, View, tokens_of
-from codegen.plan.attending import Whole, part_of
+from codegen.plan.attending import part_of
 from codegen.plan.attention import NARROW, Attention, AttentionBackward, Part
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.op import Op, Staged
-from codegen.plan.planner import Names
+from codegen.plan.planner import Whole
 from codegen.spec.spec import Array, Axis, Spec
 from codegen.stages.choose import derived, one_kernel, staged
 from codegen.stages.splitting import only
@@ -57,9 +56,9 @@ class _Cut:
         constant = shifts(op.statements, outputs) if plan.rows_part is not None else frozenset()
         self.reverse = Reverse(self.spec, constant=constant)
         self.graph = self.reverse.graph
-        saved, _ = self.reverse.chosen("rows")
-        self.saved = saved
-        self.how = self.reverse.backward("rows")
+        chosen = self.reverse.saved_for("rows")
+        self.how = self.reverse.backward(chosen)
+        self.saved = saved = chosen.values
         self.taken = set(self.reverse.taken) | {a.name for a in self.how.spec.arrays}
         self.do = self.reverse.cotangents[plan.o.name]
         self.known = {id(node): self.input(name, node) for name, node in saved.items()}
@@ -408,9 +407,6 @@ class _Cut:
             found = Values(statements, self.graph.calls, self.reverse.named, own)
             return part_of(spec, which, found, given, outputs, self.taken, plan.q.dtype)
 
-        planner = Whole(spec, spec.read.statements)
-        groups = tuple(Group("rows" if axis == ROWS else axis, (axis,)) for axis in planner.axes)
-        tokens, names = {a.name: tokens_of(a, groups) for a in spec.arrays}, Names(spec, spec.read.statements)
         do = next(a for a in spec.inputs if a.name == self.do.name)
         dq, dk, dv = gradients
         found = AttentionBackward(
@@ -422,11 +418,7 @@ class _Cut:
                 Product(outputs[0], do, (plan.row,), dv),
             ),
             contracted=plan.contracted, batch=plan.batch, row=plan.row, column=plan.column, value=plan.value,
-            scores=plan.scores, condition=plan.condition, groups=groups,
-            views=tuple(View(a, tokens[a.name]) for a in spec.arrays),
-            loads=tuple(planner.load(n, tokens, groups, names, lambda _: "gather") for n in planner.leaves()),
-            stores=tuple(planner.store(s, tokens, groups, names, lambda _: "gather") for s in spec.read.statements
-                         if s.name in {a.name for a in spec.outputs}),
+            scores=plan.scores, condition=plan.condition, **vars(Whole(spec, spec.read.statements).arrays()),
             extremes=(), factors=(plan.q, plan.k, plan.v, do), gradients=(dq, dk, dv), slope=slope("slope", True),
             unmasked=slope("full", False) if plan.condition is not None else None, statistics=statistics,
             along_rows=tuple(a for a in sums if a.name in self.along_rows),

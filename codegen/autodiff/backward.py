@@ -12,7 +12,7 @@ from codegen.autodiff.attention import attention_backward
 from codegen.autodiff.products import pull
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.errors import SpecError, UserError
-from codegen.graph.nodes import Leaf, topological
+from codegen.graph.nodes import Leaf, Node, topological
 from codegen.language.reference import Reference
 from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.gemms.contractions import contracts
@@ -167,14 +167,14 @@ def row_backward(op: Op) -> Derived:
         except (SpecError, UserError) as reason:
             reasons.setdefault(None, reason)
             continue
-        tried: set[tuple[str, ...]] = set()
+        tried: list[dict[str, Node]] = []
         found: list[Derived] = []
         for statistics in _ways(op):
             try:
-                how = reverse.backward(statistics)
-                if how.saved not in tried:  # else it saves the same values as an earlier one
-                    tried.add(how.saved)
-                    found.append(_row_backward(op, how))
+                chosen = reverse.saved_for(statistics)
+                if chosen.values not in tried:  # else it saves the same values as an earlier one
+                    tried.append(chosen.values)
+                    found.append(_row_backward(op, reverse.backward(chosen)))
             except (SpecError, UserError) as reason:
                 reasons.setdefault(statistics, reason)
             if found and not isinstance(found[-1].op.plan, Staged):

@@ -58,7 +58,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     found, reasons = [], []
     for save in ((), *((name,) for name in tiles[:MOST_TILES])):
         try:
-            found.append(reverse.backward(save=save))
+            found.append(reverse.backward(reverse.saved_for(save=save)))
         except UserError as reason:
             reasons.append(reason)
     if not found:

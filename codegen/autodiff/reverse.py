@@ -69,6 +69,14 @@ class Backward:
     same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or the output that is also the gradient of x)
 
 
+@dataclass(frozen=True)
+class Saved:
+    """The values that a backward takes, by name: all of them, and those that only the forward with more outputs writes."""
+
+    values: dict[str, Node]
+    more: dict[str, Node]
+
+
 class Reverse(Adjoints):
     """The derivative of a checked spec, and the backwards that compute it. They differ in the values that the forward saves.
 
@@ -93,11 +101,9 @@ class Reverse(Adjoints):
         self.results, self.assigned = self.outputs(self.gradients() | self.written_formulas())
         self.known = frozenset(self.taken)
 
-    def backward(self, statistics: str | None = None, save: tuple[str, ...] | None = None) -> Backward:
-        """The backward that takes the values of the chain in `save`, or in the spec's own `save` if None. The forward may also save
-        `statistics` of "rows" or of "columns" for it, or those that it has "held". Raises `UserError` if kernels cannot compute it."""
-        outputs, assigned = self.results, self.assigned
-        saved, more_saved = self.chosen(statistics, save)
+    def backward(self, chosen: Saved) -> Backward:
+        """The backward that takes the values that `saved_for` chose last. Raises `UserError` if kernels cannot compute it."""
+        outputs, assigned, saved = self.results, self.assigned, chosen.values
         leaves = {id(node): Leaf(name) for name, node in saved.items()}
         for name in saved:  # what was rounded to a saved factor is read from it
             if (factor := self.held_factor(name)) is not None:
@@ -125,7 +131,7 @@ class Reverse(Adjoints):
         if not {a.name for a in more} <= self.held.keys():
             forward = replace(
                 self.spec, op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none",
-                save=(), kept=tuple(more_saved), bench=(),
+                save=(), kept=tuple(chosen.more), bench=(),
             )  # fmt: skip
             named = {s.name for s in self.statements}
             unnamed = [Statement(name, None, value) for name, value in saved.items() if name not in named]
@@ -144,10 +150,10 @@ class Reverse(Adjoints):
             ),
         )
 
-    def chosen(
-        self, statistics: str | None = None, save: tuple[str, ...] | None = None
-    ) -> tuple[dict[str, Node], dict[str, Node]]:
-        """The values that the backward takes, by name. The second dict has those that the forward saves for it as `statistics`."""
+    def saved_for(self, statistics: str | None = None, save: tuple[str, ...] | None = None) -> Saved:
+        """The values that a backward takes: those of the chain in `save`, or in the spec's own `save` if None, and outputs. The
+        forward may also save `statistics` of "rows" or of "columns" for it, or those that it has "held". Raises `UserError` if
+        nothing is to be differentiated."""
         assigned = self.assigned
         self.taken, self.save = set(self.known), self.spec.save if save is None else save
         if not assigned:
@@ -160,8 +166,8 @@ class Reverse(Adjoints):
             "products": self.products,
             "products and held": self.products_and_held,
         }
-        more_saved = ways[statistics](assigned, saved) if statistics and not self.save else {}
-        found = saved | more_saved
+        more = ways[statistics](assigned, saved) if statistics and not self.save else {}
+        found = saved | more
         found |= self.positions(assigned, found)
         leaves = {id(node) for node in found.values()}  # behind a position there may be what nothing else needs
         reached = {id(n) for n in topological((s.value for s in assigned), lambda n: id(n) in leaves)}
@@ -170,9 +176,8 @@ class Reverse(Adjoints):
             factor = self.held_factor(name)
             return id(node) in reached or (factor is not None and id(factor.args[0]) in reached)
 
-        unneeded = {name for name, node in more_saved.items() if name not in saved and not needed(name, node)}
-        found = {name: node for name, node in found.items() if name not in unneeded}
-        return found, {name: node for name, node in more_saved.items() if name not in unneeded}
+        unneeded = {name for name, node in more.items() if name not in saved and not needed(name, node)}
+        return Saved(*({n: v for n, v in values.items() if n not in unneeded} for values in (found, more)))
 
     def pinned(
         self, assigned: list[Statement], saved: Mapping[str, Node], gradients: Iterable[Array]

@@ -10,11 +10,10 @@ from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost
 from codegen.graph.ops import IN_STAGES
 from codegen.language.formula.products import type_of
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.access import Group, View, tokens_of
 from codegen.plan.attention import NARROW, Attention, Part
 from codegen.plan.elementwise import tile_plan
 from codegen.plan.gemms.tiles import Product
-from codegen.plan.planner import Names, Planner
+from codegen.plan.planner import Whole
 from codegen.spec.spec import Array, Axis, Spec
 
 SCORES, FACTOR, TOP, TOTAL, PRODUCT = "scores", "factor", "top", "total", "acc"
@@ -72,14 +71,7 @@ class _Matcher:
         _demand(ROWS not in (row, column, contracted, value))
         scores, row_part = self.parts(weights, first, others, o)
         score, condition, full = scores
-        planner = Whole(spec, self.statements)
-        groups = tuple(Group("rows" if axis == ROWS else axis, (axis,)) for axis in planner.axes)
-        tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
-        names = Names(spec, self.statements)
-
-        def mode(_: object) -> str:
-            return "gather"
-
+        arrays = Whole(spec, self.statements).arrays()
         dims = self.dims(batch, row, column)
         made = Array(self.named("weights"), v.dtype, dims)
         products = (
@@ -88,9 +80,7 @@ class _Matcher:
         )
         return Attention(
             products=products, contracted=contracted, batch=batch, row=row, column=column, value=value, scores=score,
-            condition=condition, groups=groups, views=tuple(View(a, tokens[a.name]) for a in spec.arrays),
-            loads=tuple(planner.load(node, tokens, groups, names, mode) for node in planner.leaves()),
-            stores=tuple(planner.store(s, tokens, groups, names, mode) for s in results.values()),
+            condition=condition, **vars(arrays),
             extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, unmasked=full, rows_part=row_part,
         )  # fmt: skip
 
@@ -281,12 +271,3 @@ def part_of(
     )  # fmt: skip
     made = derived_spec(own, f"{spec.path} ({which})", values, taken)
     return Part(made, made.read.statements, tile_plan(made, made.read.statements, made.axes))
-
-
-class Whole(Planner):
-    """The arrays and axes of the whole op."""
-
-    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
-        super().__init__(spec, statements)
-        used = {*self.used_axes(), *self.axes} | {a for n in self.nodes if n.op == "contract" for a in lost_axes(n)}
-        self.axes = tuple(a for a in spec.axes if a in used)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Container, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from codegen.errors import Diagnostic, UserError
@@ -12,7 +13,7 @@ from codegen.graph.nodes import ROWS, Leaf, Node, Statement, lost_axes, topologi
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.chain import line_with, written_axes
 from codegen.language.statements import Placed
-from codegen.plan.access import Access, Group, ModeOf, Tokens
+from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
 from codegen.spec.spec import Array, Spec
 from codegen.targets import family
 
@@ -205,6 +206,40 @@ class Planner:
                 if flat.index(second) != flat.index(first) + 1:
                     return False
         return True
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """How a whole chain reaches its op's arrays, each axis by itself: no kernel runs over all of the axes."""
+
+    groups: tuple[Group, ...]
+    views: tuple[View, ...]
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+
+
+class Whole(Planner):
+    """The arrays and axes of an op whose kernels have some of them each."""
+
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        super().__init__(spec, statements)
+        used = {*self.used_axes(), *self.axes} | {a for n in self.nodes if n.op == "contract" for a in lost_axes(n)}
+        self.axes = tuple(a for a in spec.axes if a in used)
+
+    def arrays(self) -> Arrays:
+        groups = tuple(Group("rows" if axis == ROWS else axis, (axis,)) for axis in self.axes)
+        tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
+        names, outputs = Names(self.spec, self.statements), {a.name for a in self.spec.outputs}
+
+        def mode(_: object) -> str:
+            return "gather"
+
+        return Arrays(
+            groups,
+            tuple(View(a, tokens[a.name]) for a in self.spec.arrays),
+            tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves()),
+            tuple(self.store(s, tokens, groups, names, mode) for s in self.statements if s.name in outputs),
+        )
 
 
 def unheld_types(

@@ -6,19 +6,18 @@ from dataclasses import replace
 
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
-from codegen.graph.nodes import ROWS, Node, Statement, topological
+from codegen.graph.nodes import Node, topological
 from codegen.graph.ops import PLACED, REDUCTIONS, SCANS, SELECTIONS
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
 from codegen.plan import elementwise
-from codegen.plan.access import Group, View, tokens_of
 from codegen.plan.attending import attention
 from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import contractions as gemms
 from codegen.plan.gemms.tiles import Product, Tile, tile_of
 from codegen.plan.op import Gemm, Op, Scaled, Staged
-from codegen.plan.planner import Names, Planner
+from codegen.plan.planner import Whole
 from codegen.plan.rows import reducing, scanning, selecting
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
@@ -132,33 +131,21 @@ def _made(spec: Spec, plan: Elementwise | Reduction | Selection | AttentionPlan 
     return Op(spec, spec.read.statements, Reference(()), plan)
 
 
-class _Whole(Planner):
-    """The arrays and axes of an op of several kernels: no kernel has all of them."""
-
-    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
-        super().__init__(spec, statements)
-        used = {*self.used_axes(), *self.axes}
-        self.axes = tuple(a for a in spec.axes if a in used)
+class _Whole(Whole):
+    """The arrays and axes of an op of several kernels."""
 
     def refused(self) -> bool:
         """Whether a kernel would lack something that its stages lack too."""
         return bool(self.refuse_names() or self.refuse_sizes(""))
 
     def plan(self, stages: Stages) -> Staged:
-        groups = tuple(Group("rows" if axis == ROWS else axis, (axis,)) for axis in self.axes)
-        tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
-        names = Names(self.spec, self.statements)
-        outputs = {a.name for a in self.spec.outputs}
         return Staged(
-            stages.ops,
-            stages.held,
-            groups,
-            tuple(View(a, tokens[a.name]) for a in self.spec.arrays),
-            tuple(self.load(node, tokens, groups, names, lambda _: "gather") for node in self.leaves()),
-            tuple(self.store(s, tokens, groups, names, lambda _: "gather") for s in self.statements if s.name in outputs),
-            tuple(n for n in self.nodes if n.op in ("max", "min")),
-            any(n.op == "eq" and not all(map(_same_everywhere, n.args)) for n in self.nodes),
-        )  # fmt: skip
+            stages=stages.ops,
+            held=stages.held,
+            **vars(self.arrays()),
+            extremes=tuple(n for n in self.nodes if n.op in ("max", "min")),
+            together=any(n.op == "eq" and not all(map(_same_everywhere, n.args)) for n in self.nodes),
+        )
 
 
 def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:

@@ -245,8 +245,8 @@ class Adjoints:
                 for a, rule in zip(node.args, rules, strict=True) if id(a) in self.active and rule != "0"]  # fmt: skip
 
     def placed(self, node: Node, how: Selected, g: Node) -> Node:
-        """The gradient of what the largest elements are selected from: each one's is at its position."""
-        places = self.graph.node("top_k_index", node.args, how, kind="int", dims=node.dims)
+        """The gradient of what elements are selected from: each one's is at its position."""
+        places = self.graph.node("argsort" if how.sorts else "top_k_index", node.args, how, kind="int", dims=node.dims)
         if g.dims != node.dims:
             g = self.evaluated(_SPREAD, {"i": places, "g": g})
         index = self.graph.node("index", attr=how.axis, kind="int", dims=(how.axis,))

@@ -25,7 +25,7 @@ from codegen.graph.nodes import (
     put_inputs,
     topological,
 )
-from codegen.graph.ops import REDUCTIONS
+from codegen.graph.ops import REDUCTIONS, SELECTIONS
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import output_parts
 from codegen.language.formula.reader import Reader
@@ -336,7 +336,7 @@ class Reverse(Adjoints):
         """The positions of selected elements that the backward needs: elements that are computed again may tie elsewhere."""
         leaves = {id(v) for v in saved.values()}
         nodes = topological((s.value for s in assigned), lambda n: id(n) in leaves)
-        needed = [n for n in nodes if n.op == "top_k_index" and id(n) not in leaves]
+        needed = [n for n in nodes if SELECTIONS.get(n.op) == "int" and id(n) not in leaves]
         outputs = [s for s in self.statements if s.name in self.made and s.part is None and s.at is None]
         exact = {id(s.value): s.name for s in outputs if self.spec.array(s.name).dtype == self.spec.integer}
         return {exact.get(id(n)) or self.named.get(id(n)) or fresh(self.taken, "places"): n for n in needed}

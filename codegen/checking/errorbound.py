@@ -456,19 +456,22 @@ class Analysis:
         return Bound(value, uncertain.astype(np.float64), overflow)
 
     def selected(self, node: Node, how: Selected, arg: Bound) -> Bound:
-        """The largest elements in order, or their positions: these are certain where no other element may change places with one."""
+        """The largest elements in order, or all with the smallest first, or their positions: these are certain where no other element
+        may change places with one."""
         axis, into = self.dimensions[how.axis][0], self.dimensions[how.into][0]
         x = np.moveaxis(arg.value, axis, -1)
         error, overflow = (
             np.moveaxis(np.broadcast_to(a, arg.value.shape), axis, -1) for a in (arg.error, arg.overflow)
         )
-        numbers = np.where(np.isnan(x), np.inf, x)
-        order = np.lexsort((-numbers, ~np.isnan(x)), axis=-1)  # stable: equal elements stay in order
+        # Of a sort, the largest of the negated elements, among which NaN is the smallest
+        sign, last = (-1, x.shape[-1]) if how.sorts else (1, how.count)
+        numbers = np.where(np.isnan(x), sign * np.inf, sign * x)
+        order = np.lexsort((-numbers, np.isnan(x) == how.sorts), axis=-1)  # stable: equal elements stay in order
         low, high = (np.where(np.isinf(error), s * np.inf, numbers + s * error) for s in (-1, 1))
-        if node.op == "top_k":
+        if node.op in ("top_k", "sort"):
             value = np.take_along_axis(x, order, -1)
             ends = [-np.sort(-end, axis=-1) for end in (low, high)]
-            own = np.maximum(*(distance(end, np.where(np.isnan(value), np.inf, value)) for end in ends))
+            own = np.maximum(*(distance(end, np.take_along_axis(numbers, order, -1)) for end in ends))
         else:
             value = order
             low, high = (np.take_along_axis(end, order, -1) for end in (low, high))
@@ -480,7 +483,7 @@ class Analysis:
             own = np.where(moved, np.inf, 0.0)
         own = np.where(np.isinf(error).any(-1, keepdims=True), np.inf, own)
         overflow = np.broadcast_to(overflow.any(-1, keepdims=True), value.shape)
-        found = (np.swapaxes(np.moveaxis(a[..., : how.count], -1, axis), axis, into) for a in (value, own, overflow))
+        found = (np.swapaxes(np.moveaxis(a[..., :last], -1, axis), axis, into) for a in (value, own, overflow))
         return Bound(*found)
 
     def total(self, node: Node, x: np.ndarray, error: np.ndarray, overflow: np.ndarray, axes: tuple[int, ...]) -> Bound:

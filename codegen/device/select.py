@@ -47,7 +47,7 @@ def memory(how: SelectLaunch) -> list[cute.Tensor]:
 
 
 @cute.jit
-def _meet(per_row: cutlass.Constexpr[int]):
+def meet(per_row: cutlass.Constexpr[int]):
     """The threads of a row wait for each other."""
     if cutlass.const_expr(per_row > WARP):
         cute.arch.sync_threads()
@@ -96,7 +96,7 @@ def _one(condition: cutlass.Boolean) -> Int32:
     return cutlass.select_(condition, Int32(1), Int32(0))
 
 
-def _keys(values: device.Vector) -> list[Uint32]:
+def keys_of(values: device.Vector) -> list[Uint32]:
     """The keys of floats or integers; any NaN is above all numbers."""
     count = cute.size(values.shape)
     held = cute.make_rmem_tensor((count,), values.dtype)
@@ -147,7 +147,7 @@ def top_k(
         for v in cutlass.range_constexpr(vectors):
             some = raw[None, v]
             floating = src.element_type.is_float
-            found = _keys(device.floats(some) if cutlass.const_expr(floating) else some.load().to(Int32))
+            found = keys_of(device.floats(some) if cutlass.const_expr(floating) else some.load().to(Int32))
             for i in cutlass.range_constexpr(vec):
                 left = columns - 1 - (first + (v * step + i))
                 far[v * vec + i] = left
@@ -186,13 +186,13 @@ def top_k(
             own_count += _one((keys[i] > least) | ((keys[i] == least) & (far[i] >= last)))
         slot = _before(own_count, counts, turn, per_row)
         turn += 1
-        _meet(per_row)
+        meet(per_row)
         for i in cutlass.range_constexpr(elements + held):
             if (keys[i] > least) | ((keys[i] == least) & (far[i] >= last)):
                 chosen_keys[slot] = keys[i]
                 chosen_places[slot] = columns - 1 - far[i]
                 slot += 1
-        _meet(per_row)
+        meet(per_row)
         for c in cutlass.range_constexpr(held):
             if own + c * per_row < how.count:
                 keys[elements + c] = chosen_keys[own + c * per_row]

@@ -13,7 +13,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan
-from codegen.plan.rows.selecting import Placement, Selection
+from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort
 
 
 def words(
@@ -27,9 +27,9 @@ def words(
     if isinstance(plan, AttentionPlan):
         return AttentionWords(plan)
     if isinstance(plan, Placement):
-        return PlacementWords(plan)
+        return PermutationWords(plan) if isinstance(plan, Permutation) else PlacementWords(plan)
     if isinstance(plan, Selection):
-        return SelectionWords(plan)
+        return SortWords(plan) if isinstance(plan, Sort) else SelectionWords(plan)
     return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
 
 
@@ -110,6 +110,21 @@ class SelectionWords:
         return f"where {self.plan.selected.axis} is not a multiple of a thread's elements, vectors are put together from aligned ones"
 
 
+class SortWords(SelectionWords):
+    def kind(self) -> str:
+        return f"sort: the elements along {self.plan.selected.axis}, smallest first; a warp or a block has a row, which is read once"
+
+    def groups(self) -> str:
+        rows, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
+        return f"{rows or 'one row'}, of whose elements along {axis} all are sorted"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        if access in self.plan.loads:
+            return super().access(access)
+        return value_name(self.plan, access), "one by one, neighbours by neighbouring threads", "the same"
+
+
 class PlacementWords(SelectionWords):
     def kind(self) -> str:
         how = self.plan.selected
@@ -130,6 +145,23 @@ class PlacementWords(SelectionWords):
 
     def ragged(self) -> str:
         return f"where {self.plan.selected.axis} is not a multiple of a vector, zeros are written one by one"
+
+
+class PermutationWords(PlacementWords):
+    def kind(self) -> str:
+        return f"sort's derivative: the values along {self.plan.selected.axis} at other positions; a warp or a block has a row"
+
+    def groups(self) -> str:
+        rows, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
+        return f"{rows or 'one row'}, whose values along {axis} are placed"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        found = super().access(access)
+        return found if access.array is None or access in self.plan.loads else (found[0], "one by one at the positions", "the same")
+
+    def ragged(self) -> str:
+        return "values are read and written one by one"
 
 
 class ElementwiseWords:

@@ -15,7 +15,7 @@ from typing import Any
 from codegen.graph.contraction import Rounding, is_computed
 from codegen.graph.names import temporaries
 from codegen.graph.nodes import ROWS, Node, Selected, Statement, along_of, lost_axes, topological
-from codegen.graph.ops import IN_STAGES, OPS, PINNED, PLACED, REDUCTIONS, SCANS
+from codegen.graph.ops import IN_STAGES, OPS, PINNED, PLACED, REDUCTIONS, SCANS, SELECTIONS
 
 WIDTH = 96  # the most characters of an expression
 
@@ -311,8 +311,9 @@ class _Emitter:
         axis, into = (axis_numbers((a,), self.dialect.order) for a in (how.axis, how.into))
         if node.op == PLACED:
             return f"runtime.placed({', '.join(self.text[id(a)] for a in node.args)}, axis={axis}, into={into})"
-        text = f"runtime.{node.op}({self.text[id(node.args[0])]}, {how.count}, axis={axis}, into={into})"
-        return f"{text}.astype({self.dialect.integer})" if node.op == "top_k_index" else text
+        words = f"axis={axis}" if how.sorts else f"{how.count}, axis={axis}, into={into}"
+        text = f"runtime.{node.op}({self.text[id(node.args[0])]}, {words})"
+        return f"{text}.astype({self.dialect.integer})" if SELECTIONS[node.op] == "int" else text
 
     def is_shared(self, node: Node) -> bool:
         """Whether neighbouring elements of a vector are divided by one value, in whatever kernel."""

@@ -129,13 +129,20 @@ class Along:
 
 @dataclass(frozen=True)
 class Selected:
-    """The attribute of a selection: the axis it selects along, the result's axis instead, and the number of selected elements."""
+    """The attribute of a selection: the axis it selects along, the result's axis instead, and the number of selected elements;
+    of a sort, which selects all elements, the axis twice, and 0."""
 
     axis: str
     into: str
     count: int
 
+    @property
+    def sorts(self) -> bool:
+        return self.into == self.axis
+
     def __str__(self) -> str:
+        if self.sorts:
+            return f"axis={self.axis}"
         return f"{self.into}={self.count}, axis={self.axis}"
 
 
@@ -273,7 +280,7 @@ def put_inputs(statements: Iterable[Statement]) -> set[str]:
 
 def least_sizes(values: Iterable[Node]) -> dict[str, int]:
     """The size that axes have at least, since so many of their elements are selected."""
-    chosen = [n.attr for n in topological(values) if isinstance(n.attr, Selected)]
+    chosen = [n.attr for n in topological(values) if isinstance(n.attr, Selected) and not n.attr.sorts]
     return {how.axis: max(other.count for other in chosen if other.axis == how.axis) for how in chosen}
 
 

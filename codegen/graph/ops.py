@@ -162,8 +162,9 @@ COMPARE = {"Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge", "Eq": "eq", "NotEq"
 OPERATORS = {*BINARY.values(), *COMPARE.values(), "neg", "pow", "not", "invert"}
 
 # Selections of the largest elements along an axis, in order: the kind of the result ("" is that of the argument)
-SELECTIONS = {"top_k": "", "top_k_index": "int"}
-PLACED = "_placed"  # the derivative of `top_k`: zeros, but for `a` at the positions `b` of selected elements; `c` is the index
+SORTS = {"sort": "", "argsort": "int"}  # these select all of them, smallest first
+SELECTIONS = {"top_k": "", "top_k_index": "int", **SORTS}
+PLACED = "_placed"  # the derivative of both: zeros, but for `a` at the positions `b` of selected elements; `c` is the index
 
 # Reductions: the kinds of their arguments, the identity for masked lanes, the jnp function, and the derivative, in terms of
 # the argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements

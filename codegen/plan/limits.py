@@ -59,7 +59,7 @@ def why_not_in_place(
     if isinstance(plan, Staged):
         return "it is several kernels, one after the other, which read the inputs again"
     if isinstance(plan, Selection):
-        return "what a kernel selects is another array"
+        return "a kernel that selects writes elements at other places than it reads them"
     if plan.columns:
         return "a kernel that reduces over rows may read a row again after it has written it"
     if any(a.into == source for a in plan.stores if a.array and a.array.name == output):

@@ -23,6 +23,7 @@ GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
             "scan",
             "turned",
             "select",
+            "sort",
         ),
         "codegen.shared": (
             "AttentionLaunch",

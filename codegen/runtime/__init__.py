@@ -9,7 +9,9 @@ from codegen.runtime.xla.random import random_bits as random_bits
 from codegen.runtime.xla.scales import exponent as exponent
 from codegen.runtime.xla.scales import ldexp as ldexp
 from codegen.runtime.xla.scans import scanned as scanned
+from codegen.runtime.xla.selections import argsort as argsort
 from codegen.runtime.xla.selections import placed as placed
+from codegen.runtime.xla.selections import sort as sort
 from codegen.runtime.xla.selections import top_k as top_k
 from codegen.runtime.xla.selections import top_k_index as top_k_index
 from codegen.runtime.xla.slopes import dgelu as dgelu

@@ -41,7 +41,7 @@ HELP = {
     "scan": "the language has no loops: fuse the function that the loop calls",
     "while": "the language has no loops: fuse the function that the loop calls",
     "cond": "compute both and take one: jnp.where(c, a, b)",
-    "sort": "of a sort it has top_k alone, in a spec of its own",
+    "sort": "write sort(x, axis=N), argsort or top_k in a spec",
     "conv_general_dilated": "leave convolutions to XLA, and trace what comes after them",
     "random_bits": "write uniform(key) or bernoulli(key, p) in a spec",
     "threefry2x32": "write uniform(key) or bernoulli(key, p) in a spec",

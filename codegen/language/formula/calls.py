@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from codegen.errors import UserError, known, shown
 from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, dtypes_of
-from codegen.graph.ops import REDUCTIONS, SCANS, SELECTIONS
+from codegen.graph.ops import REDUCTIONS, SCANS, SELECTIONS, SORTS
 from codegen.graph.shifting import shift
 from codegen.language.formula.operations import NUMBER, Operations, with_article
 from codegen.language.statements import Placed, together
@@ -298,6 +298,19 @@ def _selection(own: Operations, tree: ast.Call, given: Given) -> Node:
     return own.graph.node(name, (value,), attr, kind=SELECTIONS[name] or value.kind, dims=dims)
 
 
+def _sort(own: Operations, tree: ast.Call, given: Given) -> Node:
+    """The elements along an axis, smallest first, or their positions."""
+    name = called(tree)
+    value, axes = together([lambda: own.read(given["x"]), lambda: own.axes(given["axis"])])
+    if len(axes) != 1 or axes[0] == ROWS:
+        raise own.fail(given["axis"], f"{name!r} sorts along one named axis", f"as in {name}(x, axis=N)")
+    own.along(given["axis"], name, axes, value)
+    if value.kind == "bool":
+        raise own.fail(tree, f"{name!r} takes numbers, not a bool", NUMBER)
+    attr = Selected(axes[0], axes[0], 0)
+    return own.graph.node(name, (value,), attr, kind=SORTS[name] or value.kind, dims=value.dims)
+
+
 def _dot(own: Operations, tree: ast.Call, given: Given) -> Node:
     axes = own.axes(given["axis"])
     left, right = own.read_all([given["a"], given["b"]])
@@ -329,4 +342,5 @@ FORMS = {
         _scan, ("a", "b", "axis", "initial", "reverse", "before"), {"initial": ast.Constant(0.0), **DIRECTION}
     ),
     **{name: Form(_selection, ("x", "k", "axis")) for name in SELECTIONS},
+    **{name: Form(_sort, ("x", "axis")) for name in SORTS},
 }

@@ -29,6 +29,7 @@ from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.launches import Extents
 from codegen.plan.planner import overrides
 from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.selecting import SORTED, Sort
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
 from codegen.runtime.call.described import Key
@@ -123,6 +124,8 @@ ROW_BYTES = (256, 16 * 1024, 256 * 1024)
 def row_lengths(op: AnyOp, types: Types) -> tuple[int | None, ...]:
     """Representative numbers of columns: one for each way in which the kernel handles a row."""
     plan = op.plan
+    if isinstance(plan, Sort):
+        return plan.edges({}, {})[-1] // 2, SORTED // 2
     if not isinstance(plan, Reduction) or plan.collapsed:
         return (None,)
     if all(axis in op.spec.extents for group in plan.column_groups for axis in group.axes):

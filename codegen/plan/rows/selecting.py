@@ -6,6 +6,8 @@ so are the bits of the position of the last that is selected. Each selected elem
 
 The derivative's kernel has a row in the same way: each thread writes zeros, and then, among these, what belongs at the positions
 of the selected elements.
+
+A kernel that sorts selects all elements, smallest first. A warp or a block has a row too, all of it in registers.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from codegen.errors import Diagnostic, SpecError
+from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, topological
 from codegen.graph.ops import PLACED
 from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
@@ -29,6 +31,8 @@ LONG_THREAD = 16  # elements of a row for each thread, from which on a block has
 WARP_ROW = 1024  # elements up to which a warp has it
 MOST_THREADS = 1024
 BLOCK = 128  # threads of a block whose warps have a row each
+SORTED = 2**13  # elements of a row that is sorted: a block's registers and shared memory hold them
+SORTED_EACH = 8  # of them that a thread holds
 NARROW = "a selection orders 32-bit values"
 
 
@@ -88,6 +92,31 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class Sort(Selection):
+    """The plan of a kernel that sorts. The groups are the rows and their elements."""
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """The sizes of a row at which the kernel works in another way: a thread with one element; a warp's row."""
+        del dtypes, schedule
+        return WARP, WARP * SORTED_EACH
+
+    def launch(
+        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
+    ) -> SelectLaunch:
+        """The launch for arrays of these dtypes (by name). Raises `UserError` for rows that no block holds, or of an unknown size."""
+        del arch
+        size, axis = extents.columns, self.selected.axis
+        if size is None or size > SORTED:
+            words = f"{axis} is {size}" if size else f"the size of {axis} is not known"
+            raise UserError(f"{words}, and a kernel sorts rows of up to {SORTED} elements")
+        count = max(WARP, 1 << (size - 1).bit_length())
+        per_row = max(WARP, count // SORTED_EACH)
+        vec = min(vector_width(DTYPES[dtypes[self.source.name]].size, schedule), count // per_row)
+        threads = per_row if per_row > WARP else BLOCK
+        return SelectLaunch(vec, size % vec != 0, threads, per_row, count // per_row // vec, count)
+
+
+@dataclass(frozen=True)
 class Placement(Selection):
     """The plan of a kernel that places values at positions of otherwise zero rows."""
 
@@ -117,6 +146,11 @@ class Placement(Selection):
         return SelectLaunch(vec, False, max(per_row, BLOCK), per_row, 1, self.selected.count)
 
 
+@dataclass(frozen=True)
+class Permutation(Placement):
+    """The plan of a kernel that places the values of rows at positions that are all different."""
+
+
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Selection:
     """The plan for a checked spec with a selection, or with its derivative. Raises `SpecError` if no kernel can compute it."""
     placed = any(n.op == PLACED for n in topological(s.value for s in statements))
@@ -125,6 +159,12 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Selection:
     if problem is not None:
         raise SpecError([problem])
     return planner.plan()
+
+
+def groups_of(array: Array, how: Selected) -> tuple[Group, ...]:
+    """Of an array's axes, the last one is selected along, or has what was selected: the rows, what is selected, the elements."""
+    rows, elements = Group("rows", array.axes[:-1]), Group(how.axis, (how.axis,))
+    return (rows, elements) if how.sorts else (rows, Group(how.into, (how.into,)), elements)
 
 
 class _Selections(Planner):
@@ -167,16 +207,16 @@ class _Selections(Planner):
         source = self.first.args[0].attr
         assert isinstance(source, Leaf)
         array = spec.array(source.name)
-        groups = (Group("rows", array.axes[:-1]), Group(how.into, (how.into,)), Group(how.axis, (how.axis,)))
+        groups = groups_of(array, how)
         tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
         stored = [s for s in self.statements if s.name in {a.name for a in spec.outputs}]
-        return Selection(
+        return (Sort if how.sorts else Selection)(
             groups,
             tuple(View(a, tokens[a.name]) for a in spec.arrays),
             (Access(array.name, array, None, "flat", tokens[array.name]),),
             tuple(Access(s.name, spec.array(s.name), None, "flat", tokens[s.name]) for s in stored),
             how,
-            tuple(s.name for s in stored if s.value.op == "top_k"),
+            tuple(s.name for s in stored if s.value.op in ("top_k", "sort")),
             tuple(a for a in spec.axes if a in {*array.axes, how.into}),
         )
 
@@ -220,14 +260,14 @@ class _Placements(Planner):
         spec, node = self.spec, self.statements[0].value
         how, names = self.how(node), Names(spec, self.statements)
         value, places = (spec.array(a.attr.name) for a in node.args[:2] if isinstance(a.attr, Leaf))
-        groups = (Group("rows", value.axes[:-1]), Group(how.into, (how.into,)), Group(how.axis, (how.axis,)))
+        groups = groups_of(value, how)
         tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
         output = spec.outputs[0]
         loads = tuple(Access(a.name, a, None, "flat", tokens[a.name]) for a in (value, places))
-        return Placement(
+        return (Permutation if how.sorts else Placement)(
             groups,
             tuple(View(a, tokens[a.name]) for a in spec.arrays),
-            (*loads, Access(names.index(how.axis), None, None, "index", (), 2)),
+            (*loads, Access(names.index(how.axis), None, None, "index", (), len(groups) - 1)),
             (Access(output.name, output, None, "flat", tokens[output.name]),),
             how,
             (),

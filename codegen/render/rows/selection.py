@@ -1,5 +1,5 @@
-"""The kernels of an op that selects, and of its derivative: prepares the values of `templates/select.py.jinja` and
-`templates/place.py.jinja`."""
+"""The kernels of an op that selects or sorts, and of its derivative: prepares the values of `templates/select.py.jinja`,
+`sort.py.jinja`, `place.py.jinja` and `permute.py.jinja`."""
 
 from __future__ import annotations
 
@@ -14,36 +14,49 @@ class SelectionContext(Context):
 
     plan: Selection
     template = "select.py.jinja"
+    found, at, count = "places[slot]", "place", "how.count"  # an element's position, where it is written, and of how many
 
     def planned(self, op: Op) -> Selection:
         assert isinstance(op.plan, Selection)
         return op.plan
 
     def kernel(self) -> SelectionKernel:
-        rows, _, columns = (self.extent_in(self.spec.inputs, i) or "1" for i in range(3))
+        rows, columns = (self.extent_in(self.spec.inputs, i) or "1" for i in (0, len(self.plan.groups) - 1))
         source = self.tensors[self.plan.source.name]
         return SelectionKernel(source, rows, columns, self.stores(), self.launch_arguments())
 
     def stores(self) -> list[str]:
         """The lines that write one selected element, or its position."""
-        kind = {"float": "cutlass.Float32", "int": "cutlass.Int32"}[self.spec.kind(self.plan.source)]
         lines = []
         for access in self.plan.stores:
             assert access.array is not None
             tensor = self.tensors[access.array.name]
-            value = f"select.value_of(keys[slot], {kind})"
-            if access.name not in self.plan.values:
-                value = "cute.full((1,), places[slot], cutlass.Int32)"
+            value = self.value() if access.name in self.plan.values else f"cute.full((1,), {self.found}, cutlass.Int32)"
             value = self.converted(access).format(value, f"{tensor}.element_type")
-            lines.append(f"select.put({tensor}, row, place, {value}, how.count)")
+            lines.append(f"select.put({tensor}, row, {self.at}, {value}, {self.count})")
         return lines
+
+    def value(self) -> str:
+        """One selected element."""
+        kind = {"float": "cutlass.Float32", "int": "cutlass.Int32"}[self.spec.kind(self.plan.source)]
+        return f"select.value_of(keys[slot], {kind})"
+
+
+class SortContext(SelectionContext):
+    """The values of the template of sorts."""
+
+    template = "sort.py.jinja"
+    found, at, count = "place", "slot", "columns"
+
+    def value(self) -> str:
+        return f"sort.value_at({self.tensors[self.plan.source.name]}, row, place, columns)"
 
 
 class PlacementContext(Context):
     """The values of the template of kernels that place values."""
 
     plan: Placement
-    template = "place.py.jinja"
+    template, read = "place.py.jinja", "how.count"  # values of a row
 
     def planned(self, op: Op) -> Placement:
         assert isinstance(op.plan, Placement)
@@ -51,10 +64,16 @@ class PlacementContext(Context):
 
     def kernel(self) -> PlacementKernel:
         plan, spec = self.plan, self.spec
-        rows, _, columns = (self.extent_in((*spec.inputs, *spec.outputs), i) or "1" for i in range(3))
+        rows, columns = (self.extent_in((*spec.inputs, *spec.outputs), i) or "1" for i in (0, len(plan.groups) - 1))
         (value, _, _), (access,) = plan.loads, plan.stores
         result = self.tensors[plan.result.name]
-        source = f"select.value_at({self.tensors[value.name]}, row, slot, how.count)"
+        source = f"select.value_at({self.tensors[value.name]}, row, slot, {self.read})"
         line = self.converted(access).format(source, f"{result}.element_type")
         stores = [f"select.put({result}, row, place, {line}, {columns})"]
         return PlacementKernel(self.tensors[plan.places], result, rows, columns, stores, self.launch_arguments())
+
+
+class PermutationContext(PlacementContext):
+    """The values of the template of kernels that place the values of whole rows."""
+
+    template, read = "permute.py.jinja", "columns"

@@ -18,6 +18,7 @@ from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan
+from codegen.plan.rows.selecting import Selection
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
 from codegen.shared import COUNTER
@@ -235,6 +236,8 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
         return Extents(stands_for(inner), known[1], stands_for(columns), known[0], known[2], known[3])
     if isinstance(plan, Elementwise):
         return Extents(inner, total, turned=None if plan.turned is None else divisor(extents[plan.turned]))
+    if isinstance(plan, Selection):
+        return Extents(inner, total, extents[-1] if isinstance(extents[-1], int) else None)
     if not isinstance(plan, Reduction):
         return Extents(inner, total)
     rows = tuple(n for i, n in enumerate(extents[: plan.leading]) if i not in plan.apart)

@@ -1,4 +1,4 @@
-"""Selections of the largest elements along an axis, in jnp."""
+"""Selections of the largest elements along an axis, and sorts, in jnp."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ def top_k_index(x: jax.Array, k: int, axis: int, into: int) -> jax.Array:
     return _selected(x, k, axis, into)[1]
 
 
+def sort(x: jax.Array, axis: int) -> jax.Array:
+    """The elements of `x` along `axis`, smallest first and NaN last, in `x`'s shape and dtype; equal ones stay in order."""
+    return jnp.sort(x, axis)
+
+
+def argsort(x: jax.Array, axis: int) -> jax.Array:
+    """The positions of the elements that `sort` returns, in `x`'s shape, as int32."""
+    return jnp.argsort(x, axis)
+
+
 def _selected(x: jax.Array, k: int, axis: int, into: int) -> list[jax.Array]:
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jnp.where(jnp.isnan(x), jnp.nan, x)  # XLA orders a NaN by its sign
@@ -26,8 +36,10 @@ def _selected(x: jax.Array, k: int, axis: int, into: int) -> list[jax.Array]:
 
 def placed(values: jax.Array, places: jax.Array, index: jax.Array, axis: int, into: int) -> jax.Array:
     """Zeros, but for the `values` along `into` at their different `places` along `axis`, in the shape of `places` with the size of
-    `index` along `axis` and size 1 along `into`, and in the dtype of `values`. Derivatives of `top_k` are such arrays."""
+    `index` along `axis` and size 1 along `into`, unless that is `axis`, and in the dtype of `values`. Derivatives of `top_k` and
+    `sort` are such arrays."""
     shape = [*places.shape]
-    shape[axis], shape[into] = index.shape[axis], 1
+    shape[into] = 1
+    shape[axis] = index.shape[axis]
     values, places = (jnp.swapaxes(jnp.broadcast_to(a, places.shape), axis, into) for a in (values, places))
     return jnp.put_along_axis(jnp.zeros(shape, values.dtype), places, values, axis % len(shape), inplace=False)

@@ -330,7 +330,9 @@ def translated(
     for step in steps:
         if step.name not in KNOWN:
             hint = HELP.get(step.name, "leave it outside of the op")
-            raise NotExpressed(step, f"the language has no {step.name}", hint)
+            said = hint.startswith("write ")  # in a spec
+            message = f"{step.name} is not traced" if said else f"the language has no {step.name}"
+            raise NotExpressed(step, message, hint)
         try:
             axes.see(step)
         except UserError as error:

@@ -1,4 +1,5 @@
-"""Kernels that select: the order of jax.lax.top_k among equal elements, infinities, zeros and NaN, for every way to hold a row."""
+"""Kernels that select, and that sort: the order of jax.lax.top_k and of jnp.sort among equal elements, infinities, zeros and NaN, for
+every way to hold a row."""
 
 import jax
 import jax.numpy as jnp
@@ -59,3 +60,51 @@ def test_gradients_go_to_the_selected_elements(top_k, size):
 def test_too_few_elements(top_k):
     with pytest.raises(ValueError, match="N is 39, and the largest 40 of its elements are selected"):
         top_k(rows(39))
+
+
+@pytest.fixture(scope="module")
+def sort(tmp_path_factory):
+    chain = "y = sort(x, axis=N); place = argsort(x, axis=N)"
+    return make_op(
+        tmp_path_factory.mktemp("ops"),
+        spec_text(
+            "x: float32[..., N]",
+            "y: float32[..., N]; place: int32[..., N]",
+            chain,
+            "y, place = jnp.sort(x), jnp.argsort(x)",
+        ),
+    )
+
+
+def with_nan(size: int) -> np.ndarray:
+    x = rows(size)
+    x[:, size // 3], x[:, size // 2] = np.nan, np.copysign(np.nan, -1)
+    return x
+
+
+# An element of each thread; some of a warp's row, not of whole vectors; a block's row, and the longest
+@pytest.mark.parametrize("size", [31, 203, 1100, 8192])
+def test_a_sort_has_the_order_of_jnp(sort, size):
+    x = with_nan(size)
+    y, i = sort(x, implementation="interpret")
+    np.testing.assert_array_equal(i, np.argsort(x, kind="stable"))
+    np.testing.assert_array_equal(
+        np.asarray(y).view("uint32"), np.take_along_axis(x, np.argsort(x, kind="stable"), -1).view("uint32")
+    )
+
+
+@pytest.mark.parametrize("implementation", ["interpret", "xla"])
+def test_gradients_go_to_where_sorted_elements_were(sort, implementation):
+    x, weights = rows(70)[:2], np.arange(1.0, 71.0, dtype="float32")
+    expected = np.zeros((2, 70), "float32")
+    np.put_along_axis(expected, np.argsort(x, kind="stable"), weights[None], 1)
+    got = jax.grad(lambda x: (sort(x, implementation=implementation)[0] * weights).sum())(x)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_a_row_that_no_block_holds(sort):
+    x = np.zeros((1, 8193), "float32")
+    message = "N is 8193, and a kernel sorts rows of up to 8192 elements; implementation='xla' runs without"
+    with pytest.raises(ValueError, match=message):
+        sort(x, implementation="interpret")
+    assert sort(x)[1][0, -1] == 8192

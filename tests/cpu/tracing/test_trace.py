@@ -112,7 +112,7 @@ def test_what_the_language_lacks_is_an_error_at_its_own_line():
     with pytest.raises(SpecError) as found:
         codegen.trace(sorted_rows, X)
     (error,) = found.value.diagnostics
-    assert (error.message, error.source.strip()) == ("the language has no sort", "return jnp.sort(doubled, -1)")
+    assert (error.message, error.source.strip()) == ("sort is not traced", "return jnp.sort(doubled, -1)")
     assert error.span.path == __file__ and error.source[error.span.column - 1 :].startswith("jnp.sort")
 
 

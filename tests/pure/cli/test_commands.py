@@ -95,7 +95,7 @@ def test_the_list_is_searched(run):
     error = run("list", "--kind", "matrix", *specs).err
     assert (
         error
-        == "error: --kind 'matrix': the ops are of the kinds attention, column, elementwise, gemm, row, row+column, scan, staged\n"
+        == "error: --kind 'matrix': the ops are of the kinds attention, column, elementwise, gemm, row, row+column, scan, selection, staged\n"
     )
 
 

@@ -93,7 +93,7 @@ def sort_rows_backward_kernel(
     if row < mDy.shape[0]:
         for slot in cutlass.range(tidx % how.per_row, columns, how.per_row):
             place = select.held_at(mPlaces, row, slot, columns)
-            select.put(mDx, row, place, select.value_at(mDy, row, slot, columns).to(mDx.element_type), mDy.shape[1])
+            select.put(mDx, row, place, sort.value_at(mDy, row, slot, columns).to(mDx.element_type), mDy.shape[1])
 
 
 @cute.jit
@@ -104,9 +104,9 @@ def sort_rows_backward_launch(
     sort_rows_backward_kernel(mDy, mPlaces, mDx, how).launch(**select.grid(how, mDy.shape[0], stream))
 
 
-def sort_rows_backward_xla(dy, places, index_n):
+def sort_rows_backward_xla(dy, places):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = runtime.placed(dy, places, index_n, axis=-1, into=-1)
+    dx = runtime.unsort(dy, places, axis=-1)
     return dx
 
 

@@ -24,7 +24,7 @@ from codegen.graph.nodes import (
     Selected,
     topological,
 )
-from codegen.graph.ops import OPS, PLACED, REDUCTIONS, SCANS
+from codegen.graph.ops import OPS, PLACED, REDUCTIONS, SCANS, UNSORT
 from codegen.graph.shifting import shift
 from codegen.language.formula.reader import Reader
 from codegen.language.prelude import prelude
@@ -246,9 +246,14 @@ class Adjoints:
 
     def placed(self, node: Node, how: Selected, g: Node) -> Node:
         """The gradient of what elements are selected from: each one's is at its position."""
-        places = self.graph.node("argsort" if how.sorts else "top_k_index", node.args, how, kind="int", dims=node.dims)
+        if node.op == UNSORT:  # undone by the order of the positions
+            places = self.graph.node("argsort", node.args[1:], how, kind="int", dims=node.dims)
+        else:
+            places = self.graph.node("argsort" if how.sorts else "top_k_index", node.args, how, kind="int", dims=node.dims)
         if g.dims != node.dims:
             g = self.evaluated(_SPREAD, {"i": places, "g": g})
+        if how.sorts:
+            return self.graph.node(UNSORT, (g, places), how, kind="float", dims=node.dims)
         index = self.graph.node("index", attr=how.axis, kind="int", dims=(how.axis,))
         return self.graph.node(PLACED, (g, places, index), how, kind="float", dims=node.args[0].dims)
 

@@ -57,7 +57,7 @@ from codegen.graph.nodes import (
     lost_axes,
     topological,
 )
-from codegen.graph.ops import OPS, REDUCTIONS, SCANS
+from codegen.graph.ops import OPS, REDUCTIONS, SCANS, UNSORT
 from codegen.runtime.xla.random import random_bits
 
 # The allowed relative error of a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
@@ -256,6 +256,8 @@ class Analysis:
             dimension = self.dimensions[along_of(node).axis][0]
             value, error, beyond = scanned(node, [(a.value, a.error) for a in args], dimension, self)
             return Bound(value, error, beyond | np.any([a.overflow.any() for a in args]))
+        if node.op == UNSORT:
+            return self.unsorted(node, *args)
         if isinstance(node.attr, Selected):
             return self.selected(node, node.attr, args[0])
         overflow = np.zeros((), bool)
@@ -485,6 +487,19 @@ class Analysis:
         overflow = np.broadcast_to(overflow.any(-1, keepdims=True), value.shape)
         found = (np.swapaxes(np.moveaxis(a[..., :last], -1, axis), axis, into) for a in (value, own, overflow))
         return Bound(*found)
+
+    def unsorted(self, node: Node, arg: Bound, places: Bound) -> Bound:
+        """Elements at their positions; none is certain in a row of uncertain ones."""
+        assert isinstance(node.attr, Selected)
+        axis, at = self.dimensions[node.attr.axis][0], places.value.astype(np.int64)
+
+        def placed(values: np.ndarray) -> np.ndarray:
+            found = np.broadcast_to(values, at.shape).copy()
+            np.put_along_axis(found, at, np.broadcast_to(values, at.shape), axis)
+            return found
+
+        lost = (places.error > 0).any(axis, keepdims=True)
+        return Bound(placed(arg.value), np.where(lost, np.inf, placed(arg.error)), placed(arg.overflow))
 
     def total(self, node: Node, x: np.ndarray, error: np.ndarray, overflow: np.ndarray, axes: tuple[int, ...]) -> Bound:
         """A sum or a mean."""

@@ -21,7 +21,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.graph.nodes import Node, topological
-from codegen.graph.ops import IN_STAGES, OPS, PINNED, PLACED, REDUCTIONS, SELECTIONS
+from codegen.graph.ops import ALONE, IN_STAGES, OPS, PINNED, REDUCTIONS
 
 SUMS = frozenset({"add", "sub"})
 # Functions that multiply or divide their argument before any addition; others may begin with a sum
@@ -63,7 +63,7 @@ def rounding(nodes: Sequence[Node]) -> Rounding:
     return Rounding(frozenset(products), frozenset(sums), frozenset(functions))
 
 
-WHOLE = frozenset({"contract", *SELECTIONS, PLACED})  # operations that no second kernel computes again
+WHOLE = frozenset({"contract", *ALONE})  # operations that no second kernel computes again
 
 
 def meetings(nodes: Sequence[Node], among: Container[int] | None = None) -> Iterator[tuple[Node, Node]]:

@@ -309,11 +309,12 @@ class _Emitter:
     def selection(self, node: Node, how: Selected) -> str:
         """A selection in jnp, along the place of its result's axis; the axis that it selects along stays with size 1."""
         axis, into = (axis_numbers((a,), self.dialect.order) for a in (how.axis, how.into))
+        args = ", ".join(self.text[id(a)] for a in node.args)
         if node.op == PLACED:
-            return f"runtime.placed({', '.join(self.text[id(a)] for a in node.args)}, axis={axis}, into={into})"
+            return f"runtime.placed({args}, axis={axis}, into={into})"
         words = f"axis={axis}" if how.sorts else f"{how.count}, axis={axis}, into={into}"
-        text = f"runtime.{node.op}({self.text[id(node.args[0])]}, {words})"
-        return f"{text}.astype({self.dialect.integer})" if SELECTIONS[node.op] == "int" else text
+        text = f"runtime.{node.op}({args}, {words})"
+        return f"{text}.astype({self.dialect.integer})" if SELECTIONS.get(node.op) == "int" else text
 
     def is_shared(self, node: Node) -> bool:
         """Whether neighbouring elements of a vector are divided by one value, in whatever kernel."""

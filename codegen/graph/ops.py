@@ -164,7 +164,9 @@ OPERATORS = {*BINARY.values(), *COMPARE.values(), "neg", "pow", "not", "invert"}
 # Selections of the largest elements along an axis, in order: the kind of the result ("" is that of the argument)
 SORTS = {"sort": "", "argsort": "int"}  # these select all of them, smallest first
 SELECTIONS = {"top_k": "", "top_k_index": "int", **SORTS}
-PLACED = "_placed"  # the derivative of both: zeros, but for `a` at the positions `b` of selected elements; `c` is the index
+PLACED = "_placed"  # the derivative of `top_k`: zeros, but for `a` at the positions `b` of selected elements; `c` is the index
+UNSORT = "unsort"  # the derivative of `sort`: the elements of `a`, each at its position `b`
+ALONE = SELECTIONS.keys() | {PLACED, UNSORT}  # a kernel computes one of them, and nothing else
 
 # Reductions: the kinds of their arguments, the identity for masked lanes, the jnp function, and the derivative, in terms of
 # the argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements
@@ -192,5 +194,5 @@ SCANS = {
     "scan": ("a", "b", "initial"),
 }
 IN_STAGES = (
-    REDUCTIONS.keys() | SCANS.keys() | SELECTIONS.keys() | {PLACED}
+    REDUCTIONS.keys() | SCANS.keys() | ALONE
 )  # results that later kernels read from memory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from codegen.errors import UserError
 from codegen.graph.nodes import Graph, Leaf, Node, topological
-from codegen.graph.ops import PLACED, SCANS, SELECTIONS
+from codegen.graph.ops import ALONE, SCANS
 
 
 def shift(graph: Graph, value: Node, axis: str, by: int, fill: Node) -> Node:
@@ -47,7 +47,7 @@ def _moved(graph: Graph, node: Node, args: list[Node], axis: str, by: int) -> No
         return graph.node("sub", (node, graph.const(by)), kind="int", dims=node.dims)
     if node.op == "pick":  # its table stays
         return graph.node(node.op, (node.args[0], *args[1:]), node.attr, kind=node.kind, dims=node.dims)
-    if node.op in ("take", "put", "contract", *SCANS, *SELECTIONS, PLACED):
+    if node.op in ("take", "put", "contract", *SCANS, *ALONE):
         raise UserError(
             f"the result of {node.op!r} has no neighbours in a kernel", "make two ops: the second one shifts"
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from codegen.errors import Diagnostic, Span, SpecError
 from codegen.graph.names import temporaries
 from codegen.graph.nodes import Call, Chain, Graph, Leaf, Node, Statement, topological
-from codegen.graph.ops import PINNED, PLACED, REDUCTIONS, SCANS, SELECTIONS
+from codegen.graph.ops import ALONE, PINNED, REDUCTIONS, SCANS
 from codegen.language.chain import stored
 from codegen.language.formula.reader import Reader, reader
 from codegen.language.scope import Scope, make_scope
@@ -193,6 +193,6 @@ class _Transfer:
         if node.op in SCANS:
             dims = [axis for arg in args for axis in arg.dims]
             return self.graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=dims)
-        if node.op in ("take", "pick", "contract", "shift", "_bits", PINNED, PLACED, *SELECTIONS):
+        if node.op in ("take", "pick", "contract", "shift", "_bits", PINNED, *ALONE):
             return self.graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=node.dims)
         return self.reader.fold(_NOWHERE, node.op, args)

@@ -93,11 +93,9 @@ class _Writer:
         if node.op == "_bits":
             assert isinstance(node.args[0].attr, Leaf)
             return f"bits({node.args[0].attr.name}, axes={axes_text(node.attr)})", ATOM  # type: ignore[arg-type]
-        if node.op == PLACED:  # as the sum that it is, of one value at most; of a sort, the value whose position it is
+        if node.op == PLACED:  # as the sum that it is, of one value at most
             assert isinstance(node.attr, Selected)
             values, places, index = (text for text, _ in args)
-            if node.attr.sorts:
-                return f"put(0.0, {values}, {places}, axis={node.attr.axis})", ATOM
             return f"sum(where({index} == {places}, {values}, 0.0), axis={node.attr.into})", ATOM
         if node.op == "float" or node.op.startswith("_"):
             return args[0]
@@ -126,8 +124,8 @@ class _Writer:
             words += [f"{word}=true" for word in ("reverse", "before") if getattr(along, word)]
             return f"{node.op}({', '.join(words)})", ATOM
         if isinstance(node.attr, Selected):
-            into = "" if node.attr.sorts else f", {node.attr.into}"
-            return f"{node.op}({args[0][0]}{into}, axis={node.attr.axis})", ATOM
+            words = [text for text, _ in args] + ([] if node.attr.sorts else [node.attr.into])
+            return f"{node.op}({', '.join(words)}, axis={node.attr.axis})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]
         if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:
             # integers that are converted to float here: nothing else in the text says so

@@ -14,6 +14,7 @@ from codegen.runtime.xla.selections import placed as placed
 from codegen.runtime.xla.selections import sort as sort
 from codegen.runtime.xla.selections import top_k as top_k
 from codegen.runtime.xla.selections import top_k_index as top_k_index
+from codegen.runtime.xla.selections import unsort as unsort
 from codegen.runtime.xla.slopes import dgelu as dgelu
 from codegen.runtime.xla.slopes import pick as pick
 from codegen.runtime.xla.slopes import product_of_others as product_of_others

@@ -7,7 +7,7 @@ from dataclasses import replace
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
 from codegen.graph.nodes import Node, topological
-from codegen.graph.ops import PLACED, REDUCTIONS, SCANS, SELECTIONS
+from codegen.graph.ops import ALONE, REDUCTIONS, SCANS
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
 from codegen.plan import elementwise
@@ -98,10 +98,10 @@ def kernel_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan
         except SpecError as error:
             raise SpecError([in_chain(spec, d) for d in error.diagnostics]) from None
     ops = {node.op for node in topological(s.value for s in statements)}
+    if ops & ALONE:
+        return selecting.make_plan(spec, statements)
     if ops & SCANS.keys():
         return scanning.make_plan(spec, statements)
-    if ops & {*SELECTIONS, PLACED}:
-        return selecting.make_plan(spec, statements)
     reduces = bool(ops & REDUCTIONS.keys())
     return reducing.make_plan(spec, statements) if reduces else elementwise.make_plan(spec, statements)
 

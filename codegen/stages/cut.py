@@ -15,7 +15,7 @@ from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Statement, topological
-from codegen.graph.ops import IN_STAGES, PINNED, PLACED, SELECTIONS
+from codegen.graph.ops import ALONE, IN_STAGES, PINNED, SELECTIONS
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
 from codegen.plan.op import Gemm, Op, Staged
@@ -57,7 +57,7 @@ class Cutting:
         self.outputs = {a.name: a for a in spec.outputs}
         nodes = list(topological(s.value for s in self.statements))
         self.reductions = [n for n in nodes if n.op in IN_STAGES]
-        chosen = [n.args[0] for n in nodes if n.op in (*SELECTIONS, PLACED)]
+        chosen = [n.args[0] for n in nodes if n.op in ALONE]
         self.reductions += [n for n in chosen if n.op != "input" and n not in self.reductions]
         self.pinned = [value for value, _ in meetings(nodes)]
         self.decided = {id(n.args[0]) for n in nodes if n.op == PINNED and pin_types(n)}  # by marks of the spec's own

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from codegen.errors import UserError, known, shown
 from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, dtypes_of
-from codegen.graph.ops import REDUCTIONS, SCANS, SELECTIONS, SORTS
+from codegen.graph.ops import REDUCTIONS, SCANS, SELECTIONS, SORTS, UNSORT
 from codegen.graph.shifting import shift
 from codegen.language.formula.operations import NUMBER, Operations, with_article
 from codegen.language.statements import Placed, together
@@ -311,6 +311,23 @@ def _sort(own: Operations, tree: ast.Call, given: Given) -> Node:
     return own.graph.node(name, (value,), attr, kind=SORTS[name] or value.kind, dims=value.dims)
 
 
+def _unsort(own: Operations, tree: ast.Call, given: Given) -> Node:
+    """The elements along an axis, each at its position."""
+    value, places = own.read_all([given["x"], given["places"]])
+    axes = own.axes(given["axis"])
+    hint = "as in unsort(x, argsort(score, axis=N), axis=N)"
+    leaf = places.attr if isinstance(places.attr, Leaf) and places.attr.part is None else None
+    held = places.op == "argsort" or (leaf is not None and own.scope.inputs[leaf.name].default is None)
+    if len(axes) != 1 or places.kind != "int" or not held:
+        raise own.fail(given["places"], "'unsort' takes the result of an argsort, or an integer input", hint)
+    own.along(given["axis"], "unsort", axes, places)
+    if value.kind == "bool" or value.dims != places.dims:
+        message = f"'unsort' takes numbers along {', '.join(places.dims)}, as the positions are"
+        raise own.fail(given["x"], message, f"it is {with_article(value.kind)} along {', '.join(value.dims) or 'no axis'}")
+    attr = Selected(axes[0], axes[0], 0)
+    return own.graph.node(UNSORT, (value, places), attr, kind=value.kind, dims=value.dims)
+
+
 def _dot(own: Operations, tree: ast.Call, given: Given) -> Node:
     axes = own.axes(given["axis"])
     left, right = own.read_all([given["a"], given["b"]])
@@ -343,4 +360,5 @@ FORMS = {
     ),
     **{name: Form(_selection, ("x", "k", "axis")) for name in SELECTIONS},
     **{name: Form(_sort, ("x", "axis")) for name in SORTS},
+    UNSORT: Form(_unsort, ("x", "places", "axis")),
 }

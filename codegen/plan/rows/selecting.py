@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, topological
-from codegen.graph.ops import PLACED
+from codegen.graph.ops import PLACED, UNSORT
 from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
 from codegen.plan.launches import Extents
 from codegen.plan.planner import Names, Planner
@@ -33,6 +33,7 @@ MOST_THREADS = 1024
 BLOCK = 128  # threads of a block whose warps have a row each
 SORTED = 2**13  # elements of a row that is sorted: a block's registers and shared memory hold them
 SORTED_EACH = 8  # of them that a thread holds
+WIDE = {"float64", "int64", "uint32"}  # types that are computed in 64 bits
 NARROW = "a selection orders 32-bit values"
 
 
@@ -148,12 +149,13 @@ class Placement(Selection):
 
 @dataclass(frozen=True)
 class Permutation(Placement):
-    """The plan of a kernel that places the values of rows at positions that are all different."""
+    """The plan of a kernel that places the values of rows at positions that are all different: the derivative of a sort, and
+    that of itself."""
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Selection:
     """The plan for a checked spec with a selection, or with its derivative. Raises `SpecError` if no kernel can compute it."""
-    placed = any(n.op == PLACED for n in topological(s.value for s in statements))
+    placed = any(n.op in (PLACED, UNSORT) for n in topological(s.value for s in statements))
     planner = _Placements(spec, statements) if placed else _Selections(spec, statements)
     problem = planner.refusal()
     if problem is not None:
@@ -194,7 +196,7 @@ class _Selections(Planner):
             if output.parts is not None or output.axes != (*lead, how.into):
                 message = f"a kernel that selects writes an array of the axes {', '.join((*lead, how.into))}"
                 return self.error(message, f"{output.name!r} is {output}", output)
-        if {"float64", "int64", "uint32"} & {d for a in (array, *spec.outputs) for d in spec.dtypes(a)}:
+        if WIDE & {d for a in (array, *spec.outputs) for d in spec.dtypes(a)}:
             return self.error(NARROW, f"{array.name!r} is {array}: leave out types of 64 bits", array)
         return None
 
@@ -224,8 +226,8 @@ class _Selections(Planner):
 class _Placements(Planner):
     def refusal(self) -> Diagnostic | None:
         """Why no kernel can compute the op, which places values."""
-        node = next(n for n in self.nodes if n.op == PLACED)
-        value, places, _ = node.args
+        node = next(n for n in self.nodes if n.op in (PLACED, UNSORT))
+        value, places = node.args[:2]
         if len(self.statements) > 1 or self.statements[0].value is not node or self.statements[0].at:
             return self.error_in_chain(
                 node, "a kernel that places values computes nothing else", "make it an op of its own"
@@ -241,7 +243,8 @@ class _Placements(Planner):
             if array.parts is not None or array.axes not in (written, self.read_axes(node), written[-1:]):
                 message = "a kernel places values along the last axis of arrays without parts"
                 return self.error(message, f"{array.name!r} is {array}", array)
-        if output.axes != written or {"float64"} & {d for a in self.spec.arrays for d in self.spec.dtypes(a)}:
+        read = self.spec.array(value.attr.name) if isinstance(value.attr, Leaf) else output
+        if output.axes != written or WIDE & {d for a in (read, output) for d in self.spec.dtypes(a)}:
             return self.error(
                 "a kernel places 32-bit values along the last axis", f"{output.name!r} is {output}", output
             )
@@ -263,11 +266,13 @@ class _Placements(Planner):
         groups = groups_of(value, how)
         tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
         output = spec.outputs[0]
-        loads = tuple(Access(a.name, a, None, "flat", tokens[a.name]) for a in (value, places))
+        loads = [Access(a.name, a, None, "flat", tokens[a.name]) for a in (value, places)]
+        if node.op == PLACED:
+            loads.append(Access(names.index(how.axis), None, None, "index", (), len(groups) - 1))
         return (Permutation if how.sorts else Placement)(
             groups,
             tuple(View(a, tokens[a.name]) for a in spec.arrays),
-            (*loads, Access(names.index(how.axis), None, None, "index", (), len(groups) - 1)),
+            tuple(loads),
             (Access(output.name, output, None, "flat", tokens[output.name]),),
             how,
             (),

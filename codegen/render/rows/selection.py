@@ -56,7 +56,7 @@ class PlacementContext(Context):
     """The values of the template of kernels that place values."""
 
     plan: Placement
-    template, read = "place.py.jinja", "how.count"  # values of a row
+    template, read = "place.py.jinja", "select.value_at({}, row, slot, how.count)"
 
     def planned(self, op: Op) -> Placement:
         assert isinstance(op.plan, Placement)
@@ -65,9 +65,9 @@ class PlacementContext(Context):
     def kernel(self) -> PlacementKernel:
         plan, spec = self.plan, self.spec
         rows, columns = (self.extent_in((*spec.inputs, *spec.outputs), i) or "1" for i in (0, len(plan.groups) - 1))
-        (value, _, _), (access,) = plan.loads, plan.stores
+        value, (access,) = plan.loads[0], plan.stores
         result = self.tensors[plan.result.name]
-        source = f"select.value_at({self.tensors[value.name]}, row, slot, {self.read})"
+        source = self.read.format(self.tensors[value.name])
         line = self.converted(access).format(source, f"{result}.element_type")
         stores = [f"select.put({result}, row, place, {line}, {columns})"]
         return PlacementKernel(self.tensors[plan.places], result, rows, columns, stores, self.launch_arguments())
@@ -76,4 +76,4 @@ class PlacementContext(Context):
 class PermutationContext(PlacementContext):
     """The values of the template of kernels that place the values of whole rows."""
 
-    template, read = "permute.py.jinja", "columns"
+    template, read = "permute.py.jinja", "sort.value_at({}, row, slot, columns)"

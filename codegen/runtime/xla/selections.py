@@ -27,6 +27,11 @@ def argsort(x: jax.Array, axis: int) -> jax.Array:
     return jnp.argsort(x, axis)
 
 
+def unsort(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
+    """The elements of `x`, each at its place along `axis`, in the shape and dtype of `x`. The places of a row are all different."""
+    return jnp.put_along_axis(jnp.zeros_like(x), places, x, axis, inplace=False)
+
+
 def _selected(x: jax.Array, k: int, axis: int, into: int) -> list[jax.Array]:
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jnp.where(jnp.isnan(x), jnp.nan, x)  # XLA orders a NaN by its sign
@@ -36,10 +41,8 @@ def _selected(x: jax.Array, k: int, axis: int, into: int) -> list[jax.Array]:
 
 def placed(values: jax.Array, places: jax.Array, index: jax.Array, axis: int, into: int) -> jax.Array:
     """Zeros, but for the `values` along `into` at their different `places` along `axis`, in the shape of `places` with the size of
-    `index` along `axis` and size 1 along `into`, unless that is `axis`, and in the dtype of `values`. Derivatives of `top_k` and
-    `sort` are such arrays."""
+    `index` along `axis` and size 1 along `into`, and in the dtype of `values`. Derivatives of `top_k` are such arrays."""
     shape = [*places.shape]
-    shape[into] = 1
-    shape[axis] = index.shape[axis]
+    shape[axis], shape[into] = index.shape[axis], 1
     values, places = (jnp.swapaxes(jnp.broadcast_to(a, places.shape), axis, into) for a in (values, places))
     return jnp.put_along_axis(jnp.zeros(shape, values.dtype), places, values, axis % len(shape), inplace=False)

@@ -108,3 +108,24 @@ def test_a_row_that_no_block_holds(sort):
     with pytest.raises(ValueError, match=message):
         sort(x, implementation="interpret")
     assert sort(x)[1][0, -1] == 8192
+
+
+def test_what_was_sorted_goes_back(tmp_path):
+    """Ranks, and values that were made in another order, with their gradient, which sorts again."""
+    chain = "i = argsort(score, axis=N); y = unsort(2 * cumsum(x, axis=N), i, axis=N); rank = unsort(index(N) + 0 * i, i, axis=N)"
+    op = make_op(
+        tmp_path,
+        spec_text(
+            "x: float32[..., N]; score: float32[..., N]", "y: float32[..., N]; rank: int32[..., N]", chain, "y, rank = x, x"
+        ),
+    )
+    x, score = np.arange(74.0, dtype="float32").reshape(2, 37), rows(37)[:2]
+    y, rank = op(x, score, implementation="interpret")
+    order = np.argsort(score, kind="stable")
+    expected = np.zeros_like(x)
+    np.put_along_axis(expected, order, 2 * np.cumsum(x, -1), -1)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(np.take_along_axis(np.asarray(rank), order, -1), [np.arange(37)] * 2)
+    got = jax.grad(lambda x: (op(x, score, implementation="xla")[0] * x).sum())(x * 0 + 1)
+    back = np.take_along_axis(np.ones_like(x), order, -1)[:, ::-1].cumsum(-1)[:, ::-1]
+    np.testing.assert_array_equal(got, 2 * back + op(x * 0 + 1, score, implementation="xla")[0])

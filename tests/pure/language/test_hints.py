@@ -69,7 +69,8 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "selections": {
         10: "  a = top_k(x, K, axis=N)", 11: "  b = top_k(x, K, axis=N)", 12: "  c = top_k(x, K, axis=N)",
         13: "  d = top_k(where(m, 1, 0), K, axis=N)", 14: "  e = top_k(x, K, axis=N)",
-        15: "  f = sort(where(m, 1, 0), axis=N)", 16: "  g = argsort(x, axis=N)", 17: "  y = top_k(x, K, axis=N)",
+        15: "  f = sort(where(m, 1, 0), axis=N)", 16: "  g = argsort(x, axis=N)",
+        17: "  h = unsort(x, argsort(x, axis=N), axis=N)", 18: "  i = unsort(x, argsort(x, axis=N), axis=N)", 19: "  y = top_k(x, K, axis=N)",
     },
     "not_text": {2: "summary: |\n  A list.", 8: "  y = x", 9: "reference: |\n  x"},
     "numbers_too_large": {5: "  b: float32[N] = -.inf", 10: "  alpha: .inf", 11: "  beta: {type: float, default: -.inf}", 17: "  x: [0, .inf]"},

@@ -249,7 +249,9 @@ class Adjoints:
         if node.op == UNSORT:  # undone by the order of the positions
             places = self.graph.node("argsort", node.args[1:], how, kind="int", dims=node.dims)
         else:
-            places = self.graph.node("argsort" if how.sorts else "top_k_index", node.args, how, kind="int", dims=node.dims)
+            places = self.graph.node(
+                "argsort" if how.sorts else "top_k_index", node.args, how, kind="int", dims=node.dims
+            )
         if g.dims != node.dims:
             g = self.evaluated(_SPREAD, {"i": places, "g": g})
         if how.sorts:

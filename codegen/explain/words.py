@@ -158,7 +158,11 @@ class PermutationWords(PlacementWords):
     def access(self, access: Access) -> tuple[str, str, str]:
         """The value's name; how it is accessed; how in a ragged call."""
         found = super().access(access)
-        return found if access.array is None or access in self.plan.loads else (found[0], "one by one at the positions", "the same")
+        return (
+            found
+            if access.array is None or access in self.plan.loads
+            else (found[0], "one by one at the positions", "the same")
+        )
 
     def ragged(self) -> str:
         return "values are read and written one by one"

@@ -193,6 +193,4 @@ SCANS = {
     "cumlogsumexp": ("e",),
     "scan": ("a", "b", "initial"),
 }
-IN_STAGES = (
-    REDUCTIONS.keys() | SCANS.keys() | ALONE
-)  # results that later kernels read from memory
+IN_STAGES = REDUCTIONS.keys() | SCANS.keys() | ALONE  # results that later kernels read from memory

@@ -323,7 +323,9 @@ def _unsort(own: Operations, tree: ast.Call, given: Given) -> Node:
     own.along(given["axis"], "unsort", axes, places)
     if value.kind == "bool" or value.dims != places.dims:
         message = f"'unsort' takes numbers along {', '.join(places.dims)}, as the positions are"
-        raise own.fail(given["x"], message, f"it is {with_article(value.kind)} along {', '.join(value.dims) or 'no axis'}")
+        raise own.fail(
+            given["x"], message, f"it is {with_article(value.kind)} along {', '.join(value.dims) or 'no axis'}"
+        )
     attr = Selected(axes[0], axes[0], 0)
     return own.graph.node(UNSORT, (value, places), attr, kind=value.kind, dims=value.dims)
 

@@ -14,7 +14,11 @@ class SelectionContext(Context):
 
     plan: Selection
     template = "select.py.jinja"
-    found, at, count = "places[slot]", "place", "how.count"  # an element's position, where it is written, and of how many
+    found, at, count = (
+        "places[slot]",
+        "place",
+        "how.count",
+    )  # an element's position, where it is written, and of how many
 
     def planned(self, op: Op) -> Selection:
         assert isinstance(op.plan, Selection)

@@ -116,7 +116,10 @@ def test_what_was_sorted_goes_back(tmp_path):
     op = make_op(
         tmp_path,
         spec_text(
-            "x: float32[..., N]; score: float32[..., N]", "y: float32[..., N]; rank: int32[..., N]", chain, "y, rank = x, x"
+            "x: float32[..., N]; score: float32[..., N]",
+            "y: float32[..., N]; rank: int32[..., N]",
+            chain,
+            "y, rank = x, x",
         ),
     )
     x, score = np.arange(74.0, dtype="float32").reshape(2, 37), rows(37)[:2]

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import select, sort
+from codegen.device import select, sorting
 from codegen.shared import SelectLaunch
 
 SPEC = {
@@ -43,12 +43,12 @@ def sort_rows_kernel(
     how: cutlass.Constexpr[SelectLaunch],
 ):
     tidx, _, _ = cute.arch.thread_idx()
-    row, shared, columns = select.row(how), sort.memory(how), mX.shape[1]
+    row, shared, columns = select.row(how), sorting.memory(how), mX.shape[1]
     if row < mX.shape[0]:
-        sort.sort(mX, row, columns, how, shared)
+        sorting.sort(mX, row, columns, how, shared)
         for slot in cutlass.range(tidx % how.per_row, columns, how.per_row):
-            place = sort.place_of(shared, slot)
-            select.put(mY, row, slot, sort.value_at(mX, row, place, columns).to(mY.element_type), columns)
+            place = sorting.place_of(shared, slot)
+            select.put(mY, row, slot, sorting.value_at(mX, row, place, columns).to(mY.element_type), columns)
             select.put(
                 mPlaces, row, slot, device.cast(cute.full((1,), place, cutlass.Int32), mPlaces.element_type), columns,
             )
@@ -93,7 +93,7 @@ def sort_rows_backward_kernel(
     if row < mDy.shape[0]:
         for slot in cutlass.range(tidx % how.per_row, columns, how.per_row):
             place = select.held_at(mPlaces, row, slot, columns)
-            select.put(mDx, row, place, sort.value_at(mDy, row, slot, columns).to(mDx.element_type), mDy.shape[1])
+            select.put(mDx, row, place, sorting.value_at(mDy, row, slot, columns).to(mDx.element_type), mDy.shape[1])
 
 
 @cute.jit

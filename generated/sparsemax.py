@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, reduce, rowwise, scan, select, sort
+from codegen.device import access, flat, reduce, rowwise, scan, select, sorting
 from codegen.shared import RowLaunch, ScanLaunch, SelectLaunch
 
 SPEC = {
@@ -65,12 +65,12 @@ def sparsemax_stage1_kernel(
     how: cutlass.Constexpr[SelectLaunch],
 ):
     tidx, _, _ = cute.arch.thread_idx()
-    row, shared, columns = select.row(how), sort.memory(how), mX.shape[1]
+    row, shared, columns = select.row(how), sorting.memory(how), mX.shape[1]
     if row < mX.shape[0]:
-        sort.sort(mX, row, columns, how, shared)
+        sorting.sort(mX, row, columns, how, shared)
         for slot in cutlass.range(tidx % how.per_row, columns, how.per_row):
-            place = sort.place_of(shared, slot)
-            select.put(mS, row, slot, sort.value_at(mX, row, place, columns).to(mS.element_type), columns)
+            place = sorting.place_of(shared, slot)
+            select.put(mS, row, slot, sorting.value_at(mX, row, place, columns).to(mS.element_type), columns)
 
 
 @cute.jit

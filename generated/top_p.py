@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, reduce, rowwise, scan, select, sort
+from codegen.device import access, flat, reduce, rowwise, scan, select, sorting
 from codegen.shared import Launch, RowLaunch, ScanLaunch, SelectLaunch
 
 SPEC = {
@@ -62,12 +62,12 @@ def top_p_stage1_kernel(
     how: cutlass.Constexpr[SelectLaunch],
 ):
     tidx, _, _ = cute.arch.thread_idx()
-    row, shared, columns = select.row(how), sort.memory(how), mLogits.shape[1]
+    row, shared, columns = select.row(how), sorting.memory(how), mLogits.shape[1]
     if row < mLogits.shape[0]:
-        sort.sort(mLogits, row, columns, how, shared)
+        sorting.sort(mLogits, row, columns, how, shared)
         for slot in cutlass.range(tidx % how.per_row, columns, how.per_row):
-            place = sort.place_of(shared, slot)
-            select.put(mS, row, slot, sort.value_at(mLogits, row, place, columns).to(mS.element_type), columns)
+            place = sorting.place_of(shared, slot)
+            select.put(mS, row, slot, sorting.value_at(mLogits, row, place, columns).to(mS.element_type), columns)
 
 
 @cute.jit
@@ -313,12 +313,12 @@ def top_p_forward_stage1_kernel(
     how: cutlass.Constexpr[SelectLaunch],
 ):
     tidx, _, _ = cute.arch.thread_idx()
-    row, shared, columns = select.row(how), sort.memory(how), mLogits.shape[1]
+    row, shared, columns = select.row(how), sorting.memory(how), mLogits.shape[1]
     if row < mLogits.shape[0]:
-        sort.sort(mLogits, row, columns, how, shared)
+        sorting.sort(mLogits, row, columns, how, shared)
         for slot in cutlass.range(tidx % how.per_row, columns, how.per_row):
-            place = sort.place_of(shared, slot)
-            select.put(mS, row, slot, sort.value_at(mLogits, row, place, columns).to(mS.element_type), columns)
+            place = sorting.place_of(shared, slot)
+            select.put(mS, row, slot, sorting.value_at(mLogits, row, place, columns).to(mS.element_type), columns)
 
 
 @cute.jit

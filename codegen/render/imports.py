@@ -23,7 +23,7 @@ GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
             "scan",
             "turned",
             "select",
-            "sort",
+            "sorting",
         ),
         "codegen.shared": (
             "AttentionLaunch",

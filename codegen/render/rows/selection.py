@@ -53,7 +53,7 @@ class SortContext(SelectionContext):
     found, at, count = "place", "slot", "columns"
 
     def value(self) -> str:
-        return f"sort.value_at({self.tensors[self.plan.source.name]}, row, place, columns)"
+        return f"sorting.value_at({self.tensors[self.plan.source.name]}, row, place, columns)"
 
 
 class PlacementContext(Context):
@@ -80,4 +80,4 @@ class PlacementContext(Context):
 class PermutationContext(PlacementContext):
     """The values of the template of kernels that place the values of whole rows."""
 
-    template, read = "permute.py.jinja", "sort.value_at({}, row, slot, columns)"
+    template, read = "permute.py.jinja", "sorting.value_at({}, row, slot, columns)"

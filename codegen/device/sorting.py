@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
+from cutlass import Boolean, Int32, Int64, Uint32, Uint64
 from cutlass.memory import SmemAllocator
 
 from codegen.device import access, select

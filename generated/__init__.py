@@ -67,7 +67,7 @@ Several kernels:
   batch_norm_train, column_quantize_fp8, dense_int4, dense_int8,
   global_response_norm, layernorm_channels_first, limit_groups,
   mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, rms_dense, rmsnorm_dense,
-  rmsnorm_qkv, rotary_qk, top_k_gate, weight_standardize
+  rmsnorm_qkv, rotary_qk, sparsemax, top_k_gate, top_p, weight_standardize
 """
 
 import sys
@@ -329,6 +329,8 @@ if TYPE_CHECKING:
     from .softmax_entropy import softmax_entropy as softmax_entropy
     from .softplus import softplus as softplus
     from .softsign import softsign as softsign
+    from .sort_rows import sort_rows as sort_rows
+    from .sparsemax import sparsemax as sparsemax
     from .squared_relu import squared_relu as squared_relu
     from .squareplus import squareplus as squareplus
     from .swiglu import swiglu as swiglu
@@ -340,6 +342,7 @@ if TYPE_CHECKING:
     from .token_shift import token_shift as token_shift
     from .top1_gate import top1_gate as top1_gate
     from .top_k_gate import top_k_gate as top_k_gate
+    from .top_p import top_p as top_p
     from .total_variation import total_variation as total_variation
     from .total_variation_grad import total_variation_grad as total_variation_grad
     from .transpose_quantize_fp8 import transpose_quantize_fp8 as transpose_quantize_fp8
@@ -606,6 +609,8 @@ __all__ = [
     "softmax_entropy",
     "softplus",
     "softsign",
+    "sort_rows",
+    "sparsemax",
     "squared_relu",
     "squareplus",
     "swiglu",
@@ -617,6 +622,7 @@ __all__ = [
     "token_shift",
     "top1_gate",
     "top_k_gate",
+    "top_p",
     "total_variation",
     "total_variation_grad",
     "transpose_quantize_fp8",

@@ -17,6 +17,7 @@ from codegen.shared import AmpereTiles
 
 DEFAULT = AmpereTiles(64, 64, 64, warps_m=2, warps_n=2, stages=3)
 TF32, INT8 = replace(DEFAULT, tile_k=32), replace(DEFAULT, tile_k=128)
+NARROW = AmpereTiles(16, 64, 64, warps_m=1, warps_n=4, stages=4)
 PRECISE = replace(TF32, precise=True)
 
 
@@ -37,9 +38,10 @@ class Case:
     vec: int = 8
     tiles: AmpereTiles = DEFAULT
     known: bool = True  # whether the compiler gets the divisors of sizes
+    b_dtype: str = ""  # if it differs from that of a
 
     def __str__(self) -> str:
-        words = [self.launcher, self.dtype, f"{self.L}x{self.M}x{self.N}x{self.K}", "nk" if self.b_is_nk else "kn"]
+        words = [self.launcher, f"{self.dtype}{self.b_dtype and '-'}{self.b_dtype}", f"{self.L}x{self.M}x{self.N}x{self.K}", "nk" if self.b_is_nk else "kn"]
         return "-".join([*words, self.out, *([self.paired] if self.paired else [])])
 
     @property
@@ -69,14 +71,15 @@ class Case:
         return {"y": whole, "row_sum": rows, "row_max": rows, "column_sum": columns, "column_min": columns}
 
     def dtype_of(self, name: str) -> np.dtype:
-        names = {"a": self.dtype, "b": self.dtype, "up": self.dtype, "y": self.out, "z": self.out, "residual": self.out}
+        b = self.b_dtype or self.dtype
+        names = {"a": self.dtype, "b": b, "up": b, "y": self.out, "z": self.out, "residual": self.out}
         found = names.get(name, "float32")
         return np.dtype(getattr(ml_dtypes, found, found))
 
     @property
     def arch(self) -> str:
         """The oldest architecture that has the instructions."""
-        return "sm_89" if self.dtype.startswith("float8") else "sm_80"
+        return "sm_89" if (self.b_dtype or self.dtype).startswith("float8") else "sm_80"
 
     def call(self, arch: str) -> CompiledCall:
         """The launcher's call with tensors of which only divisors are known."""
@@ -101,9 +104,11 @@ class Case:
 
     def operands(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Random operands. They are integers, so that all sums are exact."""
-        most = 128 if self.dtype == "int8" else 4
-        names = [name for name in self.shapes if name not in self.outputs]
-        return {name: rng.integers(-most, most, self.shapes[name]).astype(self.dtype_of(name)) for name in names}
+        def drawn(name: str) -> np.ndarray:
+            most = 128 if self.dtype_of(name) == np.int8 else 4
+            return rng.integers(-most, most, self.shapes[name]).astype(self.dtype_of(name))
+
+        return {name: drawn(name) for name in self.shapes if name not in self.outputs}
 
     def arguments(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray | None]:
         """The launcher's inputs: None for an operand that a case lacks."""
@@ -182,6 +187,11 @@ CASES = [
     *spread(replace(BF16, dtype="int8", out="int32", tiles=INT8, b_is_nk=False), [(70, 80, 144), (33, 67, 35), (5, 66, 70)]),
     *spread(replace(BF16, dtype="float8_e4m3fn", tiles=INT8), [(70, 72, 144)]),
     *spread(replace(BF16, dtype="float8_e5m2", tiles=INT8, b_is_nk=False), [(70, 80, 144), (33, 67, 35)]),
+    # b of a byte, which is converted in registers
+    *spread(replace(BF16, b_dtype="int8"), [(40, 72, 136), (5, 67, 35)]),
+    *spread(replace(BF16, b_dtype="int8", dtype="float16", b_is_nk=False, tiles=NARROW), [(20, 80, 144), (3, 66, 70)]),
+    *spread(replace(BF16, b_dtype="float8_e5m2"), [(40, 72, 80)]),
+    *spread(replace(BF16, b_dtype="float8_e4m3fn", dtype="float16", b_is_nk=False, tiles=NARROW), [(20, 80, 144)]),
     *spread(replace(BF16, L=3, shared_b=True), [(70, 72, 40), (3, 5, 7)]),
     *spread(replace(BF16, L=2, b_is_nk=False), [(70, 72, 40), (3, 5, 7)]),
     # other tiles: more warps, one, narrow rows in shared memory, two stages, other vectors

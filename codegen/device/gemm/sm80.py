@@ -21,16 +21,16 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
 from codegen.device.gemm import epilogue as gemm_epilogue
-from codegen.device.gemm import tensorcore
+from codegen.device.gemm import narrow, tensorcore
 from codegen.device.gemm.pieces import Follows, Form
 from codegen.device.gemm.tensorcore import STEP
 from codegen.shared import WARP, AmpereTiles
 
 
-def check(tiles: AmpereTiles, size: int, parts: int) -> None:
-    """Check that there is a kernel for elements of `size` bytes, and for `parts` tensors b."""
+def check(tiles: AmpereTiles, sizes: tuple[int, int], parts: int) -> None:
+    """Check that there is a kernel for elements of a and b of these `sizes` in bytes, and for `parts` tensors b."""
     for good, what in (
-        (tiles.tile_k * size in (2 * STEP, 4 * STEP), "a tile has 64 or 128 bytes along K"),
+        (all(tiles.tile_k * size in (2 * STEP, 4 * STEP) for size in sizes), "a tile has 64 or 128 bytes along K"),
         (tiles.tile_m // tiles.warps_m % 16 == 0, "a warp has 16 rows at least"),
         (tiles.tile_n // tiles.warps_n // parts % 16 == 0, "a warp has 16 columns of each b at least"),
         (tiles.stages >= 2, "there are two stages at least"),
@@ -96,17 +96,18 @@ def launch(
     """Compute acc = mA @ mB and run the epilogue on it (`epilogue`).
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, their L 1 where
-        the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Two give two accumulators ("halves");
+        the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Where mA
+        has 16 bits, mBs may be int8 or float8, which is converted in registers (`narrow`). Two give two accumulators ("halves");
         one with 2N columns too, if "interleaved".
     row_parts: (L, M, tiles.row_pieces(N)), column_parts: (L, tiles.column_pieces(M), N), float32 or int32.
     tiles: where they are `precise` and an operand is infinite, the sum may be NaN.
     """
     form = Form(
-        epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, fours=not b_is_nk and mA.element_type.width == 8,
+        epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, fours=not b_is_nk and mBs[0].element_type.width == 8,
         rolled=reads[1] is None and not row_ops, warps=tiles.warps_m, step=1, barrier=1, threads=tiles.threads,
     )  # fmt: skip
     assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
-    check(tiles, mA.element_type.width // 8, len(mBs))
+    check(tiles, (mA.element_type.width // 8, mBs[0].element_type.width // 8), len(mBs))
     L, M, _ = mA.shape
     count = cute.ceil_div(M, tiles.tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tiles.tile_n // len(mBs)) * L
     _kernel(mA, mBs, (tensors, row_parts, column_parts), b_is_nk, tiles, form).launch(
@@ -130,7 +131,9 @@ def _kernel(
     form: cutlass.Constexpr[Form],
 ):
     dtype, threads, parts = mA.element_type, tiles.threads, len(mBs)
-    types, size = (dtype, mBs[0].element_type), dtype.width // 8
+    types = (dtype, mBs[0].element_type)
+    a_size, size = (t.width // 8 for t in types)
+    each = a_size // size  # steps of a for a step of b
     tile_m, tile_n, tile_k = tiles.tile_m, tiles.tile_n // parts, tiles.tile_k  # columns of each b
     warp_rows, warp_columns = tile_m // tiles.warps_m, tile_n // tiles.warps_n
     steps = tile_k * size // STEP
@@ -146,7 +149,7 @@ def _kernel(
 
     # The operands' tiles in a stage, and what this thread copies and reads of them
     across = Panels(tile_k, tile_n * size, {4: "words", 2: "halves", 1: "bytes"}[size])
-    panels = [Panels(tile_m, tile_k * size, "k")] + [Panels(tile_n, tile_k * size, "k") if b_is_nk else across] * parts
+    panels = [Panels(tile_m, tile_k * a_size, "k")] + [Panels(tile_n, tile_k * size, "k") if b_is_nk else across] * parts
     starts = [sum(p.size for p in panels[:k]) for k in range(1 + parts)]
     stage_size = sum(p.size for p in panels)
     buffer = SmemAllocator().allocate_tensor(
@@ -158,7 +161,7 @@ def _kernel(
     places = [(batch, m * tile_m, Int32(0))] + [place_b] * parts
     chunks = [_chunks(mX, p, threads, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
     sources = [_source(mX, p, some, tidx, c) for mX, p, c in zip((mA, *mBs), places, chunks, strict=True)]
-    own_a = lane_of_a(lane, warp_m * warp_rows, panels[0])
+    own_a = lane_of_a(lane, warp_m * warp_rows, panels[0], each)
     own_b = lane_of_b(lane, warp_n * warp_columns, panels[1], size)
 
     # All stages but one are filled; beyond K with zeros, here and below.
@@ -173,9 +176,9 @@ def _kernel(
     # copies that fill the stage which was read in the previous turn.
     acc = cute.make_rmem_tensor((4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(dtype))
     acc.fill(0)
-    rA = cute.make_rmem_tensor((4, warp_rows // 16, 2), Uint32)
+    rA = cute.make_rmem_tensor((4, each * (warp_rows // 16), 2), Uint32)
     rB = cute.make_rmem_tensor((2, parts * warp_columns // 8, 2), Uint32)
-    _fragments(shared, own_a, own_b, 0, rA[None, None, 0], rB[None, None, 0], panels, starts)
+    _fragments(shared, own_a, own_b, 0, rA[None, None, 0], rB[None, None, 0], panels, starts, each)
     read, write = Int32(0), Int32((tiles.stages - 1) * stage_size)
     for turn in cutlass.range(cute.ceil_div(K, tile_k)):
         for step in cutlass.range_constexpr(steps):
@@ -185,7 +188,8 @@ def _kernel(
                 cute.arch.cp_async_wait_group(tiles.stages - 2)
                 cute.arch.sync_threads()
             after = (step + 1) % steps
-            _fragments(shared + read, own_a, own_b, after, rA[None, None, then], rB[None, None, then], panels, starts)
+            own = (rA[None, None, then], rB[None, None, then])
+            _fragments(shared + read, own_a, own_b, after, *own, panels, starts, each)
             if cutlass.const_expr(step == 0):
                 for k in cutlass.range_constexpr(1 + parts):
                     _load(sources[k], turn + (tiles.stages - 1), shared + (write + starts[k]), tidx, chunks[k])
@@ -351,8 +355,11 @@ def _found(
 # From shared memory to registers
 
 
-def lane_of_a(lane: Int32, row: Int32, panels: Panels) -> Int32:
-    """The place of the first row whose address a lane gives ldmatrix: matrices of rows 0..7 and 8..15, then further along K."""
+def lane_of_a(lane: Int32, row: Int32, panels: Panels, each: int = 1) -> Int32:
+    """The place of the first row whose address a lane gives ldmatrix: matrices of rows 0..7 and 8..15, then further along K. With
+    several steps for `each` of b, the place of the elements that it loads itself (`narrow`)."""
+    if each > 1:
+        return panels.place(row + lane // 4, lane % 4 * 8)
     return panels.place(row + lane % 16, lane // 16 * 16)
 
 
@@ -377,11 +384,14 @@ def _fragments(
     rB: cute.Tensor,
     panels: list[Panels],
     starts: list[int],
+    each: int,
 ) -> None:
-    """Load the fragments of one step along K from the stage at `base`: rA (4, I), rB (2, J) words. `panels` and `starts` belong to
-    a and to each b."""
+    """Load the fragments of one step along K from the stage at `base`: rA (4, I) words, for several steps of a one after the
+    other, rB (2, J). `panels` and `starts` belong to a and to each b."""
+    rows = panels[0].panel
     for i in range(cute.size(rA, mode=[1])):
-        words = tensorcore.ldmatrix(base + ((a ^ (step * STEP)) + i * 16 * panels[0].panel))
+        at = base + ((a ^ ((step * each + i % each) * STEP)) + i // each * 16 * rows)
+        words = tensorcore.ldmatrix(at) if each == 1 else narrow.step_of_a(at, 8 * rows)
         for w in range(4):
             rA[w, i] = words[w]
     pairs = cute.size(rB, mode=[1]) // (len(panels) - 1) // 2
@@ -417,7 +427,17 @@ def pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) -> 
 def _multiply(
     types: tuple[type[Numeric], type[Numeric]], acc: cute.Tensor, rA: cute.Tensor, rB: cute.Tensor, precise: bool
 ) -> None:
-    """acc (4, I, J) += the products of fragments (4, I) and (2, J)."""
+    """acc (4, I, J) += the products of fragments (4, I) and (2, J); of several steps of a, where b has more elements in a word."""
+    dtype, source = types
+    if source.width < dtype.width:
+        each = dtype.width // source.width
+        for j in range(cute.size(rB, mode=[1])):
+            for step in range(each):
+                b = narrow.widened(rB[step, j], source, dtype)
+                for i in range(cute.size(acc, mode=[1])):
+                    a = [rA[w, i * each + step] for w in range(4)]
+                    tensorcore.mma(dtype, dtype, acc[None, i, j], a, b)
+        return
 
     def terms(words: cute.Tensor, place: int) -> list[list[Uint32]]:
         """A fragment; float32 as one or two tf32 that sum to it."""

@@ -38,39 +38,7 @@ def dense_int8_reference(x, q, scale):
     return x @ (q * jax.lax.stop_gradient(scale)[:, None]).T
 
 
-def dense_int8_stage1_chain(q, T):
-    """The chain, on one vector of each operand."""
-    factor_of_n_k = device.cast(q, T).to(cutlass.Float32)
-    return factor_of_n_k
-
-
-@cute.kernel
-def dense_int8_stage1_kernel(
-    mQ: cute.Tensor,  # (rows, cols) int8
-    mFactorOfNK: cute.Tensor,  # (rows, cols) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mFactorOfNK.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rQ, = at.load(mQ)
-        factor_of_n_k = dense_int8_stage1_chain(rQ.load().to(cutlass.Int32), mFactorOfNK.element_type)
-        at.store(factor_of_n_k.to(mFactorOfNK.element_type), mFactorOfNK)
-
-
-@cute.jit
-def dense_int8_stage1_launch(
-    stream: cuda.CUstream, mQ: cute.Tensor, mFactorOfNK: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    dense_int8_stage1_kernel(mQ, mFactorOfNK, how).launch(**flat.grid(how, mFactorOfNK.shape, stream))
-
-
-def dense_int8_stage1_xla(q, T):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    factor_of_n_k = runtime.cast(q, T).astype(jnp.float32)
-    return factor_of_n_k
-
-
-def dense_int8_stage2_columns(at: gemm.Vector, tensors: tuple):
+def dense_int8_stage1_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
     mScale, mY = tensors
     iN = at.column
@@ -78,40 +46,40 @@ def dense_int8_stage2_columns(at: gemm.Vector, tensors: tuple):
     return (rScale,)
 
 
-def dense_int8_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+def dense_int8_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
     mScale, mY = tensors
     row = at.row
     iN = at.column
     rScale, = operands
-    y = dense_int8_stage2_epilogue_chain(acc[0].load(), device.floats(rScale))
+    y = dense_int8_stage1_epilogue_chain(acc[0].load(), device.floats(rScale))
     at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
 
 @cute.jit
-def dense_int8_stage2_launch(
+def dense_int8_stage1_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
-    mFactorOfNK: cute.Tensor,  # (N, K) T
+    mQ: cute.Tensor,  # (N, K) int8
     mScale: cute.Tensor,  # (N) float32
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mFactorOfNK,), (mScale, mY,), dense_int8_stage2_tile, batched=False, b_is_nk=True, paired="",
-        reads=(dense_int8_stage2_columns, None), how=how,
+        stream, mX, (mQ,), (mScale, mY,), dense_int8_stage1_tile, batched=False, b_is_nk=True, paired="",
+        reads=(dense_int8_stage1_columns, None), how=how,
     )
 
 
-def dense_int8_stage2_epilogue_chain(acc, scale):
+def dense_int8_stage1_epilogue_chain(acc, scale):
     """The chain, on one vector of each operand."""
     y = acc * scale
     return y
 
 
 @cute.kernel
-def dense_int8_stage2_epilogue_kernel(
+def dense_int8_stage1_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, N) float32
     mScale: cute.Tensor,  # (N) float32
     mY: cute.Tensor,  # (rows, N) T
@@ -121,18 +89,18 @@ def dense_int8_stage2_epilogue_kernel(
     _, iN = at.axes
     if at.valid > 0:
         rAcc, rScale = at.load(mAcc, flat.read(mScale, (iN,)))
-        y = dense_int8_stage2_epilogue_chain(device.floats(rAcc), device.floats(rScale))
+        y = dense_int8_stage1_epilogue_chain(device.floats(rAcc), device.floats(rScale))
         at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
-def dense_int8_stage2_epilogue_launch(
+def dense_int8_stage1_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mScale: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    dense_int8_stage2_epilogue_kernel(mAcc, mScale, mY, how).launch(**flat.grid(how, mY.shape, stream))
+    dense_int8_stage1_epilogue_kernel(mAcc, mScale, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
-def dense_int8_stage2_epilogue_xla(acc, scale):
+def dense_int8_stage1_epilogue_xla(acc, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     y = acc * jax.lax.stop_gradient(scale)
     return y
@@ -237,10 +205,8 @@ def dense_int8_backward_stage2_epilogue_xla(acc):
     SPEC,
     reference=dense_int8_reference,
     stage1_launch=dense_int8_stage1_launch,
-    stage1_xla=dense_int8_stage1_xla,
-    stage2_launch=dense_int8_stage2_launch,
-    stage2_epilogue_launch=dense_int8_stage2_epilogue_launch,
-    stage2_epilogue_xla=dense_int8_stage2_epilogue_xla,
+    stage1_epilogue_launch=dense_int8_stage1_epilogue_launch,
+    stage1_epilogue_xla=dense_int8_stage1_epilogue_xla,
     backward_stage1_launch=dense_int8_backward_stage1_launch,
     backward_stage1_xla=dense_int8_backward_stage1_xla,
     backward_stage2_launch=dense_int8_backward_stage2_launch,

@@ -41,7 +41,12 @@ class Case:
     b_dtype: str = ""  # if it differs from that of a
 
     def __str__(self) -> str:
-        words = [self.launcher, f"{self.dtype}{self.b_dtype and '-'}{self.b_dtype}", f"{self.L}x{self.M}x{self.N}x{self.K}", "nk" if self.b_is_nk else "kn"]
+        words = [
+            self.launcher,
+            f"{self.dtype}{self.b_dtype and '-'}{self.b_dtype}",
+            f"{self.L}x{self.M}x{self.N}x{self.K}",
+            "nk" if self.b_is_nk else "kn",
+        ]
         return "-".join([*words, self.out, *([self.paired] if self.paired else [])])
 
     @property
@@ -104,6 +109,7 @@ class Case:
 
     def operands(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Random operands. They are integers, so that all sums are exact."""
+
         def drawn(name: str) -> np.ndarray:
             most = 128 if self.dtype_of(name) == np.int8 else 4
             return rng.integers(-most, most, self.shapes[name]).astype(self.dtype_of(name))

@@ -42,7 +42,9 @@ def _check_gradients(op: AnyOp, implementation: str | None, case: Case, constant
         got = given.pulled(lambda values: op(**values, implementation=implementation))(own, given.cotangents)
     dtypes = given.kept
     products = products_in(op.plan)
-    dtypes = dtypes + [case.types.dtype(x) for p in products for x in (p.a, p.b)]  # the products' gradients
+    dtypes = dtypes + [
+        case.types.dtype(x) for p in products for x in (p.a, *([] if p.widened else [p.b]))
+    ]  # the products' gradients
     kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
     tf32 = bool(products) and (on_gpu() or implementation == "interpret") and op.spec.math != "precise"
     if tf32:

@@ -365,12 +365,13 @@ def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> d
 
         how = op.plan.in_one_kernel(binding, functools.partial(elements, shape=shape), arch, find)
     except UserError as error:
-        return {"arch": arch, "one_kernel": False, "why": error.message, "tiles": {}}
+        return {"arch": arch, "one_kernel": False, "why": error.message, "tiles": {}, "copied": ""}
     return {
         "arch": arch,
         "one_kernel": how.fast,
         "why": how.why,
         "tiles": asdict(how.tiles) if how.fast else {},
+        "copied": how.copied,
     }
 
 

@@ -174,6 +174,8 @@ def _main_loops(report: dict[str, Any]) -> Table:
                 if found["one_kernel"]
                 else f"XLA's matmul, then the epilogue: {found['why']}"
             )
+            if found["copied"]:
+                text += f"; after a copy of its converted factor, since {found['copied']}"
             text = f"stage {found['stage']}: {text}" if "stage" in found else text
             table.add_row(types, escape(text))
             types = ""
@@ -181,10 +183,12 @@ def _main_loops(report: dict[str, Any]) -> Table:
 
 
 def _tiles_text(tiles: dict[str, Any]) -> str:
-    """The tiles of the main loop for Hopper, in words."""
+    """The tiles of the main loop, for Hopper or for every architecture, in words."""
     words = [
         f"one kernel: tiles of {tiles['tile_m']} x {tiles['tile_n']}, {tiles['tile_k']} along K, {tiles['stages']} stages"
     ]
+    if "splits" not in tiles:
+        return ", ".join([*words, f"{tiles['warps_m'] * tiles['warps_n']} warps", "mma.sync"])
     if tiles["splits"] == 1:
         words += ["two warpgroups take turns" if tiles["pingpong"] else "two warpgroups share a tile"]
     words += [f"clusters of {tiles['cluster_m']} x {tiles['cluster_n']}"] * (

@@ -355,7 +355,9 @@ class GemmWords:
 
     def kind(self) -> str:
         products = listed(
-            f"{p.acc.name} = {p.a.name} @ {p.b.name} over {listed(map(axis_word, p.axes))}" for p in self.plan.products
+            f"{p.acc.name} = {p.a.name} @ {p.b.name} over {listed(map(axis_word, p.axes))}"
+            + f", {p.b.name} converted to {p.a.dtype}" * p.widened
+            for p in self.plan.products
         )
         tile = self.plan.tile
         how = "on sm_90a its epilogue in the same kernel, where a row's bytes are a multiple of 16 and that is faster; else after XLA's matmul"

@@ -28,6 +28,9 @@ class GemmLaunch(Contraction):
     """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
 
     why: str  # why XLA's matmul and then a kernel for the epilogue should take less time; "" if they should not
+    copied: str = (
+        ""  # why XLA writes b in the type of a before the kernel, where that is wider; "" if registers convert it
+    )
 
     @property
     def fast(self) -> bool:

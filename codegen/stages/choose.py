@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import replace
 
 from codegen.errors import SpecError, UserError
@@ -16,7 +18,7 @@ from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import contractions as gemms
 from codegen.plan.gemms.tiles import Product, Tile, tile_of
-from codegen.plan.op import Gemm, Op, Scaled, Staged
+from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import Whole
 from codegen.plan.rows import reducing, scanning, selecting
 from codegen.plan.rows.reductions import Reduction
@@ -40,7 +42,7 @@ def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan |
 def _in_stages(spec: Spec, error: SpecError) -> Staged:
     """The plan of a chain as several kernels. Raises `error`, why it is not one kernel, if there are none."""
     statements = spec.read.statements
-    contracts, whole = gemms.contracts(statements), _Whole(spec, statements)
+    contracts, whole = gemms.contracts(statements), Whole(spec, statements)
     if whole.refused():
         raise error
     try:
@@ -51,33 +53,40 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
         raise
     if stages is None:
         raise error
-    return _with_scales_moved(spec, whole, stages) if contracts else whole.plan(stages)
+    return _fewest(spec, whole, stages) if contracts else whole.plan(stages)
 
 
-def _with_scales_moved(spec: Spec, whole: _Whole, stages: Stages) -> Staged:
-    """The plan of some stages, or of those that multiply products by what scales their factors (`scaling`), where these are not
-    more kernels, and no product leaves the tiles."""
-    kept, how = whole.plan(stages), moved(spec)
-    if how is None or any(isinstance(op.plan, AttentionPlan) for op in stages.ops):
-        return kept
-    scaled, found = how.scaled, None
-    if not all(s.why for s in scaled):
+def _fewest(spec: Spec, whole: Whole, stages: Stages) -> Staged:
+    """The plan of some stages around products, or of those of another form, which writes less: products are multiplied by what
+    scales their factors (`scaling`), and kernels convert factors in elements of a byte. The other form must not have more kernels,
+    nor more products without tiles."""
+    how = moved(spec)
+    own, before, scaled = spec, tuple[Node, ...](), () if how is None else how.scaled
+    if any(isinstance(op.plan, AttentionPlan) for op in stages.ops):
+        return whole.plan(stages)
+    if how is not None and not all(s.why for s in scaled):
         try:
             found = cut_around(how.spec, one_kernel, derived, how.before)
+            why = (
+                ""
+                if found and _cost(found.ops) <= _cost(stages.ops)
+                else "what follows the product would leave its kernel"
+            )
         except SpecError as error:
-            scaled = _left(scaled, error.diagnostics[0].message)
-    if found is None:
-        return replace(kept, scaled=scaled)
-    if _cost(found.ops) > _cost(stages.ops):
-        return replace(kept, scaled=_left(scaled, "what follows the product would leave its kernel"))
-    own = {id(n) for n in spec.read.nodes}
-    values = [(name, how.origins.get(id(n), n)) for name, n in found.held]
-    held = tuple((name, n) for name, n in values if id(n) in own)
-    return replace(whole.plan(Stages(found.ops, held)), scaled=scaled)
-
-
-def _left(scaled: tuple[Scaled, ...], why: str) -> tuple[Scaled, ...]:
-    return tuple(s if s.why else replace(s, why=why) for s in scaled)
+            found, why = None, error.diagnostics[0].message
+        if found and not why:
+            own, before, stages = how.spec, how.before, found
+        scaled = tuple(replace(s, why=s.why or why) for s in scaled)
+    products = [n for n in own.read.nodes if n.op == "contract"]
+    given = {id(f) for p in products for f in p.args if gemms.narrow_input(own, f) is not None}
+    if given:
+        with contextlib.suppress(SpecError):
+            found = cut_around(own, functools.partial(one_kernel, widens=True), derived, before, given)
+            if found and _cost(found.ops) <= _cost(stages.ops):
+                stages = found
+    origins = {id(n): n for n in spec.read.nodes} | ({} if how is None or own is spec else dict(how.origins))
+    held = tuple((name, origins[id(n)]) for name, n in stages.held if id(n) in origins)
+    return replace(whole.plan(Stages(stages.ops, held)), scaled=scaled)
 
 
 def _cost(stages: tuple[Op, ...]) -> tuple[int, int]:
@@ -86,13 +95,14 @@ def _cost(stages: tuple[Op, ...]) -> tuple[int, int]:
     return sum(not isinstance(plan.tile, Tile) for plan in products), sum(op.plan.kernels for op in stages)
 
 
-def kernel_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm:
-    """The plan of a chain as one kernel. Raises `SpecError` if there is none."""
+def kernel_of(spec: Spec, widens: bool = False) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm:
+    """The plan of a chain as one kernel, of a product that may have a factor in elements of a byte if the kernel `widens` it. Raises
+    `SpecError` if there is none."""
     statements = spec.read.statements
     if gemms.contracts(statements):
         if (found := attention(spec)) is not None:
             return found
-        products, after = gemms.split(spec)
+        products, after = gemms.split(spec, widens)
         try:
             return gemm_plan(products, one_kernel(after))
         except SpecError as error:
@@ -115,14 +125,14 @@ def derived(spec: Spec) -> Op:
     return _made(spec, plan_of(spec))
 
 
-def one_kernel(spec: Spec) -> Op:
+def one_kernel(spec: Spec, widens: bool = False) -> Op:
     """The same op as one kernel. Raises `SpecError` or `UserError` if none can compute it."""
-    return _made(spec, kernel_of(spec))
+    return _made(spec, kernel_of(spec, widens))
 
 
 def staged(spec: Spec, stages: tuple[Op, ...]) -> Op:
     """An op of these stages."""
-    return _made(spec, _Whole(spec, spec.read.statements).plan(Stages(stages, ())))
+    return _made(spec, Whole(spec, spec.read.statements).plan(Stages(stages, ())))
 
 
 def _made(spec: Spec, plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> Op:
@@ -131,7 +141,7 @@ def _made(spec: Spec, plan: Elementwise | Reduction | Selection | AttentionPlan 
     return Op(spec, spec.read.statements, Reference(()), plan)
 
 
-class _Whole(Whole):
+class Whole(Whole):
     """The arrays and axes of an op of several kernels."""
 
     def refused(self) -> bool:

@@ -8,7 +8,7 @@ kernel computes is the product alone, and the rest follows it, cut at its reduct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Node, as_multiplied, topological
@@ -22,15 +22,18 @@ Cut = Callable[[Spec], Op]  # a spec without products to its op, of one kernel o
 MOST_PRODUCTS = 32
 
 
-def cut_around(spec: Spec, kernel: Kernel, rest: Cut, before: Sequence[Node] = ()) -> Stages | None:
+def cut_around(
+    spec: Spec, kernel: Kernel, rest: Cut, before: Sequence[Node] = (), given: Container[int] = ()
+) -> Stages | None:
     """The stages of an op with products. `rest` gives the op of a part without products, and values `before` are written by a
-    stage before what uses them. None if the op is too large to search for parts. Raises `SpecError` if some part has no kernel."""
+    stage before what uses them. Factors that are `given`, by identity, a product's kernel computes itself. None if the op is too
+    large to search for parts. Raises `SpecError` if some part has no kernel."""
     nodes = list(topological(s.value for s in spec.read.statements))
     if len(nodes) > MOST_NODES or sum(n.op in IN_STAGES for n in nodes) > MOST_REDUCTIONS:
         return None
     if sum(n.op == "contract" for n in nodes) > MOST_PRODUCTS:
         return None
-    made = _Around(spec, kernel, rest, before)
+    made = _Around(spec, kernel, rest, before, given)
     return Stages(made.stages(), made.held())
 
 
@@ -71,16 +74,21 @@ def shared(values: Iterable[Node], made: Iterable[Node], known: Callable[[Node],
 
 
 class _Around(Cutting):
-    def __init__(self, spec: Spec, kernel: Kernel, rest: Cut, before: Sequence[Node]):
+    def __init__(self, spec: Spec, kernel: Kernel, rest: Cut, before: Sequence[Node], given: Container[int]):
         super().__init__(spec, self.one_or_more)
         self.one, self.rest = kernel, rest
         nodes = list(topological(s.value for s in self.statements))
         self.products = [n for n in nodes if n.op == "contract"]
-        self.factors = list({id(f): f for p in self.products for f in factors_of(p)}.values())
+        self.own = given
+        self.factors = list({id(f): f for p in self.products for f in self.factors_of(p)}.values())
         self.reductions = []
         self.before = {id(n): n for n in before}
         for node in (*before, *self.factors):
             self.hold(node)
+
+    def factors_of(self, product: Node) -> list[Node]:
+        """The factors that a stage before a product writes."""
+        return [f for f in factors_of(product) if id(f) not in self.own]
 
     def hold(self, node: Node) -> None:
         """Makes a node one that a stage may write."""
@@ -106,7 +114,7 @@ class _Around(Cutting):
         needed = products_of(values, self.is_known).values()
         inside = topological(values, self.is_known) if self.before else ()
         waits = any(id(n) in self.before and n not in values and not self.is_known(n) for n in inside)
-        return not waits and all(self.is_known(f) for p in needed for f in factors_of(p))
+        return not waits and all(self.is_known(f) for p in needed for f in self.factors_of(p))
 
     def stages(self) -> tuple[Op, ...]:
         left: list[Item] = [*self.before.values(), *self.factors, *self.spec.outputs]

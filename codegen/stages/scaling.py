@@ -130,7 +130,7 @@ class _Mover:
         value = as_multiplied(core)
         if value.op == "cast" and str(value.attr) == dtype:
             value = as_multiplied(value.args[0])
-        if value.op != "input" or not isinstance(value.attr, Leaf) or value.attr.part is not None:
+        if value.op != "input" or not isinstance(value.attr, Leaf):
             return False
         array = self.spec.array(value.attr.name)
         if array.default is not None or array.dtype == dtype:
@@ -151,7 +151,9 @@ class _Mover:
         if terms.left and not any(scale.dims for _, scale in terms.scales):
             return False  # a number costs nothing
         scales = tuple(self.text(scale) for _, scale in terms.scales)
-        self.scaled.setdefault((id(factor), axes), Scaled(self.text(factor.args[0]), scales, why))
+        self.scaled.setdefault(
+            (id(factor), axes), Scaled(self.text(factor.args[0] if why else terms.core), scales, why)
+        )
         if not why:
             found = [scale for _, scale in terms.scales if any(n.op in IN_STAGES for n in topological([scale]))]
             self.before |= {id(n): n for n in found}

@@ -7,7 +7,7 @@ lane q of four holds the elements 4q .. 4q + 3 of each 16. A product may take K 
 
 from __future__ import annotations
 
-from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, Numeric, Uint32
+from cutlass import Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, Numeric, Uint32
 from cutlass._mlir.dialects import llvm
 
 from codegen.device.gemm import tensorcore

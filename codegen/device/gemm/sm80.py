@@ -149,7 +149,9 @@ def _kernel(
 
     # The operands' tiles in a stage, and what this thread copies and reads of them
     across = Panels(tile_k, tile_n * size, {4: "words", 2: "halves", 1: "bytes"}[size])
-    panels = [Panels(tile_m, tile_k * a_size, "k")] + [Panels(tile_n, tile_k * size, "k") if b_is_nk else across] * parts
+    panels = [Panels(tile_m, tile_k * a_size, "k")] + [
+        Panels(tile_n, tile_k * size, "k") if b_is_nk else across
+    ] * parts
     starts = [sum(p.size for p in panels[:k]) for k in range(1 + parts)]
     stage_size = sum(p.size for p in panels)
     buffer = SmemAllocator().allocate_tensor(

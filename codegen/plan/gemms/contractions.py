@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Leaf, Node, Statement, as_multiplied, lost_axes, put_inputs, topological
+from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, as_multiplied, lost_axes, put_inputs, topological
 from codegen.language.chain import in_chain, line_with
 from codegen.language.statements import Placed
 from codegen.language.transfer import Values, derived_spec
+from codegen.plan.gemms.narrow_tiles import SOURCES
 from codegen.plan.gemms.tiles import Product
 from codegen.spec.spec import Array, Spec
 
@@ -32,19 +33,32 @@ def takes_inputs(statements: tuple[Statement, ...]) -> bool:
     return all(as_multiplied(f).op == "input" for n in nodes if n.op == "contract" for f in n.args)
 
 
+def narrow_input(spec: Spec, factor: Node) -> Node | None:
+    """The input with elements of a byte that a factor is, converted to a float of at least 16 bits, which is exact. None if it is
+    something else."""
+    if factor.op != "cast" or any(DTYPES[d].size < 2 for d in spec.dtypes(str(factor.attr))):
+        return None
+    value = as_multiplied(factor.args[0])
+    if value.op != "input" or not isinstance(value.attr, Leaf):
+        return None
+    array = spec.array(value.attr.name)
+    return value if array.default is None and {*spec.dtypes(array)} <= SOURCES else None
+
+
 def check(spec: Spec) -> None:
     """Raises `SpecError` for what no kernels, and no jnp form around them, do with a chain that contracts."""
     _Splitter(spec).check()
 
 
-def split(spec: Spec) -> tuple[tuple[Product, ...], Spec]:
+def split(spec: Spec, widens: bool = False) -> tuple[tuple[Product, ...], Spec]:
     """The products of a checked spec, and its epilogue. Raises `SpecError` for a contraction that is not one of two
-    inputs."""
-    return _Splitter(spec).split()
+    inputs, of which b may be a converted one (`narrow_input`) if the kernel `widens` it."""
+    return _Splitter(spec, widens).split()
 
 
 class _Splitter:
-    def __init__(self, spec: Spec):
+    def __init__(self, spec: Spec, widens: bool = False):
+        self.widens = widens
         self.spec, self.calls, self.statements = spec, spec.read.graph.calls, spec.read.statements
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
         self.found: dict[tuple[str, str, tuple[str, ...]], Product] = {}
@@ -105,7 +119,8 @@ class _Splitter:
 
     def leaf(self, node: Node) -> Leaf:
         """The epilogue's input for a contraction."""
-        left, right = map(as_multiplied, node.args)
+        narrow = [narrow_input(self.spec, factor) if self.widens else None for factor in node.args]
+        left, right = (own or as_multiplied(factor) for own, factor in zip(narrow, node.args, strict=True))
         for side in (left, right):
             if not isinstance(side.attr, Leaf) or side.op != "input":
                 raise UserError("'@' of a computed value in the same kernel")  # a stage before it computes it
@@ -115,14 +130,16 @@ class _Splitter:
         assert isinstance(a, Leaf) and isinstance(b, Leaf)
         if a.part is not None:
             raise UserError(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
-        product = self.found[a.name, b.name, axes] = self.product(a, b, axes, node)
+        if left in narrow:
+            raise UserError(f"'@' of {a.name!r}, whose rows no kernel converts")
+        product = self.found[a.name, b.name, axes] = self.product(a, b, axes, node, right in narrow)
         return Leaf(product.acc.name, b.part)
 
     def last(self, own: Node, other: Node) -> int:
         """The position of the last axis that only one side has."""
         return max((self.spec.axes.index(axis) for axis in own.dims if axis not in other.dims), default=-1)
 
-    def product(self, a: Leaf, b: Leaf, axes: tuple[str, ...], node: Node) -> Product:
+    def product(self, a: Leaf, b: Leaf, axes: tuple[str, ...], node: Node, widened: bool) -> Product:
         if (found := self.found.get((a.name, b.name, axes))) is not None:
             return found
         first, second = self.spec.array(a.name), self.spec.array(b.name)
@@ -137,7 +154,7 @@ class _Splitter:
         named = next((s.name for s in self.statements if s.value is node and s.part is None), None)
         taken = named is None or b.part is not None or named in {o.name for o in self.spec.outputs}
         name = fresh(self.taken, "acc") if named is None or taken else named
-        return Product(first, second, axes, Array(name, kinds[node.kind], tuple(order)))
+        return Product(first, second, axes, Array(name, kinds[node.kind], tuple(order)), widened)
 
     def straight(self, assigned: list[Statement], leaves: Mapping[int, Leaf]) -> list[Node]:
         """The values that are sums and scaled values of products and that other operations take. A backward may need

@@ -187,6 +187,8 @@ class GemmOp(Op[P, R]):
         how = self.launch_for(key.types, axes, arch)
         products = self.plan.products
         factors = [products[0].a, *(p.b for p in products)]
+        if how.copied:
+            arrays |= {p.b.name: _as_dtype(arrays[p.b.name], key.types.dtype(p.a)) for p in products}
         own = [a for a in spec.inputs if a.name not in self.plan.accs]
 
         def factor(array: Array) -> Tensor:
@@ -201,7 +203,7 @@ class GemmOp(Op[P, R]):
             divisors = (*(1 for _ in shape[:-1]), views.power_of_two(shape[-1], 16))
             if array is not products[0].a and not tile.b_is_nk and tile.paired == "interleaved":
                 divisors = (*divisors[:-2], views.power_of_two(shape[-2], 16), 2)
-            return Tensor(tuple(shape), key.types.dtype(array), divisors, 256)
+            return Tensor(tuple(shape), key.types.dtype(products[0].a if how.copied else array), divisors, 256)
 
         def operand(array: Array) -> Tensor:
             shape, dtype = views.kernel_shape(tile.plan, array, axes), key.types.dtype(array)
@@ -288,6 +290,11 @@ class GemmOp(Op[P, R]):
             return choose(cute, composed, *operands)
 
         return run
+
+
+def _as_dtype(x: Any, dtype: str) -> Any:
+    """An array, or the description of one, of another type."""
+    return jax.ShapeDtypeStruct(x.shape, dtype) if isinstance(x, jax.ShapeDtypeStruct) else jax.numpy.asarray(x, dtype)
 
 
 class Epilogue(DerivedOp):

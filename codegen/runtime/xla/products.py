@@ -52,7 +52,7 @@ sum_of_products.defvjp(_with_factors, _of_factors)
 def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool = False) -> jax.Array:
     """`acc` in the user's shape, summed in float32 (int32 for integers) and returned as `dtype`. float8 operands are widened to
     bfloat16, which is exact. With `exact`, float32 operands are not rounded to TF32."""
-    a, b = _operand(a), _operand(b)
+    a, b = _operand(a), _operand(jnp.asarray(b).astype(a.dtype) if found.widened else b)
     if a.dtype != b.dtype:
         wide = jnp.promote_types(a.dtype, b.dtype) if a.dtype.kind == b.dtype.kind else jnp.float32
         a, b = a.astype(wide), b.astype(wide)

@@ -5,7 +5,10 @@ import pytest
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
-from codegen.plan.op import Op, Staged
+from codegen.plan.gemms.tiles import Tile
+from codegen.plan.launches import GemmLaunch
+from codegen.plan.op import Gemm, Op, Staged
+from codegen.shared import AmpereTiles, Tiles
 
 
 def made(inputs: str, outputs: str, chain: str, more: str = "") -> Op:
@@ -107,8 +110,7 @@ PRODUCTS = {
     "both factors": (
         ("x: bfloat16[..., K]; q: int8[K, N]; s: float32[N]", "y: bfloat16[..., N]",
          "y = cast(square(x), bfloat16) @ (cast(q, bfloat16) * s)"),
-        [("elementwise", "x -> factor_of_rows_k"), ("elementwise", "q -> factor_of_k_n"),
-         ("gemm", "s factor_of_rows_k factor_of_k_n -> y")],
+        [("elementwise", "x -> factor_of_rows_k"), ("gemm", "q s factor_of_rows_k -> y")],
     ),
     "two layers": ((*LAYERS, "u = squared_relu(x @ w); y = u @ v + x"), [("gemm", "x w -> u"), ("gemm", "x v u -> y")]),
     # a value of a product that two stages use is written, and not multiplied again
@@ -135,6 +137,7 @@ PRODUCTS = {
 # What scales a factor multiplies the product where the factor is then multiplied as it is in memory: (spec, stages, the reason why
 # it stays on the factor)
 NORM = "n = x * rsqrt(mean(square(x), axis=K) + 1.0); "
+INT8 = "y = x @ (cast(q, bfloat16) * s)"
 SCALED = {
     "a statistic": ((DENSE, "y: bfloat16[..., N]", f"{NORM}y = relu(n @ w)"),
                     [("row", "x -> rsqrt_of_rows"), ("gemm", "x w rsqrt_of_rows -> y")], ""),
@@ -187,6 +190,25 @@ def test_moved_scales_multiply_and_divide_the_product():
     spec, _, _ = SCALED["inputs"]
     plan = made(*spec).plan
     assert isinstance(plan, Staged) and plan.stages[0].spec.chain.value == "y = x @ w * r / s\n"
+
+
+def test_a_factor_of_bytes_is_converted_in_the_product_of_few_rows():
+    """Of many rows it is cheaper to convert it once, and to multiply it by WGMMA."""
+    plan = made("x: bfloat16[..., K]; q: int8[K, N]; s: float32[N]", "y: bfloat16[..., N]", INT8).plan
+    assert isinstance(plan, Staged)
+    (stage,) = plan.stages
+    assert isinstance(stage.plan, Gemm) and stage.plan.products[0].widened
+    dtypes = {"a": "bfloat16", "b": "int8"} | {a.name: a.dtype for a in stage.plan.epilogue.spec.arrays}
+
+    def launch(rows: int, arch: str) -> GemmLaunch:
+        assert isinstance(stage.plan, Gemm) and isinstance(stage.plan.tile, Tile)
+        return stage.plan.tile.launch(dtypes, {"L": 1, "M": rows, "N": 14336, "K": 4096}, False, arch)
+
+    for arch in ("sm_80", "sm_90a"):
+        few = launch(16, arch)
+        assert isinstance(few.tiles, AmpereTiles) and few.fast and not few.copied
+    many = launch(8192, "sm_90a")
+    assert isinstance(many.tiles, Tiles) and many.copied.startswith("by estimate")
 
 
 def test_what_stages_write_is_saved_for_the_backward():

@@ -42,7 +42,7 @@ def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan |
 def _in_stages(spec: Spec, error: SpecError) -> Staged:
     """The plan of a chain as several kernels. Raises `error`, why it is not one kernel, if there are none."""
     statements = spec.read.statements
-    contracts, whole = gemms.contracts(statements), Whole(spec, statements)
+    contracts, whole = gemms.contracts(statements), _Whole(spec, statements)
     if whole.refused():
         raise error
     try:
@@ -56,7 +56,7 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     return _fewest(spec, whole, stages) if contracts else whole.plan(stages)
 
 
-def _fewest(spec: Spec, whole: Whole, stages: Stages) -> Staged:
+def _fewest(spec: Spec, whole: _Whole, stages: Stages) -> Staged:
     """The plan of some stages around products, or of those of another form, which writes less: products are multiplied by what
     scales their factors (`scaling`), and kernels convert factors in elements of a byte. The other form must not have more kernels,
     nor more products without tiles."""
@@ -67,11 +67,8 @@ def _fewest(spec: Spec, whole: Whole, stages: Stages) -> Staged:
     if how is not None and not all(s.why for s in scaled):
         try:
             found = cut_around(how.spec, one_kernel, derived, how.before)
-            why = (
-                ""
-                if found and _cost(found.ops) <= _cost(stages.ops)
-                else "what follows the product would leave its kernel"
-            )
+            better = found is not None and _cost(found.ops) <= _cost(stages.ops)
+            why = "" if better else "what follows the product would leave its kernel"
         except SpecError as error:
             found, why = None, error.diagnostics[0].message
         if found and not why:
@@ -132,7 +129,7 @@ def one_kernel(spec: Spec, widens: bool = False) -> Op:
 
 def staged(spec: Spec, stages: tuple[Op, ...]) -> Op:
     """An op of these stages."""
-    return _made(spec, Whole(spec, spec.read.statements).plan(Stages(stages, ())))
+    return _made(spec, _Whole(spec, spec.read.statements).plan(Stages(stages, ())))
 
 
 def _made(spec: Spec, plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> Op:
@@ -141,7 +138,7 @@ def _made(spec: Spec, plan: Elementwise | Reduction | Selection | AttentionPlan 
     return Op(spec, spec.read.statements, Reference(()), plan)
 
 
-class Whole(Whole):
+class _Whole(Whole):
     """The arrays and axes of an op of several kernels."""
 
     def refused(self) -> bool:

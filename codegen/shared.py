@@ -273,6 +273,7 @@ class AttentionLaunch:
     processors: int = 0  # on Hopper, whose main loop has a block for each; 0 for the main loop of all architectures
     splits: int = 1  # blocks that share a row's columns
     packed: bool = False  # whether a block's rows are of all that share k and v
+    page: int = 0  # rows of a page, where the columns are two axes: pages, and the rows of each
 
     @property
     def vec(self) -> int:

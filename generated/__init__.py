@@ -250,6 +250,7 @@ if TYPE_CHECKING:
     from .mlp_swiglu import mlp_swiglu as mlp_swiglu
     from .modulated_layernorm import modulated_layernorm as modulated_layernorm
     from .mul_silu import mul_silu as mul_silu
+    from .paged_decoding import paged_decoding as paged_decoding
     from .prefix_attention import prefix_attention as prefix_attention
     from .qk_rmsnorm import qk_rmsnorm as qk_rmsnorm
     from .quantize_fp8 import quantize_fp8 as quantize_fp8
@@ -530,6 +531,7 @@ __all__ = [
     "mlp_swiglu",
     "modulated_layernorm",
     "mul_silu",
+    "paged_decoding",
     "prefix_attention",
     "qk_rmsnorm",
     "quantize_fp8",

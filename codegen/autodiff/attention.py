@@ -40,6 +40,9 @@ def attention_backward(op: Op) -> tuple[Op, Backward, Op | None, frozenset[str]]
     assert isinstance(op.plan, Attention)
     if not any(dtype in NARROW for dtype in op.spec.dtypes(op.plan.q)):
         raise UserError("attention has kernels for 16-bit types")
+    if op.plan.pages:
+        tables = " and ".join(p.table.name for p in op.plan.pages)
+        raise UserError(f"the gradients of {tables}, whose rows are taken from pages, have no kernel")
     return _Cut(op, op.plan).stages()
 
 
@@ -417,7 +420,7 @@ class _Cut:
                 Product(outputs[1], plan.q, (plan.row,), dk),
                 Product(outputs[0], do, (plan.row,), dv),
             ),
-            contracted=plan.contracted, batch=plan.batch, row=plan.row, column=plan.column, value=plan.value,
+            contracted=plan.contracted, batch=plan.batch, row=plan.row, keys=plan.keys, value=plan.value,
             scores=plan.scores, condition=plan.condition, **vars(Whole(spec, spec.read.statements).arrays()),
             extremes=(), factors=(plan.q, plan.k, plan.v, do), gradients=(dq, dk, dv), slope=slope("slope", True),
             unmasked=slope("full", False) if plan.condition is not None else None, statistics=statistics,

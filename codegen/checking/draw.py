@@ -26,7 +26,7 @@ from codegen.plan.rows.walking import ANY, in_parts
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.views import user_shape
 from codegen.runtime.ops.op import AnyOp
-from codegen.spec.spec import Param
+from codegen.spec.spec import Param, positions
 
 with extras.needed("test"):
     from hypothesis import strategies as st
@@ -83,7 +83,7 @@ def cases(
             needed = {a.index_of[1] for a in op.plan.loads if a.index_of}
             needed |= {s.at.axis for s in op.statements if s.at}
             needed |= {axis for a in op.plan.loads if a.mode == "table" for axis in a.array.axes}
-            needed |= {d[6:-1] for d in dict(spec.domain).values() if isinstance(d, str) and d.startswith("index(")}
+            needed |= {axis for domain in dict(spec.domain).values() for axis in positions(domain)}
             needed |= {axis for node in op.plan.extremes for axis in node.attr}
             needed |= least_sizes(s.value for s in op.statements).keys()
             free = [a for a in (*names, *([ROWS] if rows else [])) if a not in spec.extents and a not in needed]
@@ -146,7 +146,7 @@ def _product_sizes(
     extents = {}
     heads = {op.plan.contracted, op.plan.value} if isinstance(op.plan, Attention) else set()
     if heads:  # scores are made by tiles
-        tiled, contracted = {op.plan.row, op.plan.column}, set()
+        tiled, contracted = {op.plan.row, op.plan.keys[-1]}, set()
     for axis in names:
         pool = HEADS if axis in heads else CONTRACTED if axis in contracted else TILED if axis in tiled else (1, 2, 3)
         extents[axis] = op.spec.extents.get(axis) or pick(st.sampled_from(pool))
@@ -285,8 +285,8 @@ def whole_range(dtype: str, domain: object, extents: Mapping[str, int]) -> tuple
     if isinstance(domain, tuple):
         low, high = (float(bound) for bound in domain)
         low, high = math.ceil(low), math.floor(high)
-    elif isinstance(domain, str) and domain.startswith("index("):
-        low, high = 0, max(0, extents[domain[6:-1]] - 1)
+    elif along := positions(domain):
+        low, high = 0, max(0, math.prod(extents[axis] for axis in along) - 1)
     else:
         low, high = 1 if domain == "positive" else -100, 100
     low = min(max(low, info.min), info.max)

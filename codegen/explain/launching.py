@@ -85,9 +85,9 @@ def _extents(op: Op, shape: Shape) -> Extents:
         # Of heads for which there is no kernel, as if there were one
         inner, columns = (elements((axis,), shape) for axis in (op.plan.value, op.plan.contracted))
         heads = [n if fits_heads(n) else 128 for n in (inner, columns)]
-        own = [(op.plan.row,), (op.plan.column,), op.plan.batch, op.plan.shared]
-        rows, total, batch, shared = (elements(axes, shape) for axes in own)
-        return Extents(heads[0], total, heads[1], rows, batch, shared)
+        own = [(op.plan.row,), op.plan.keys, op.plan.batch, op.plan.shared, op.plan.keys[1:]]
+        rows, total, *others = (elements(axes, shape) for axes in own)
+        return Extents(heads[0], total, heads[1], rows, *others)
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
     inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
     apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)

@@ -312,26 +312,33 @@ class AttentionWords:
             return self.gradients(plan)
         assert isinstance(plan, Attention)
         first, second = plan.products
-        what = f"{first.a.name} @ {first.b.name} over {plan.contracted}, then {second.b.name} over {plan.column}"
-        how = f"each block has rows along {plan.row}, and walks over tiles along {plan.column}; no array of {plan.row} x {plan.column} is written"
+        what = f"{first.a.name} @ {first.b.name} over {plan.contracted}, then {second.b.name} over {self.columns}"
+        how = f"each block has rows along {plan.row}, and walks over tiles along {self.columns}; no array of {plan.row} x {self.columns} is written"
+        if plan.pages:
+            found = [f"{p.table.name} where {p.index.name} points along {p.axis}" for p in plan.pages]
+            how += f"; it reads the rows of {' and of '.join(found)}, page by page"
         if plan.rows_part is not None:
             how += "; a row's maximum and sum follow the scores as they come (online softmax)"
         if plan.condition is not None:
             how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere runs without it"
         return f"{plan.kind}: {what}: {how}"
 
+    @property
+    def columns(self) -> str:
+        return " x ".join(self.plan.keys)
+
     def gradients(self, plan: AttentionBackward) -> str:
         dq, dk, dv = (a.name for a in plan.gradients)
         how = (
-            f"a first kernel, whose blocks have rows along {plan.column}, gives {dk} and {dv}; a second one, whose blocks have rows "
-            f"along {plan.row}, {dq}; both compute the scores again, and no array of {plan.row} x {plan.column} is written"
+            f"a first kernel, whose blocks have rows along {self.columns}, gives {dk} and {dv}; a second one, whose blocks have rows "
+            f"along {plan.row}, {dq}; both compute the scores again, and no array of {plan.row} x {self.columns} is written"
         )
         if plan.condition is not None:
             how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere runs without it"
         return f"{plan.kind}: the gradients of its products: {how}"
 
     def groups(self) -> str:
-        return f"a batch of {' x '.join(map(axis_word, self.plan.batch)) or 'one'}, each with rows along {self.plan.row} and columns along {self.plan.column}"
+        return f"a batch of {' x '.join(map(axis_word, self.plan.batch)) or 'one'}, each with rows along {self.plan.row} and columns along {self.columns}"
 
     def access(self, access: Access) -> tuple[str, str, str]:
         """The value's name; how it is accessed; how in a ragged call."""

@@ -12,7 +12,7 @@ from codegen.language.formula.operations import with_article
 from codegen.language.formula.reader import reader
 from codegen.language.scope import make_scope
 from codegen.language.statements import Placed, read_lines
-from codegen.spec.spec import Spec
+from codegen.spec.spec import Spec, positions
 
 
 def check(spec: Spec) -> Iterator[Diagnostic]:
@@ -113,8 +113,7 @@ def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
 def domains_name_axes(spec: Spec) -> Iterator[Diagnostic]:
     """`index(N)` as a domain names an axis of the spec."""
     for name, domain in spec.domain:
-        if isinstance(domain, str) and domain.startswith("index("):
-            axis = domain[6:-1]
+        for axis in positions(domain):
             if axis not in spec.axes:
                 hint = known(axis, [a for a in spec.axes if a != ROWS], "the axes")
                 message = f"the domain of {name!r} names the unknown axis {shown(axis)}"

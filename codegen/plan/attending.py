@@ -10,7 +10,7 @@ from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost
 from codegen.graph.ops import IN_STAGES
 from codegen.language.formula.products import type_of
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.attention import NARROW, Attention, Part
+from codegen.plan.attention import NARROW, Attention, Pages, Part
 from codegen.plan.elementwise import tile_plan
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.planner import Whole
@@ -56,70 +56,99 @@ class _Matcher:
         }
         _demand(len(results) == len(spec.outputs))
         made_by = [spec.array(n) for n, s in results.items() if s.value is second]
-        _demand(len(made_by) == 1 and len(lost_axes(first)) == len(lost_axes(second)) == 1)
-        (o,), (contracted,), (column,) = made_by, lost_axes(first), lost_axes(second)
-        weights, v = self.weights_and_values(second, first)
-        q, k = self.factors(first, column)
-        row, batch = self.rows_of(q, k, contracted, column)
+        _demand(len(made_by) == 1 and len(lost_axes(first)) == 1)
+        (o,), (contracted,) = made_by, lost_axes(first)
+        weights, v, of_v = self.weights_and_values(second, first)
+        q, k, of_k = self.factors(first, lost_axes(second))
+        columns = self.columns_of(lost_axes(second), [of_k, of_v])
+        own = of_k.axes if of_k else k.axes, of_v.axes if of_v else v.axes
+        row, batch = self.rows_of(q, own[0], contracted, columns[0])
         value = v.axes[-1]
-        self.batch, self.row, self.column = batch, row, column
-        _demand({*k.axes} <= {*batch, column, contracted} and {*v.axes} <= {*batch, column, value})
-        _demand(value not in (*batch, row, column, contracted) or value == contracted)
+        self.batch, self.row, self.columns = batch, row, columns
+        _demand({*own[0]} <= {*batch, *columns, contracted} and {*own[1]} <= {*batch, *columns, value})
+        _demand(value not in (*batch, row, *columns, contracted) or value == contracted)
         _demand({*o.axes} == {*batch, row, value} and len(o.axes) == len(batch) + 2)
         _demand(k.axes[-1] == q.axes[-1] == contracted and o.axes[-1] == value)
         others = {n: s for n, s in results.items() if n != o.name}
-        _demand(ROWS not in (row, column, contracted, value))
+        _demand(ROWS not in (row, *columns, contracted, value))
         scores, row_part = self.parts(weights, first, others, o)
         score, condition, full = scores
-        arrays = Whole(spec, self.statements).arrays()
-        dims = self.dims(batch, row, column)
+        planner = Whole(spec, self.statements)
+        pages = tuple(p for p in (of_k, of_v) if p is not None)
+        _demand(not {p.axis for p in pages} & {*planner.axes})
+        dims = self.dims(batch, row, *columns)
         made = Array(self.named("weights"), v.dtype, dims)
         products = (
             Product(q, k, (contracted,), Array(self.named(PRODUCT), "float32", dims)),
-            Product(made, v, (column,), replace(o, name=self.named("weighted"), dtype="float32")),
+            Product(made, v, columns, replace(o, name=self.named("weighted"), dtype="float32")),
         )
         return Attention(
-            products=products, contracted=contracted, batch=batch, row=row, column=column, value=value, scores=score,
-            condition=condition, **vars(arrays),
+            products=products, contracted=contracted, batch=batch, row=row, keys=columns, value=value, scores=score,
+            condition=condition, pages=pages, **vars(planner.arrays()),
             extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, unmasked=full, rows_part=row_part,
         )  # fmt: skip
 
     # The products
 
-    def input(self, node: Node) -> Array:
-        """The array of a factor that is an input as it is."""
+    def input(self, node: Node) -> tuple[Array, Pages | None]:
+        """The array of a factor that is an input as it is, or of one that is taken from an input."""
         value = as_multiplied(node)
-        _demand(value.op == "input" and isinstance(value.attr, Leaf) and value.attr.part is None)
-        assert isinstance(value.attr, Leaf)
-        array = self.spec.array(value.attr.name)
-        _demand(array.default is None and array.parts is None and self.spec.kind(array) == "float")
+        if value.op == "cast" and value.args[0].op == "take":
+            table, index = (self.whole(n) for n in value.args[0].args)
+            _demand(table.dtype == value.attr and index.default is None)
+            return self.floats(table), Pages(table, index, str(value.args[0].attr))
+        return self.floats(self.whole(value)), None
+
+    def whole(self, node: Node) -> Array:
+        """The array of an input without parts."""
+        _demand(node.op == "input" and isinstance(node.attr, Leaf) and node.attr.part is None)
+        assert isinstance(node.attr, Leaf)
+        array = self.spec.array(node.attr.name)
+        _demand(array.parts is None)
         return array
 
-    def weights_and_values(self, second: Node, first: Node) -> tuple[Node, Array]:
+    def floats(self, array: Array) -> Array:
+        _demand(array.default is None and self.spec.kind(array) == "float")
+        return array
+
+    def columns_of(self, contracted: Sequence[str], pages: Sequence[Pages | None]) -> tuple[str, ...]:
+        """The axes that the second product contracts, with that of k's and v's pages first."""
+        if None in pages:
+            _demand(len(contracted) == 1 and pages[0] is pages[1])
+            return tuple(contracted)
+        found = [sorted(contracted, key=lambda axis: axis not in p.index.axes) for p in pages if p is not None]
+        for own, p in zip(found, pages, strict=True):
+            _demand(p is not None and own[0] in p.index.axes and len(own) <= 2)
+            _demand(p is not None and all(axis in p.table.axes for axis in own[1:]) and own[0] not in p.table.axes)
+        _demand(found[0] == found[1])
+        return tuple(found[0])
+
+    def weights_and_values(self, second: Node, first: Node) -> tuple[Node, Array, Pages | None]:
         """The weights, before they are rounded to the type of v, and v."""
         sides = [n for n in second.args if any(x is first for x in topological([n]))]
         _demand(len(sides) == 1)
         (weights,) = sides
-        v = self.input(next(n for n in second.args if n is not weights))
+        v, pages = self.input(next(n for n in second.args if n is not weights))
         _demand(weights.op == "cast" and type_of(weights, {a.name: a for a in self.spec.arrays}) == v.dtype)
-        return weights.args[0], v
+        return weights.args[0], v, pages
 
-    def factors(self, first: Node, column: str) -> tuple[Array, Array]:
+    def factors(self, first: Node, columns: Sequence[str]) -> tuple[Array, Array, Pages | None]:
         """q and k."""
-        a, b = (self.input(n) for n in first.args)
-        _demand((column in a.axes) != (column in b.axes) and a.dtype == b.dtype)
-        return (b, a) if column in a.axes else (a, b)
+        a, b = first.args if {*columns} <= {*first.args[1].dims} else first.args[::-1]
+        (q, none), (k, pages) = self.input(a), self.input(b)
+        _demand({*columns} <= {*b.dims} and not {*columns} & {*a.dims} and none is None and q.dtype == k.dtype)
+        return q, k, pages
 
-    def rows_of(self, q: Array, k: Array, contracted: str, column: str) -> tuple[str, tuple[str, ...]]:
-        """The axis of q's rows, and the batch axes. Of axes that q alone has, the rows are the one that stands where k has its rows,
-        after the same shared axes; the last of those."""
-        own = [a for a in q.axes if a not in k.axes]
+    def rows_of(self, q: Array, k: tuple[str, ...], contracted: str, column: str) -> tuple[str, tuple[str, ...]]:
+        """The axis of q's rows, and the batch axes. Of axes that q alone has and k, with these axes, has not, the rows are the one that
+        stands where k has its rows, after the same shared axes; the last of those."""
+        own = [a for a in q.axes if a not in k]
         _demand(own)
 
-        def before(array: Array, axis: str) -> set[str]:
-            return {*array.axes[: array.axes.index(axis)]} & {*q.axes} & {*k.axes}
+        def before(axes: tuple[str, ...], axis: str) -> set[str]:
+            return {*axes[: axes.index(axis)]} & {*q.axes} & {*k}
 
-        rows = ([a for a in own if before(q, a) == before(k, column)] or own)[-1]
+        rows = ([a for a in own if before(q.axes, a) == before(k, column)] or own)[-1]
         return rows, tuple(a for a in q.axes if a not in (rows, contracted))
 
     # The chain between them
@@ -134,7 +163,7 @@ class _Matcher:
             _demand(not others)
             return self.score(weights, first, 0.0), None
         tops = [n for n in found if n.op == "max"]
-        _demand(all(n.op in ("max", "sum") and lost_axes(n) == (self.column,) for n in found))
+        _demand(all(n.op in ("max", "sum") and {*lost_axes(n)} == {*self.columns} for n in found))
         terms = [self.term(n.args[0]) for n in found if n.op == "sum"]
         factors, term = self.peeled(weights)
         score = term[0]
@@ -159,14 +188,14 @@ class _Matcher:
         statements = [Statement(self.named(FACTOR), None, factor)]
         statements += [Statement(n, None, self.rebuilt(s.value, known)) for n, s in others.items()]
         for statement in statements:
-            _demand(not {self.column, o.axes[-1]} & {a for n in topological([statement.value]) for a in n.dims})
+            _demand(not {*self.columns, o.axes[-1]} & {a for n in topological([statement.value]) for a in n.dims})
         return self.score(score, first, -float("inf")), self.row_part(statements, [top, total])
 
     def term(self, node: Node) -> tuple[Node, Node]:
         """The score and what is subtracted, of exp(score - shift)."""
         _demand(node.op == "exp" and node.args[0].op == "sub")
         score, shift = node.args[0].args
-        _demand(self.column in score.dims and self.column not in shift.dims)
+        _demand({*self.columns} <= {*score.dims} and not self.along(shift))
         return score, shift
 
     def peeled(self, weights: Node) -> tuple[list[tuple[str, Node]], tuple[Node, Node]]:
@@ -174,12 +203,16 @@ class _Matcher:
         factors: list[tuple[str, Node]] = []
         while weights.op in ("mul", "div"):
             left, right = weights.args
-            if weights.op == "mul" and self.column not in left.dims:
+            if weights.op == "mul" and not self.along(left):
                 left, right = right, left
-            _demand(self.column in left.dims and self.column not in right.dims)
+            _demand(self.along(left) and not self.along(right))
             factors.append((weights.op, right))
             weights = left
         return factors[::-1], self.term(weights)
+
+    def along(self, node: Node) -> bool:
+        """Whether a value has columns."""
+        return bool({*self.columns} & {*node.dims})
 
     def rebuilt(self, value: Node, known: dict[int, Node]) -> Node:
         """A value with `known` nodes in place of others, by identity. It adds to `known`."""
@@ -199,7 +232,7 @@ class _Matcher:
             conditions.append(inner.args[0])
             inner = inner.args[1]
         part = self.score_part("score", score, first)
-        if not conditions or self.column not in inner.dims:
+        if not conditions or not {*self.columns} <= {*inner.dims}:
             return part, None, None
         condition = conditions[0]
         for other in conditions[1:]:
@@ -207,9 +240,9 @@ class _Matcher:
         return part, condition, self.score_part("full", inner, first)
 
     def score_part(self, which: str, score: Node, first: Node) -> Part:
-        _demand({*score.dims} <= {*self.batch, self.row, self.column})
+        _demand({*score.dims} <= {*self.batch, self.row, *self.columns})
         name = self.named(PRODUCT)
-        acc = Array(name, "float32", self.dims(self.batch, self.row, self.column))
+        acc = Array(name, "float32", self.dims(self.batch, self.row, *self.columns))
         made = Array(self.named(SCORES), "float32", acc.dims)
         values = Values(
             (Statement(made.name, None, score),), self.spec.read.graph.calls, self.known_names(), {id(first): Leaf(name)}
@@ -233,7 +266,7 @@ class _Matcher:
     @property
     def factor_type(self) -> str:
         first = next(n for n in self.nodes if n.op == "contract")
-        return self.input(first.args[0]).dtype
+        return self.input(first.args[0])[0].dtype
 
     def named(self, name: str) -> str:
         """This name, or one that is not taken."""

@@ -8,6 +8,9 @@
 The kernel never writes s, t or p. It walks over tiles of k and v, and keeps for each row the maximum `top` of the scores so
 far, `total` = sum(exp(t - top)) and sum(exp(t - top) * v), which it rescales where `top` rises. In the end the row's function
 gives the factor of o, and the outputs of one value a row, such as the logsumexp (Dao et al., arXiv:2205.14135).
+
+k and v may lie in pages, `take(k, pages, axis=P)` with k: T[P, R, ...] and pages: int32[..., N]. Then S is N x R, and the kernel
+reads each row where its page is (Kwon et al., arXiv:2309.06180).
 """
 
 from __future__ import annotations
@@ -46,6 +49,21 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Pages:
+    """Where the rows of k or v lie: at the places along `axis` of `table` that `index` gives."""
+
+    table: Array
+    index: Array
+    axis: str
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of what is taken."""
+        place = self.table.axes.index(self.axis)
+        return *self.table.axes[:place], *self.index.axes, *self.table.axes[place + 1 :]
+
+
+@dataclass(frozen=True)
 class AttentionPlan:
     """What the plans of attention and of its backward share. `groups`, `views`, `loads` and `stores` reach the op's arrays, each axis
     by itself."""
@@ -54,7 +72,7 @@ class AttentionPlan:
     contracted: str  # D, the axis of the first product
     batch: tuple[str, ...]  # the axes of q besides its rows and D, which k and v may lack
     row: str  # Q
-    column: str  # S
+    keys: tuple[str, ...]  # S, or N and R: the pages of a sequence, and the rows of a page
     value: str  # E, the last axis of v
     scores: Part
     condition: Node | None  # the mask, in the graph of `scores`
@@ -80,9 +98,15 @@ class AttentionPlan:
         raise NotImplementedError
 
     @property
+    def column(self) -> str:
+        """S, where it is one axis."""
+        (axis,) = self.keys
+        return axis
+
+    @property
     def whole(self) -> frozenset[str]:
         """The axes that a device needs whole."""
-        return frozenset({self.contracted, self.column, self.value})
+        return frozenset({self.contracted, *self.keys, self.value})
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -103,7 +127,7 @@ class AttentionPlan:
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
         """The numbers of rows of scores, and of a row's scores."""
-        return extent((*self.batch, self.row)), extent((self.column,))
+        return extent((*self.batch, self.row)), extent(self.keys)
 
     def launch(
         self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
@@ -143,7 +167,7 @@ class AttentionPlan:
     @property
     def reads_columns(self) -> bool:
         """Whether the scores read an array for each column."""
-        return any(self.column in a.axes for a in self.scores.spec.inputs[1:])
+        return any({*self.keys} & {*a.axes} for a in self.scores.spec.inputs[1:])
 
 
 @dataclass(frozen=True)
@@ -153,6 +177,7 @@ class Attention(AttentionPlan):
     o: Array
     unmasked: Part | None  # the scores where the mask holds everywhere; None without a mask
     rows_part: Part | None  # the function of rows; None for weights without one
+    pages: tuple[Pages, ...]  # of k and of v; () where they have their rows in order
 
     @property
     def kernels(self) -> int:
@@ -178,7 +203,25 @@ class Attention(AttentionPlan):
     def vectors(self) -> tuple[Array, ...]:
         return *self.factors, self.o
 
-    def on_hopper(self, d: int, e: int) -> AttentionLaunch:
+    def launch(
+        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
+    ) -> AttentionLaunch:
+        found = super().launch(dtypes, extents, schedule, arch)
+        if len(self.keys) == 1:
+            return found
+        if extents.page is None:
+            raise UserError(
+                f"{self.keys[1]} is symbolic, and attention has kernels for a known number of a page's rows"
+            )
+        return replace(found, page=extents.page)
+
+    def axes_of(self, factor: Array) -> tuple[str, ...]:
+        """The axes of q, k or v as it is multiplied."""
+        return next((p.axes for p in self.pages if p.table == factor), factor.axes)
+
+    def on_hopper(self, d: int, e: int) -> AttentionLaunch | None:
+        if self.pages:
+            return None
         return AttentionLaunch(128, self._hopper_columns(d, e), d, e, warps=12, stages=2, processors=SMS)
 
     def anywhere(self, d: int, e: int) -> AttentionLaunch:
@@ -187,12 +230,12 @@ class Attention(AttentionPlan):
 
     @property
     def shared(self) -> tuple[str, ...]:
-        return tuple(a for a in self.batch if a not in self.k.axes and a not in self.v.axes)
+        return tuple(a for a in self.batch if a not in {*self.axes_of(self.k), *self.axes_of(self.v)})
 
     @property
     def packs(self) -> bool:
         """Whether a block may have rows of all that share k and v: the mask is the same for them, and v lacks the axes that k lacks."""
-        lacking = [[a for a in self.batch if a not in x.axes] for x in (self.k, self.v)]
+        lacking = [[a for a in self.batch if a not in self.axes_of(x)] for x in (self.k, self.v)]
         masked = {a for n in topological([self.condition] if self.condition is not None else []) for a in n.dims}
         return lacking[0] == lacking[1] and not {*self.shared} & masked
 

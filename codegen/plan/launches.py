@@ -18,6 +18,7 @@ class Extents:
     rows: int | None = None  # rows that are reduced to one
     apart: int | None = 1  # the number of places with rows of their own to reduce
     turned: int | None = None  # elements along which arrays in another order lie, or a divisor of their number
+    page: int | None = 16  # rows of a page of attention's k and v
 
 
 IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that a call does not launch

@@ -54,8 +54,11 @@ class TiledContext(Context):
         return tokens.index(place) if place in tokens else None
 
     def arranged(self, array: Array, row: str, function: str = "arranged", *more: str) -> str:
+        return self.with_modes(array, function, *(self.mode(array, axis) for axis in (row, *more)))
+
+    def with_modes(self, array: Array, function: str, *found: int | None) -> str:
         modes = tuple_text(str(self.mode(array, axis)) for axis in self.batch) if self.batch else "(None,)"
-        others = "".join(f", {self.mode(array, axis)}" for axis in (row, *more))
+        others = "".join(f", {mode}" for mode in found)
         return f"attend.{function}({self.tensors[array.name]}, sizes, {modes}{others})"
 
     def sizes(self, q: Array) -> str:
@@ -113,12 +116,22 @@ class AttentionContext(TiledContext):
             sizes=self.sizes(plan.q),
             batch=", ".join(self.batch) or "no batch",
             factors=[
-                self.arranged(plan.q, plan.row), self.arranged(plan.k, plan.column), self.arranged(plan.v, plan.column),
-                self.arranged(plan.o, plan.row),
+                self.arranged(plan.q, plan.row), self.walked(plan.k), self.walked(plan.v), self.arranged(plan.o, plan.row),
             ],
+            pages=[self.arranged(p.index, plan.keys[0], "by_row") for p in plan.pages],
             others=self.others,
             functions=self.bound(names),
         )  # fmt: skip
+
+    def walked(self, array: Array) -> str:
+        """k or v, as the main loop takes it."""
+        found = next((p for p in self.attention.pages if p.table == array), None)
+        if found is None:
+            return self.arranged(array, self.attention.column)
+        modes = self.attention.view(array.name).tokens
+        place = modes.index(found.axis)
+        row = self.mode(array, self.attention.keys[1]) if len(self.attention.keys) > 1 else None
+        return self.with_modes(array, "in_pages", place, row)
 
 
 class AttentionBackwardContext(TiledContext):
@@ -272,7 +285,26 @@ class PartContext(ElementwiseContext):
         return [*(self.statistics.get(name, name) for name in self.given()), *super().chain_arguments()]
 
     def size_text(self, group: int) -> str:
-        return f"at.sizes[{int(self.groups[group].axes[0] == self.attention.column)}]"
+        (axis,) = self.groups[group].axes
+        if axis in self.sizes_of:
+            return self.sizes_of[axis]
+        given = [
+            a
+            for a in (*self.whole.spec.outputs, *self.whole.spec.inputs)
+            if self.whole.tensors[a.name] in self.whole.others
+        ]
+        return self.whole.extent_in(given, next(i for i, g in enumerate(self.attention.groups) if g.axes == (axis,)))
+
+    @property
+    def sizes_of(self) -> dict[str, str]:
+        """The texts of the sizes of rows and columns."""
+        columns = ["at.sizes[1]"] if len(self.attention.keys) == 1 else ["at.sizes[1] // at.page", "at.page"]
+        return {self.attention.row: "at.sizes[0]", **dict(zip(self.attention.keys, columns, strict=True))}
+
+    def of_columns(self, one: str) -> dict[str, str]:
+        """The texts of the columns' positions along their axes; `one` where they are one axis."""
+        found = [one] if len(self.attention.keys) == 1 else ["pages", "offsets"]
+        return {axis: f"at.{name}" for axis, name in zip(self.attention.keys, found, strict=True)}
 
     # The function around it
 
@@ -327,16 +359,18 @@ class PartContext(ElementwiseContext):
         return f"{self.fragment(access)}.load()"
 
     def loaded_text(self, access: Access) -> str:
-        column = self.attention.column
+        columns = self.attention.keys
         if access.array is None:
             assert access.group is not None
             group = self.groups[access.group]
-            return "at.positions()" if group.axes == (column,) else f"at.fill({group.coordinate})"
+            positions = self.of_columns("positions").get(group.axes[0])
+            return f"{positions}()" if positions else f"at.fill({group.coordinate})"
         array = access.array
         where = self.at(access, "")
         place = f"({where}{',' if ',' not in where else ''})"
-        last = next((g.coordinate for g in self.groups if g.axes == (column,)), None)
-        several = last is not None and re.search(rf"\b{last}\b", where)
+        own = {g.axes[0]: g.coordinate for g in self.groups}
+        last = ", ".join(own.get(axis, "_") for axis in columns)
+        several = any(re.search(rf"\b{own[axis]}\b", where) for axis in columns if axis in own)
         words = [self.tensors[array.name], f"lambda {last}: {place}" if several else place]
         if array.default is not None:
             value, dtype = emit.literal(array.default), self.default(array)[1]
@@ -359,10 +393,9 @@ class PartContext(ElementwiseContext):
             return f"attend.bounds.exact({self.parameter_text(param)})" if param.kind != "bool" else ""
         if node.op in ("index", "size"):
             axis = str(node.attr)
-            if axis in (self.attention.row, self.attention.column):
-                column = axis == self.attention.column
-                own = f"at.{'columns' if column else 'rows'}"
-                return own if node.op == "index" else f"attend.bounds.exact(at.sizes[{int(column)}])"
+            if axis in self.sizes_of:
+                own = self.of_columns("columns").get(axis, "at.rows")
+                return own if node.op == "index" else f"attend.bounds.exact({self.sizes_of[axis]})"
             group = next(g for g in self.groups if axis in g.axes)
             return f"attend.bounds.exact({group.coordinate})" if node.op == "index" else ""
         if node.op == "input" and node.kind == "int":
@@ -385,14 +418,14 @@ class PartContext(ElementwiseContext):
             return ""
         where, axes = self.at(access, ""), {*access.array.axes}
         place, tensor = f"({where}{',' if ',' not in where else ''})", self.tensors[access.array.name]
-        along = axes & {self.attention.row, self.attention.column}
+        along = axes & {*self.sizes_of}
         if len(along) > 1:
             return ""
         if not along:
             return f"attend.bounds.exact(cutlass.Int32({tensor}[{place}]))"
         (axis,) = along
         group = next(g for g in self.groups if g.axes == (axis,))
-        positions = "at.columns" if axis == self.attention.column else "at.rows"
+        positions = self.of_columns("columns").get(axis, "at.rows")
         return f"at.over({tensor}, lambda {group.coordinate}: {place}, {positions})"
 
     def row_stores(self) -> list[str]:

@@ -337,6 +337,7 @@ class AttentionKernel(Kernel):
     sizes: str
     batch: str
     factors: list[str]
+    pages: list[str]  # of k and of v; none where these have their rows in order
     others: list[str]
     functions: list[str]
 

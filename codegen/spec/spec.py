@@ -242,6 +242,11 @@ class Spec:
         return shortest
 
 
+def positions(domain: object) -> tuple[str, ...]:
+    """The axes of a domain `index(N)`, or `index(N, R)`, the positions along both; () for others."""
+    return tuple(domain[6:-1].split(", ")) if isinstance(domain, str) and domain.startswith("index(") else ()
+
+
 def axis_order(rows: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     """An order of axes that agrees with the order in each array, if there is one; otherwise it disagrees with some array. Where
     several orders agree, an axis comes as early as it appears in the longest arrays, and in the first of these."""

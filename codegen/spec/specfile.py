@@ -232,7 +232,8 @@ class _Reader(Declarations):
                         value.span, f"cannot read the bounds of {key.value!r}", "they must be [lo, hi] with lo <= hi"
                     )
             elif isinstance(value, Scalar) and (
-                value.value in ("positive", "nonzero", "finite") or re.fullmatch(r"index\([A-Z]\w*\)", value.value)
+                value.value in ("positive", "nonzero", "finite")
+                or re.fullmatch(r"index\([A-Z]\w*(, [A-Z]\w*)*\)", value.value)
             ):
                 found.append((key.value, value.value))
             else:

@@ -6,6 +6,7 @@ from codegen.device.attention.entry import by_row as by_row
 from codegen.device.attention.entry import launch as launch
 from codegen.device.attention.entry import launch_backward as launch_backward
 from codegen.device.attention.entry import of_pairs as of_pairs
+from codegen.device.attention.pages import in_pages as in_pages
 from codegen.device.attention.scores import Row as Row
 from codegen.device.attention.scores import Scores as Scores
 from codegen.device.attention.scores import Tile as Tile

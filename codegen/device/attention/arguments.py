@@ -31,6 +31,7 @@ class Forward:
     tensors: tuple  # what the functions read and write besides
     functions: Functions
     how: AttentionLaunch
+    pages: tuple = ()  # (L, N) each, of k and of v, which are (L, (R, P), columns) then
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def launch(
     tiles: cutlass.Constexpr[Callable[..., Any] | None],
     row: cutlass.Constexpr[Callable[..., Any] | None],
     parts: cute.Tensor,
+    pages: tuple = (),
     *,
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -50,8 +51,10 @@ def launch(
     row: (at: Row, top, total, tensors) -> the factor of a row of o, from its largest score and sum(exp(score - top)); it
         stores the row's other outputs. None where the scores are the weights.
     parts: float32 (splits, rows, E + 2), room for what the blocks of a row have summed where there are several.
+    pages: integers (L, N), the pages of a sequence's rows of k and of v, as `by_row` makes them; k and v are as `in_pages` makes
+        them, and S is N x `how.page`. () where k and v have their rows in order.
     """
-    given = Forward(q, k, v, o, tensors, Functions(score, tiles, row), how)
+    given = Forward(q, k, v, o, tensors, Functions(score, tiles, row), how, pages)
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
         if cutlass.const_expr(how.processors > 0):
             sm90.launch(stream, given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import cutlass
@@ -24,6 +24,7 @@ class Scores:
     row: Int32
     columns: tuple[Int32, ...]
     sizes: tuple[Int32, Int32]  # rows and columns
+    page: int = 0  # rows of a page, where columns are the rows of pages
 
     @property
     def vec(self) -> int:
@@ -45,22 +46,34 @@ class Scores:
     def gather(
         self,
         src: cute.Tensor | None,
-        place: Callable[[Int32], cute.Coord],
+        place: Callable[..., cute.Coord],
         default: float | None = None,
         dtype: type[Numeric] = Float32,
     ) -> cute.Tensor:
-        """Registers (vec,) with the elements at the places of the scores' columns."""
+        """Registers (vec,) with the elements at the places of the scores' columns, or of their pages and rows within these."""
         found = access.registers(src, (self.vec,), default, dtype)
         if src is not None:
             for i, column in enumerate(self.columns):
-                found[i] = src[place(cutlass.min(column, self.sizes[1] - 1))]
+                there = cutlass.min(column, self.sizes[1] - 1)
+                found[i] = src[place(*((there // self.page, there % self.page) if self.page else (there,)))]
         return found
 
     def positions(self) -> cute.Tensor:
         """Registers (vec,) with the columns."""
+        return self._listed(self.columns)
+
+    def pages(self) -> cute.Tensor:
+        """Registers (vec,) with the columns' pages."""
+        return self._listed([column // self.page for column in self.columns])
+
+    def offsets(self) -> cute.Tensor:
+        """Registers (vec,) with the columns' rows within their pages."""
+        return self._listed([column % self.page for column in self.columns])
+
+    def _listed(self, numbers: Sequence[Int32]) -> cute.Tensor:
         found = cute.make_rmem_tensor((self.vec,), Int32)
-        for i, column in enumerate(self.columns):
-            found[i] = column
+        for i, number in enumerate(numbers):
+            found[i] = number
         return found
 
     def fill(self, number: Int32) -> cute.Tensor:
@@ -79,6 +92,17 @@ class Tile:
     columns: tuple[Int32, Int32]
     sizes: tuple[Int32, Int32]
     apart: bool = False  # whether each lane of a warp has a tile of its own; else all have the same
+    page: int = 0  # rows of a page, where columns are the rows of pages
+
+    @property
+    def pages(self) -> Bounds:
+        """The bounds of the columns' pages."""
+        return bounds.floordiv(self.columns, self.page)
+
+    @property
+    def offsets(self) -> Bounds:
+        """The bounds of the columns' rows within their pages."""
+        return bounds.mod(self.columns, self.page)
 
     def over(self, src: cute.Tensor, place: Callable[[Int32], cute.Coord], positions: Bounds) -> Bounds:
         """The bounds of an array's elements at consecutive positions."""
@@ -94,6 +118,7 @@ class Row:
     sizes: tuple[Int32, Int32]
     there: Boolean
     vec: int = 1
+    page: int = 0  # rows of a page, where columns are the rows of pages
 
     def load_one(
         self,

@@ -21,6 +21,7 @@ from cutlass.memory import SmemAllocator
 from codegen.device import functions as device
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
+from codegen.device.attention import pages as pages_of
 from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.fragments import (
     BYTES,
@@ -44,17 +45,17 @@ MOST_HELD = 8  # steps along D of which a warp holds q in registers
 
 def launch(stream: Any, given: Forward, parts: cute.Tensor) -> None:
     """As `attention.launch`."""
-    q, k, how = given.q, given.k, given.how
+    q, k, pages, how = given.q, given.k, given.pages, given.how
     batches = q.shape[0]
-    lacking = batches_of.lacking(k.stride[0]) if how.packed else tuple(False for _ in batches)
+    lacking = pages_of.lacking(k, pages) if how.packed else tuple(False for _ in batches)
     own = batches_of.count(batches, lacking, False)
     rows = q.shape[1] * batches_of.count(batches, lacking, True)
     count = cute.ceil_div(rows, how.tile_m) * own * how.splits
-    _kernel(q, k, given.v, given.o, given.tensors, given.functions, parts, batches, lacking, how).launch(
+    _kernel(q, k, given.v, pages, given.o, given.tensors, given.functions, parts, batches, lacking, how).launch(
         grid=(count, 1, 1), block=(how.threads, 1, 1), stream=stream, preferred_smem_carveout=-1
     )
     if how.splits > 1:
-        sizes = q.shape[1], k.shape[1]
+        sizes = q.shape[1], pages_of.count(k, pages, how)
         _join(given.o, given.tensors, given.functions.row, parts, batches, lacking, sizes, how).launch(
             grid=(cute.ceil_div(own * rows, JOINED), 1, 1), block=(JOINED * WARP, 1, 1), stream=stream
         )
@@ -133,6 +134,7 @@ def _kernel(
     q: cute.Tensor,  # (L, Q, D)
     k: cute.Tensor,  # (L, S, D)
     v: cute.Tensor,  # (L, S, E)
+    pages: tuple,  # (L, N) each, of k and of v, or nothing: then these are (L, (R, P), D) and (L, (R, P), E)
     o: cute.Tensor,  # (L, Q, E)
     tensors: tuple,
     functions: cutlass.Constexpr[Functions],
@@ -146,8 +148,9 @@ def _kernel(
     index, _, _ = cute.arch.block_idx()
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
     split = index % how.splits
-    block = _block(index // how.splits, q, k, batches, lacking, how)
-    places, rows, sizes, tiles, memory = block.places, block.rows, block.sizes, functions.tiles, Memory(how)
+    sizes = q.shape[1], pages_of.count(k, pages, how)
+    block = _block(index // how.splits, sizes, batches, lacking, how)
+    places, rows, tiles, memory = block.places, block.rows, functions.tiles, Memory(how)
     every_n = cute.ceil_div(sizes[1], how.tile_n)
     each = cute.ceil_div(every_n, how.splits)
     tiles_n = cutlass.min((split + 1) * each, every_n)
@@ -160,7 +163,7 @@ def _kernel(
     tile = _next(tiles, places, rows, Int32(split * each), tiles_n, sizes, tensors, how)
     if cutlass.const_expr(how.stages > 1):
         if tile < tiles_n:
-            _load_stage(k, v, places, tile, shared + memory.begin, memory)
+            _load_stage(k, v, pages, places, tile, shared + memory.begin, memory)
     cute.arch.cp_async_commit_group()
 
     rQ = cute.make_rmem_tensor((4, max(memory.held, 1)), Uint32)
@@ -183,7 +186,7 @@ def _kernel(
         writing = 2 * memory.begin + memory.stage - reading if how.stages > 1 else Int32(memory.begin)
         coming = after if how.stages > 1 else tile
         if coming < tiles_n:
-            _load_stage(k, v, places, coming, shared + writing, memory)
+            _load_stage(k, v, pages, places, coming, shared + writing, memory)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(how.stages - 1)
         cute.arch.sync_threads()
@@ -195,9 +198,9 @@ def _kernel(
         if cutlass.const_expr(tiles is not None):
             every = every & Boolean(tiles(_tile(places, rows, column, sizes, how), tensors)[1])
         if every:
-            _score(acc, halves, column, sizes, tensors, functions, False)
+            _score(acc, halves, column, sizes, tensors, functions, False, how)
         else:
-            _score(acc, halves, column, sizes, tensors, functions, True)
+            _score(acc, halves, column, sizes, tensors, functions, True, how)
         weights = _weights(acc, acc_o, top, total, q.element_type, functions.row is not None)
         _accumulate(acc_o, weights, shared + reading + memory.k.size, own_v, memory, q.element_type)
         cute.arch.sync_threads()  # the tile is read
@@ -223,16 +226,14 @@ def _kernel(
             store_rows(acc_o, o, places, block.first + warp * SLAB, warp * SLAB, shared, memory.o, how.e)
 
 
-def _block(
-    number: Int32, q: cute.Tensor, k: cute.Tensor, batches: tuple, lacking: tuple[bool, ...], how: AttentionLaunch
-) -> Block:
+def _block(number: Int32, sizes: tuple, batches: tuple, lacking: tuple[bool, ...], how: AttentionLaunch) -> Block:
     """The rows of a block."""
-    count = q.shape[1] * batches_of.count(batches, lacking, True)
+    count = sizes[0] * batches_of.count(batches, lacking, True)
     tiles = cute.ceil_div(count, how.tile_m)
     batch = number // tiles
     places = batches_of.own(batch, batches, lacking)[1]
     first = (tiles - 1 - number % tiles) * how.tile_m  # the last rows first: under a causal mask they take longest
-    return Block(batch, places, first, count, batches, lacking, (q.shape[1], k.shape[1]), how)
+    return Block(batch, places, first, count, batches, lacking, sizes, how)
 
 
 def _load_rows(q: cute.Tensor, block: Block, target: Int32, memory: Memory) -> None:
@@ -244,11 +245,13 @@ def _load_rows(q: cute.Tensor, block: Block, target: Int32, memory: Memory) -> N
         load_tile(q, block.places, block.first, target, how.d, memory.q, how.threads)
 
 
-def _load_stage(k: cute.Tensor, v: cute.Tensor, places: tuple, tile: Int32, target: Int32, memory: Memory) -> None:
+def _load_stage(
+    k: cute.Tensor, v: cute.Tensor, pages: tuple, places: tuple, tile: Int32, target: Int32, memory: Memory
+) -> None:
     """Start the copies of a tile of k and of v."""
-    how = memory.how
-    load_tile(k, places, tile * how.tile_n, target, how.d, memory.k, how.threads)
-    load_tile(v, places, tile * how.tile_n, target + memory.k.size, how.e, memory.v, how.threads)
+    how, (of_k, of_v) = memory.how, pages or (None, None)
+    pages_of.load(k, of_k, places, tile * how.tile_n, target, how.d, memory.k, how)
+    pages_of.load(v, of_v, places, tile * how.tile_n, target + memory.k.size, how.e, memory.v, how)
 
 
 def _multiply(
@@ -284,7 +287,7 @@ def _finish(
     for half, (here, position) in enumerate(halves):
         there = (row + 8 * half < block.count) & (cute.arch.lane_idx() % 4 == 0)
         values = (cute.full((1,), x[half], Float32) for x in (top, total))
-        factor = functions.row(Row(here, position, block.sizes, there), *values, tensors)[0]
+        factor = functions.row(Row(here, position, block.sizes, there, page=block.how.page), *values, tensors)[0]
         for j in range(cute.size(acc, mode=[1])):
             for e in range(2):
                 acc[2 * half + e, j] = acc[2 * half + e, j] * factor
@@ -333,7 +336,7 @@ def _join(
                 found[i] = found[i] + parts[split, own, column] * scale
     factor = Float32(1)
     if cutlass.const_expr(row is not None):
-        at = Row(here, position, sizes, there & (lane == 0))
+        at = Row(here, position, sizes, there & (lane == 0), page=how.page)
         factor = row(at, cute.full((1,), top, Float32), cute.full((1,), total, Float32), tensors)[0]
     for i in cutlass.range_constexpr(pieces):
         column = lane + i * WARP
@@ -405,7 +408,7 @@ def _store_part(
 
 def _tile(places: tuple, rows: tuple, column: Int32, sizes: tuple, how: AttentionLaunch) -> Tile:
     """The tile from a column on."""
-    return Tile(places, rows, (column, cutlass.min(column + how.tile_n, sizes[1]) - 1), sizes)
+    return Tile(places, rows, (column, cutlass.min(column + how.tile_n, sizes[1]) - 1), sizes, page=how.page)
 
 
 @cute.jit
@@ -437,6 +440,7 @@ def _score(
     tensors: tuple,
     functions: Functions,
     masked: bool,
+    how: AttentionLaunch,
 ) -> None:
     """The scores of a tile, from its products (4, J), of a lane's two rows; where `masked`, columns past the last have no weight."""
     lane, count = cute.arch.lane_idx(), 2 * cute.size(acc, mode=[1])
@@ -445,7 +449,7 @@ def _score(
         held = cute.make_rmem_tensor((count,), Float32)
         for i in range(count):
             held[i] = acc[2 * half + i % 2, i // 2]
-        held.store(functions.score(Scores(here, position, columns, sizes), held.load(), tensors, masked))
+        held.store(functions.score(Scores(here, position, columns, sizes, how.page), held.load(), tensors, masked))
         for i in range(count):
             value = held[i]
             if masked:

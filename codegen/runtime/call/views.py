@@ -228,12 +228,13 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
         return Extents(inner, total, *(n if isinstance(n, int) else None for n in (extents[plan.place], others)))
     if isinstance(plan, AttentionPlan):
         inner, columns = (_product(axes.shape((axis,))) for axis in (plan.value, plan.contracted))
-        own = [_product(axes.shape((axis,))) for axis in (plan.row, plan.column)]
+        own = [_product(axes.shape(some)) for some in ((plan.row,), plan.keys)]
         batch, shared = (
             _product(tuple(n for a in some for n in axes.shape((a,)))) for some in (plan.batch, plan.shared)
         )
-        known = [n if isinstance(n, int) else None for n in (*own, batch, shared)]
-        return Extents(stands_for(inner), known[1], stands_for(columns), known[0], known[2], known[3])
+        page = _product(axes.shape(plan.keys[1:]))
+        known = [n if isinstance(n, int) else None for n in (*own, batch, shared, page)]
+        return Extents(stands_for(inner), known[1], stands_for(columns), known[0], *known[2:])
     if isinstance(plan, Elementwise):
         return Extents(inner, total, turned=None if plan.turned is None else divisor(extents[plan.turned]))
     if isinstance(plan, Selection):

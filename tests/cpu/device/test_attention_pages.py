@@ -1,0 +1,43 @@
+"""Attention to rows of k and v that a table points at: pages of one row, values that are taken by the same table, and pages that the
+mask skips."""
+
+import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16
+import numpy as np
+
+from codegen.autodiff.backward import backward_of
+from codegen.checking.testing import check_op
+from generated import paged_decoding
+from tests.making import make_op, spec_text
+
+
+def test_rows_of_their_own_pages(tmp_path):
+    """The scores take values by the same table; a head's slope is computed from its number and the number of heads."""
+    text = spec_text(
+        "q: T[B, Q, H, D]; k: T[P, H, D]; v: T[P, H, E]; places: int32[B, S]; unit: float32[P, H]",
+        "o: T[B, Q, H, E]",
+        "far = exp2(-8 * (index(H) + 1) / size(H)) * index(S); s = (q @ take(k, places, axis=P)) * take(unit, places, axis=P) - far; "
+        "o = softmax(s, axis=S) @ take(v, places, axis=P)",
+        "i = jnp.clip(places, 0, k.shape[0] - 1); h = k.shape[1]; slopes = (2.0 ** (-8 * (jnp.arange(h) + 1) / h) if h else jnp.zeros(0)); "
+        'x = jnp.einsum("bqhd,bshd->bhqs", q, k[i]) * jnp.moveaxis(unit[i], 2, 1)[:, :, None]; '
+        "p = jax.nn.softmax(x - (slopes[:, None] * jnp.arange(places.shape[1]))[:, None]); "
+        'o = jnp.einsum("bhqs,bshe->bqhe", p, v[i])',
+        types="{T: [float16, bfloat16]}",
+    )
+    op = make_op(tmp_path, text + "\ndomain: {unit: [-1, 1]}")
+    assert op.plan.kind == "attention" and "taken from pages" in str(backward_of(op.planned))
+    check_op(op, "interpret", examples=3)
+
+
+def test_pages_that_the_mask_skips_are_not_read():
+    """Page 2 is NaN, and no tile of scores that are seen has it. Numbers that no page has are clamped."""
+    rng = np.random.default_rng(0)
+    shapes = (1, 2, 2, 16), (6, 16, 1, 16), (6, 16, 1, 16)
+    q, k, v = (rng.standard_normal(shape, np.float32).astype("bfloat16") for shape in shapes)
+    k[2], v[2] = np.nan, np.nan
+    pages, past = np.array([[3, -7, 99, 1, 2, 2, 2, 2, 2]], np.int32), np.array([62], np.int32)
+    o = paged_decoding(q, k, v, pages, past, implementation="interpret")
+    keys, values = (x[[3, 0, 5, 1], :, 0].reshape(64, 16).astype(np.float64) for x in (k, v))
+    s = np.einsum("qgd,sd->gqs", q[0].astype(np.float64), keys) * 0.088388
+    e = np.where(np.arange(64) <= np.array([[62], [63]]), np.exp(s), 0)
+    wanted = np.einsum("gqs,sd->qgd", e / e.sum(-1, keepdims=True), values)
+    np.testing.assert_allclose(np.asarray(o[0], np.float64), wanted, rtol=1e-2, atol=1e-2)

@@ -140,8 +140,8 @@ def gradient_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
 
 
 def _factors(products: tuple[Product, ...]) -> list[str]:
-    """The types of the products' factors."""
-    return [x.dtype for p in products for x in (p.a, p.b)]
+    """The types in which the products' factors are multiplied."""
+    return [x.dtype for p in products for x in ((p.a,) if p.widened else (p.a, p.b))]
 
 
 def _is_wide(spec: Spec, dtype: str) -> bool:

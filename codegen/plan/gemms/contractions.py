@@ -154,7 +154,18 @@ class _Splitter:
         named = next((s.name for s in self.statements if s.value is node and s.part is None), None)
         taken = named is None or b.part is not None or named in {o.name for o in self.spec.outputs}
         name = fresh(self.taken, "acc") if named is None or taken else named
-        return Product(first, second, axes, Array(name, kinds[node.kind], tuple(order)), widened)
+        return Product(
+            first,
+            second,
+            axes,
+            Array(name, kinds[node.kind], tuple(order)),
+            widened or self.widens_input(first, second),
+        )
+
+    def widens_input(self, a: Array, b: Array) -> bool:
+        """Whether a product of two inputs converts b to the type of a, which is exact."""
+        wide = all(DTYPES[d].kind == "float" and DTYPES[d].size > 1 for d in self.spec.dtypes(a))
+        return wide and {*self.spec.dtypes(b)} <= SOURCES
 
     def straight(self, assigned: list[Statement], leaves: Mapping[int, Leaf]) -> list[Node]:
         """The values that are sums and scaled values of products and that other operations take. A backward may need

@@ -211,6 +211,14 @@ def test_a_factor_of_bytes_is_converted_in_the_product_of_few_rows():
     assert isinstance(many.tiles, Tiles) and many.copied.startswith("by estimate")
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_a_factor_of_bytes_without_a_cast_is_converted_too(dtype):
+    plan = made(f"x: bfloat16[..., K]; q: {dtype}[K, N]", "y: bfloat16[..., N]", "y = x @ q").plan
+    assert isinstance(plan, Gemm) and isinstance(plan.tile, Tile) and plan.products[0].widened
+    plan = made(f"x: {dtype}[..., K]; q: bfloat16[K, N]", "y: bfloat16[..., N]", "y = x @ q").plan
+    assert isinstance(plan, Gemm) and not isinstance(plan.tile, Tile)  # of the rows' side it is XLA's product
+
+
 def test_what_stages_write_is_saved_for_the_backward():
     op = made(X, Y, "m = mean(x, axis=...); y = (x - m) * rsqrt(var(x, axis=...))")
     found = backward_of(op)

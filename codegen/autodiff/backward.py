@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Iterable, Sequence
@@ -119,22 +120,23 @@ def _of_some(
     return made, how
 
 
-def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
-    """A backward without outputs that equal another output or a cotangent, such as the gradients of a sum's terms. Those are in
-    `how.same`."""
+def _planned(how: Backward) -> tuple[Op, Backward]:
+    """The op of a backward, without outputs that equal another output or a cotangent, such as the gradients of a sum's terms: those
+    are in `how.same`. Raises `SpecError` or `UserError` if no kernel can compute it."""
+    spec = how.spec
 
     def key(array: Array, values: Iterable[Leaf | int]) -> tuple[Any, ...]:
         return array.dtype, array.dims, tuple(values)
 
     cotangents, given = {dy for _, dy in how.cotangents}, {dx: name for name, dx in how.gradients}
     tables, held = {s.table for s in how.scattered}, {}
-    for array in op.spec.inputs:
+    for array in spec.inputs:
         if array.name in cotangents:
             parts = range(array.parts) if array.parts else (None,)
             held[key(array, (Leaf(array.name, part) for part in parts))] = array
     kept, same = [], []
-    for array in op.spec.outputs:
-        assigned = [s for s in op.statements if s.name == array.name]
+    for array in spec.outputs:
+        assigned = [s for s in spec.read.statements if s.name == array.name]
         values = [(s.value.attr if isinstance(s.value.attr, Leaf) else id(s.value)) for s in assigned if not s.at]
         own = key(array, values or [id(s) for s in assigned])
         if given[array.name] in tables:  # other outputs are added to it
@@ -144,13 +146,11 @@ def _once(op: Op, how: Backward) -> tuple[Op, Backward]:
         else:
             held[own] = array
             kept.append(array.name)
-    if not kept or not same:
-        return op, how
-    try:
-        op, how = _of_some(op.spec, how, kept)
-    except (SpecError, UserError):
-        return op, how
-    return op, replace(how, same=tuple(same))
+    if kept and same:
+        with contextlib.suppress(SpecError, UserError):
+            op, how = _of_some(spec, how, kept)
+            return op, replace(how, same=tuple(same))
+    return derived(spec), how
 
 
 def row_backward(op: Op) -> Derived:
@@ -199,7 +199,7 @@ def _row_backward(op: Op, how: Backward) -> Derived:
     forward = None
     if how.forward is not None:  # of no more kernels than the op
         forward = derived(how.forward) if isinstance(op.plan, Staged) else one_kernel(how.forward)
-    made, how = _once(derived(how.spec), how)
+    made, how = _planned(how)
     return Derived(made, how, forward)
 
 
@@ -210,5 +210,5 @@ def gemm_backward(spec: Spec, plan: Gemm) -> Derived:
     if found.forward is not None:
         epilogue = one_kernel(found.forward)
         forward = Op(found.forward, epilogue.statements, Reference(()), gemm_plan(plan.products, epilogue))
-    op, how = _once(derived(found.how.spec), found.how)
+    op, how = _planned(found.how)
     return Derived(op, how, forward, tuple(pair for pair in found.products if pair[0] in how.inputs))

@@ -103,6 +103,7 @@ class _Emitter:
     ):
         self.names, self.dialect, self.roots = names, dialect, roots
         self.uses: Counter[int] = Counter()
+        self.leaves: dict[int, bool] = {}  # whether a node is one, by identity
         reached = set()
         pairs: dict[tuple[int, str], dict[int, Node]] = defaultdict(dict)
         for node in topological(roots, self.is_leaf, self.arguments):
@@ -153,7 +154,11 @@ class _Emitter:
         return value.args[0].args if divided else value.args
 
     def is_leaf(self, node: Node) -> bool:
-        return leaf_key(node) in self.dialect.leaves or id(node) in self.dialect.given
+        found = self.leaves.get(id(node))
+        if found is None:
+            found = leaf_key(node) in self.dialect.leaves or id(node) in self.dialect.given
+            self.leaves[id(node)] = found
+        return found
 
     def is_met(self, node: Node) -> bool:
         """Whether everything behind a node is written already."""

@@ -210,6 +210,7 @@ class Graph:
         self.axes = tuple(axes)
         self.calls: dict[int, Call] = {}
         self._nodes: dict[tuple[Any, ...], Node] = {}
+        self._orders: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def node(
         self, op: str, args: tuple[Node, ...] = (), attr: object = None, *, kind: str, dims: Iterable[str]
@@ -236,8 +237,11 @@ class Graph:
 
     def order(self, dims: Iterable[str]) -> tuple[str, ...]:
         """The union of axes in the spec's order."""
-        names = set(dims)
-        return tuple(axis for axis in self.axes if axis in names)
+        names = tuple(dims)
+        found = self._orders.get(names)
+        if found is None:
+            found = self._orders[names] = tuple(axis for axis in self.axes if axis in names)
+        return found
 
 
 def _short(value: int) -> str:

@@ -21,7 +21,7 @@ from codegen.render.elementwise import ElementwiseContext
 from codegen.render.gemms import GemmContext
 from codegen.render.imports import import_lines
 from codegen.render.literals import dict_literal, line_literal
-from codegen.render.records import DerivedKernel, Head, Module
+from codegen.render.records import DerivedKernel, Module
 from codegen.render.rows.column import WalkContext
 from codegen.render.rows.row import RowContext
 from codegen.render.rows.scan import ScanContext
@@ -71,10 +71,9 @@ def context_of(op: Op) -> Context:
 def render_op(op: Op) -> str:
     """The generated module of an op."""
     context = context_of(op)
-    head = context.values()
     module = Module(
-        **vars(head),
-        kernel=kernel_text(context, head),
+        **vars(context.described()),
+        kernel=kernel_text(context),
         kind=kind_of(op),
         derived={name: derived_kernel(derived) for name, derived in derived_ops(op).items()},
         spec=dict_literal(to_data(op.spec)),
@@ -117,15 +116,14 @@ def kind_of(op: Op) -> str:
 
 def derived_kernel(op: Op) -> DerivedKernel:
     context = context_of(op)
-    head = context.values()
-    return DerivedKernel(head.op, kernel_text(context, head), head.xla, kind_of(op))
+    return DerivedKernel(op.spec.op, kernel_text(context), context.xla(), kind_of(op))
 
 
-def kernel_text(context: Context, head: Head) -> str:
+def kernel_text(context: Context) -> str:
     """The kernel, or kernels, and their launchers; "" for an op without one."""
     kernel = context.kernel()
     if kernel is None:
         return ""
-    text = environment().get_template(context.template).render(vars(head) | vars(kernel)).rstrip("\n")
+    text = environment().get_template(context.template).render(vars(context.head()) | vars(kernel)).rstrip("\n")
     first = context.first() if isinstance(context, WalkContext) else None
-    return text if first is None else f"{kernel_text(first, first.values())}\n\n\n{text}"
+    return text if first is None else f"{kernel_text(first)}\n\n\n{text}"

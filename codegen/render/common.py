@@ -22,7 +22,7 @@ from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import dtype_constant, unheld_types
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
-from codegen.render.records import Constant, Head, Jnp, Kernel, Reference, ResultClass, Tensor
+from codegen.render.records import Constant, Described, Head, Jnp, Kernel, Reference, ResultClass, Tensor
 from codegen.render.wrapping import WIDTH
 from codegen.spec.spec import Array, Param
 
@@ -79,10 +79,20 @@ class Context:
         """The template's values for this kind of kernel."""
         raise NotImplementedError
 
-    def values(self) -> Head:
-        spec = self.spec
+    def head(self) -> Head:
+        """What the kernel's template shows besides."""
         return Head(
-            op=spec.op,
+            op=self.spec.op,
+            tensors=self.tensor_lines(),
+            static_params=[Constant(name=p.constant, kind=p.kind) for p in self.static],
+            byte_tensors=self.byte_tensors(),
+        )
+
+    def described(self) -> Described:
+        """What the module shows of the op itself."""
+        spec = self.spec
+        return Described(
+            **vars(self.head()),
             path=f"specs/{spec.op}.yaml",
             template=self.template,
             summary="\n".join(doc_lines(spec.summary, 0)),
@@ -91,9 +101,6 @@ class Context:
                 params=[*(a.name for a in spec.inputs), *(p.name for p in spec.params)],
                 lines=[row for line in self.op.reference.lines for row in line.split("\n")],
             ),
-            tensors=self.tensor_lines(),
-            static_params=[Constant(name=p.constant, kind=p.kind) for p in self.static],
-            byte_tensors=self.byte_tensors(),
             result_class=self.result_class(),
             signature=self.signature(),
             returns=camel(spec.op) + "Outputs" if len(spec.outputs) > 1 else "jax.Array",
@@ -107,7 +114,7 @@ class Context:
         types |= {t: f"cutlass.{DTYPES[d[0]].cutlass}" if len(d) == 1 else t for t, d in self.spec.types}
         return emit.Dialect(
             "cute", self.leaves(), self.compute(), f"cutlass.{self.integer}", types, approx,
-            self.spec.math == "precise", self.spec.math == "fast", self.like(), approx_of=self.approximations()[0],
+            self.spec.math == "precise", self.spec.math == "fast", self.like(), approx_of=self.approximations[0],
             tables=self.tables(),
             written=self.cheaper() | self.own_forms() | dict.fromkeys(self.terms(), "device.exp_term({0}, {approx})"),
             rounding=self.rounding, innermost=self.spec.axes[-1] if self.spec.axes else "",
@@ -125,7 +132,7 @@ class Context:
 
     # Approximations under `math: auto`
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019  a context lives as long as a file is rendered
+    @functools.cached_property
     def approximations(self) -> tuple[dict[int, str], dict[str, tuple[Array, ...]]]:
         """Whether each operation may be approximate, by the node's identity (`precision.py`). If that depends on a
         call's types, it is a flag of the kernel: the second dict, with an array of each type that decides it."""
@@ -172,7 +179,6 @@ class Context:
         """The outputs whose types decide how exact the values that reach them are."""
         return self.spec.asking
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019
     def cheaper(self) -> dict[int, str]:
         """The cheaper text of operations that bounds of their arguments allow."""
         known, found = ranges.ranges(self.nodes), {}
@@ -206,13 +212,13 @@ class Context:
         """The lines that set the flags with these names."""
         return [
             f"{flag} = device.narrow({', '.join(self.tensors[a.name] for a in outputs)})"
-            for flag, outputs in self.approximations()[1].items()
+            for flag, outputs in self.approximations[1].items()
             if flag in names
         ]
 
     @property
     def flags(self) -> list[str]:
-        return list(self.approximations()[1])
+        return list(self.approximations[1])
 
     def target_names(self) -> dict[tuple[str, int | None], str]:
         stores = {(s.array.name, s.part): s.name for s in self.plan.stores if s.array}

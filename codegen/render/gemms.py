@@ -231,14 +231,14 @@ class TileContext(ElementwiseContext):
     def of_factors(self, flags: Iterable[str]) -> list[str]:
         """Those of these flags that depend on the factors' type, because it decides for a reduced value."""
         held = self.in_registers()
-        found = {flag for flag, arrays in self.approximations()[1].items() if any(a.name in held for a in arrays)}
+        found = {flag for flag, arrays in self.approximations[1].items() if any(a.name in held for a in arrays)}
         return [flag for flag in flags if flag in found]
 
     def flag_lines(self, names: Iterable[str]) -> list[str]:
         names, held = list(names), self.in_registers()
         own = self.of_factors(names)
         lines = super().flag_lines(name for name in names if name not in own)
-        for flag, arrays in self.approximations()[1].items():
+        for flag, arrays in self.approximations[1].items():
             if flag in own:
                 tensors = [self.tensors[a.name] for a in arrays if a.name not in held]
                 more = f" and device.narrow({', '.join(tensors)})" if tensors else ""

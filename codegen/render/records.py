@@ -78,17 +78,23 @@ class ResultClass:
 
 @dataclass(frozen=True)
 class Head:
-    """What every op has: its arrays and parameters, its jnp form, its function for JAX."""
+    """What every kernel has: its op's name, arrays and parameters."""
 
     op: str
+    tensors: list[Tensor]
+    static_params: list[Constant]
+    byte_tensors: list[str]
+
+
+@dataclass(frozen=True)
+class Described(Head):
+    """What every op has besides: its jnp form, its reference, its function for JAX."""
+
     path: str
     template: str
     summary: str
     xla: Jnp | None
     reference: Reference
-    tensors: list[Tensor]
-    static_params: list[Constant]
-    byte_tensors: list[str]
     result_class: ResultClass | None
     signature: list[str]
     returns: str
@@ -106,7 +112,7 @@ class DerivedKernel:
 
 
 @dataclass(frozen=True)
-class Module(Head):
+class Module(Described):
     """The values of `op.py.jinja`."""
 
     kernel: str

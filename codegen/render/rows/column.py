@@ -336,7 +336,7 @@ class WalkContext(RowContext):
         wanted = {self.tensors[a.array.name] for a in (*inputs, *stores) if a.array is not None}
         wanted |= {f"m{camel(p.name)}" for p in self.dynamic if p.name in function.params}
         wanted |= {self.parts(s) for s in statistics}
-        flags = {f: outputs for f, outputs in self.approximations()[1].items() if f in function.params}
+        flags = {f: outputs for f, outputs in self.approximations[1].items() if f in function.params}
         wanted |= {self.tensors[a.name] for outputs in flags.values() for a in outputs}
         lines = self.flag_lines(flags)
         arguments = self.finish_arguments(finish)

@@ -16,7 +16,6 @@ from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Leaf, Node, topological
 from codegen.language.reference import Reference
 from codegen.plan.attention import Attention, AttentionPlan
-from codegen.plan.gemms.contractions import contracts
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.spec.spec import Array, Spec
 from codegen.stages.choose import derived, gemm_plan, one_kernel
@@ -159,7 +158,7 @@ def row_backward(op: Op) -> Derived:
     there is none, the same with the gradients of tables added up by index after the kernel. Raises `SpecError` or `UserError` if
     there is none."""
     spec, held = op.spec, op.plan.held if isinstance(op.plan, Staged) else ()
-    takes = any(n.op == "take" for n in spec.read.nodes)
+    takes = "take" in spec.read.ops
     reasons: dict[str | None, SpecError | UserError] = {}
     for by_index in (False, True) if takes else (False,):
         try:
@@ -186,7 +185,7 @@ def row_backward(op: Op) -> Derived:
 
 def _ways(op: Op) -> tuple[str | None, ...]:
     """What the forward may save besides what the spec says, from the least on."""
-    if contracts(op.statements):
+    if "contract" in op.spec.read.ops:
         return "products", "products and held"
     return ("held",) if isinstance(op.plan, Staged) else ("rows", None, "columns")
 

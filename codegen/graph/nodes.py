@@ -7,6 +7,7 @@ depends on YAML, on text positions, or on a backend.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -200,6 +201,11 @@ class Chain:
     def nodes(self) -> Iterator[Node]:
         """Every node, arguments before their users."""
         return topological(s.value for s in self.statements)
+
+    @functools.cached_property
+    def ops(self) -> frozenset[str]:
+        """The operations of its nodes."""
+        return frozenset(node.op for node in self.nodes)
 
 
 class Graph:

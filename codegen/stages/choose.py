@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
-from codegen.graph.nodes import Node, topological
+from codegen.graph.nodes import Node
 from codegen.graph.ops import ALONE, REDUCTIONS, SCANS
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
@@ -31,7 +31,7 @@ from codegen.stages.scaling import moved
 
 def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged:
     """The plan of a chain: one kernel if one can compute it, else stages. Raises `SpecError` if no kernels can."""
-    if gemms.contracts(spec.read.statements):
+    if "contract" in spec.read.ops:
         gemms.check(spec)
     try:
         return kernel_of(spec)
@@ -42,7 +42,7 @@ def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan |
 def _in_stages(spec: Spec, error: SpecError) -> Staged:
     """The plan of a chain as several kernels. Raises `error`, why it is not one kernel, if there are none."""
     statements = spec.read.statements
-    contracts, whole = gemms.contracts(statements), _Whole(spec, statements)
+    contracts, whole = "contract" in spec.read.ops, _Whole(spec, statements)
     if whole.refused():
         raise error
     try:
@@ -96,7 +96,8 @@ def kernel_of(spec: Spec, widens: bool = False) -> Elementwise | Reduction | Sel
     """The plan of a chain as one kernel, of a product that may have a factor in elements of a byte if the kernel `widens` it. Raises
     `SpecError` if there is none."""
     statements = spec.read.statements
-    if gemms.contracts(statements):
+    ops = spec.read.ops
+    if "contract" in ops:
         if (found := attention(spec)) is not None:
             return found
         products, after = gemms.split(spec, widens)
@@ -104,7 +105,6 @@ def kernel_of(spec: Spec, widens: bool = False) -> Elementwise | Reduction | Sel
             return gemm_plan(products, one_kernel(after))
         except SpecError as error:
             raise SpecError([in_chain(spec, d) for d in error.diagnostics]) from None
-    ops = {node.op for node in topological(s.value for s in statements)}
     if ops & ALONE:
         return selecting.make_plan(spec, statements)
     if ops & SCANS.keys():
@@ -116,7 +116,7 @@ def kernel_of(spec: Spec, widens: bool = False) -> Elementwise | Reduction | Sel
 def derived(spec: Spec) -> Op:
     """The op of a spec that was made from another spec. One that contracts is always stages, of which it may have one. Raises
     `SpecError` if it has no kernel."""
-    if gemms.contracts(spec.read.statements):
+    if "contract" in spec.read.ops:
         place = spec.source.diagnostic(spec.chain.span, "too many products, reductions or operations for one op", "")
         return _made(spec, _in_stages(spec, SpecError([place])))
     return _made(spec, plan_of(spec))

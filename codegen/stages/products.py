@@ -98,7 +98,7 @@ class _Around(Cutting):
 
     def one_or_more(self, spec: Spec) -> Op:
         """The op of a stage's spec: one kernel, or without products as many as it needs."""
-        if any(n.op == "contract" for n in spec.read.nodes):
+        if "contract" in spec.read.ops:
             return self.one(spec)
         return self.rest(spec)
 

@@ -22,11 +22,6 @@ from codegen.plan.gemms.tiles import Product
 from codegen.spec.spec import Array, Spec
 
 
-def contracts(statements: tuple[Statement, ...]) -> bool:
-    """Whether a chain has a contraction."""
-    return any(n.op == "contract" for n in topological(s.value for s in statements))
-
-
 def takes_inputs(statements: tuple[Statement, ...]) -> bool:
     """Whether all products of a chain are of inputs."""
     nodes = topological(s.value for s in statements)

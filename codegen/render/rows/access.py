@@ -248,6 +248,10 @@ class RowAccess(Context):
                 found.append(RowLoad(*words, self.guard(access), self.plan.of_row(access), False))
         return found
 
+    @functools.cached_property
+    def loads(self) -> list[Load]:
+        return [self.load(access) for access in self.vector_loads()]
+
     def load(self, access: Access) -> Load:
         """How this thread's vectors are loaded into registers."""
         name, tensor = self.fragment(access), self.tensors[access.array.name] if access.array else ""

@@ -59,7 +59,7 @@ class RowContext(RowAccess):
             settings=self.kernel_settings(),
             fragments=self.kernel_fragments(),
             row_loads=self.row_loads(),
-            loads=[load for load in map(self.load, self.vector_loads()) if load.of_row],
+            loads=[load for load in self.loads if load.of_row],
             stages=[self.stage(i) for i in range(len(self.plan.stages))],
             sweeps=[self.sweep(stages) for stages in self.plan.sweeps],
             meeting=", ".join(f"*{self.shared(sweep[0])}" for sweep in self.plan.sweeps),
@@ -90,9 +90,11 @@ class RowContext(RowAccess):
         targets = self.target_names()
         columns = tuple(axis for group in self.plan.column_groups for axis in group.axes)
         widths = {id(s.node): s.width for s in self.plan.inner}
-        dialect = replace(self.dialect(), leaves={**self.leaves(), **leaves}, columns=columns, widths=widths)
         given = {id(c.node): c.name for c in self.plan.expensive if c.node is not alone}
-        dialect = replace(dialect, given=given, like=like or dialect.like)
+        dialect = replace(
+            self.dialect(), leaves={**self.leaves(), **leaves}, columns=columns, widths=widths, given=given,
+            like=like or self.like(),
+        )  # fmt: skip
         lines, results = emit.emit_values(self.statements, targets, dialect, values)
         names = [
             *self.vector_names(),
@@ -308,7 +310,7 @@ class RowContext(RowAccess):
     def loads_for(self, function: Function) -> list[Load]:
         """The arrays that a sweep reads; if the row is read again, also those of the held values."""
         needed = self.needed(function)
-        return [load for load in map(self.load, self.vector_loads()) if load.values & needed]
+        return [load for load in self.loads if load.values & needed]
 
     def needed(self, function: Function) -> set[str]:
         """The operands of a function, and those of the held values among them."""

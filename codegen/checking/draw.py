@@ -112,11 +112,13 @@ def _sizes(pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]) ->
     columns = op.plan.kind in ("column", "row+column")
     least = least_sizes(s.value for s in op.statements)
     last = next(iter(least), last)
+    in_pairs = {a.dims[-1].names[-1] for a in spec.arrays if a.dims and DTYPES[dtypes[a.name]].packed and a.dims[-1].names}
     extents: dict[str, int] = {}
     left = BUDGET
     for axis in reversed(names):
         pool = inner if axis == last or (columns and axis == names[0]) else [1, 2, 3, 5, 7]
         pool = [m + least.get(axis, 1) - 1 for m in pool]
+        pool = [2 * m for m in pool] if axis in in_pairs else pool
         n = spec.extents.get(axis) or pick(st.sampled_from([m for m in pool if m <= max(1, left)]))
         extents[axis] = n
         left //= max(1, n)
@@ -235,6 +237,7 @@ def values(
     if kind == "int":
         return _integers(generator, dtype, shape, case, domain)
     x = generator.standard_normal(shape) * case.scale
+    x = np.abs(x) if DTYPES[dtype].scales else x
     if isinstance(domain, tuple):
         low, high = domain
         x = low + (high - low) * generator.random(shape)
@@ -281,7 +284,7 @@ def _special_lines(generator: np.random.Generator, x: np.ndarray, along: int) ->
 def whole_range(dtype: str, domain: object, extents: Mapping[str, int]) -> tuple[int, int]:
     """The smallest and the largest integer to draw for an array of an integer dtype: within its domain and its dtype, and
     near 0 where the domain has no bounds."""
-    info = np.iinfo(jnp.dtype(dtype))
+    least, most = DTYPES[dtype].low, DTYPES[dtype].high
     if isinstance(domain, tuple):
         low, high = (float(bound) for bound in domain)
         low, high = math.ceil(low), math.floor(high)
@@ -289,29 +292,33 @@ def whole_range(dtype: str, domain: object, extents: Mapping[str, int]) -> tuple
         low, high = 0, max(0, math.prod(extents[axis] for axis in along) - 1)
     else:
         low, high = 1 if domain == "positive" else -100, 100
-    low = min(max(low, info.min), info.max)
-    return low, max(low, min(high, info.max))
+    low = min(max(low, least), most)
+    return low, max(low, min(high, most))
 
 
 def _integers(
     generator: np.random.Generator, dtype: str, shape: tuple[int, ...], case: Case, domain: object
 ) -> np.ndarray:
-    info = np.iinfo(jnp.dtype(dtype))
+    least, most = DTYPES[dtype].low, DTYPES[dtype].high
     low, high = whole_range(dtype, domain, dict(case.extents))
     drawn = generator.integers(low, high, shape, np.int64, endpoint=True)
     if case.specials and (domain is None or domain in ("positive", "nonzero", "finite")):
-        pool = [v for v in (info.min, info.min + 1, -1, 0, 1, info.max - 1, info.max) if info.min <= v <= info.max]
+        pool = [v for v in (least, least + 1, -1, 0, 1, most - 1, most) if least <= v <= most]
         pool = [v for v in pool if v > 0 or domain != "positive"]
         drawn = np.where(generator.random(shape) < 0.25, generator.choice(np.array(pool), shape), drawn)
     if domain == "nonzero":
         drawn = np.where(drawn == 0, 1, drawn)
-    return drawn.astype(info.dtype)
+    return drawn.astype(jnp.dtype(dtype))
 
 
 def special_values(dtype: str) -> list[float]:
     """NaN, infinities, signed zeros, denormals, the largest and smallest numbers, and the neighbours of 1."""
     info: Any = jnp.finfo(jnp.dtype(dtype))
     top, normal, tiny = float(info.max), float(info.smallest_normal), float(info.smallest_subnormal)
+    if DTYPES[dtype].packed:
+        return [v * sign for v in (0.0, tiny, normal, 1.5, 2.0, 3.0, top) for sign in (1.0, -1.0)]
+    if DTYPES[dtype].scales:
+        return [float("nan"), top, tiny, 0.5, 1.0, 2.0]
     positive = [0.0, float("inf"), top, normal, tiny, 1.0, 1.0 + float(info.eps), 0.5, 2.0, 88.0]
     return [float("nan"), *positive, *(-v for v in positive)]
 

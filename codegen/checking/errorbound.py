@@ -569,24 +569,29 @@ class Analysis:
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:
-    """NumPy's twin of how an output is stored: rounded once, float8 and integers saturating, NaN to integer 0."""
+    """NumPy's twin of how an output is stored: rounded once, float8, float4 and integers saturating, NaN to 0 where there is none."""
     target = jnp.dtype(dtype)
     x = np.asarray(x)
     with np.errstate(all="ignore"):
+        if DTYPES[dtype].scales:
+            # The fraction is from 0.5 on: above 0.75 the power of two above is at least as near
+            fraction, power = np.frexp(np.clip(np.nan_to_num(x.astype(np.float64), posinf=2.0**127), 2.0**-127, 2.0**127))
+            return np.where(np.isnan(x) | (x < 0), np.nan, np.ldexp(np.where(fraction < 0.75, 0.5, 1.0), power)).astype(target)
         if DTYPES[dtype].kind == "float":
+            x = np.where(np.isnan(x), 0.0, x) if DTYPES[dtype].packed else x
             if target.itemsize == 1:
                 top = float(jnp.finfo(target).max)
                 x = np.clip(x, -top, top)
             return x.astype(target)
         if DTYPES[dtype].kind == "bool":
             return x.astype(bool)
-        info = np.iinfo(target)
+        least, most = DTYPES[dtype].low, DTYPES[dtype].high
         if x.dtype.kind == "f":
             x = np.trunc(np.where(np.isnan(x), 0, x))
-            low, high = float(info.min), float(info.max)
-            inside = np.clip(x, low, np.nextafter(high, 0) if high != info.max else high).astype(np.int64)
-            return np.where(x >= high, info.max, np.where(x <= low, info.min, inside)).astype(target)
-        return np.clip(x.astype(np.int64), info.min, info.max).astype(target)
+            low, high = float(least), float(most)
+            inside = np.clip(x, low, np.nextafter(high, 0) if high != most else high).astype(np.int64)
+            return np.where(x >= high, most, np.where(x <= low, least, inside)).astype(target)
+        return np.clip(x.astype(np.int64), least, most).astype(target)
 
 
 def ulp(x: np.ndarray, dtype: str) -> np.ndarray:

@@ -5,4 +5,5 @@ from codegen.device.math.circular import *  # noqa: F403
 from codegen.device.math.division import *  # noqa: F403
 from codegen.device.math.elementary import *  # noqa: F403
 from codegen.device.math.integers import floor_divide, modulo, popcount, random_bits, shift_left, shift_right  # noqa: F401
+from codegen.device.math.narrow import Float4, Uint4, bytes_of, read, rounded, stored  # noqa: F401
 from codegen.device.math.scaling import *  # noqa: F403

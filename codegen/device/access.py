@@ -14,6 +14,7 @@ from cutlass import Int32, Int64, Numeric, Uint32
 from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
+from codegen.device.math.narrow import bytes_of
 from codegen.shared import WARP
 
 EVICT = cute.nvgpu.CacheEvictionPriority
@@ -133,6 +134,7 @@ def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cut
     """Load neighbouring whole rows of a compact tensor, from `row` on, into dst (..., rows): together they are vectors in memory.
     Zeros past the last row. A warp loads its lanes' rows together, neighbouring vectors by neighbouring lanes, and
     redistributes them in its part of shared memory."""
+    src, dst = bytes_of(src), bytes_of(dst)
     start, left, vec = _neighbours(src, row, dst)
     lane, count = cute.arch.lane_idx(), cute.size(dst)
     found, pieces = cute.make_tensor(dst.iterator, cute.make_layout((count,))), _pieces(src, count, vec)
@@ -152,6 +154,7 @@ def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cut
 @cute.jit
 def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32, place: cute.Pointer):
     """Store neighbouring whole rows as `load_rows` loads them."""
+    src, dst = bytes_of(src), bytes_of(dst)
     start, left, vec = _neighbours(dst, row, src)
     lane, count = cute.arch.lane_idx(), cute.size(src)
     held, pieces = cute.make_tensor(src.iterator, cute.make_layout((count,))), _pieces(dst, count, vec)

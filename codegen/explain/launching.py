@@ -115,7 +115,7 @@ def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None
     how, tuned = launch_of(op, binding, shape, arch), tuned_for(op, binding, shape, arch)
     op = launched(op)
     plan = op.plan
-    vector_bytes = {a.name: how.vec * n * DTYPES[binding.dtype(a)].size for a, n in plan.full}
+    vector_bytes = {a.name: DTYPES[binding.dtype(a)].bytes_of(how.vec * n) for a, n in plan.full}
     facts = {"vector": how.vec, "vector_bytes": vector_bytes, "threads": how.threads, "ragged": how.ragged}
     if isinstance(plan, Reduction) and plan.rows and isinstance(how, RowLaunch | WalkLaunch):
         facts |= {"threads_a_row": how.per_row, "vectors_a_thread": how.vectors, "cluster": how.cluster}

@@ -126,10 +126,10 @@ def fused_bytes(binding: Binding, shape: Shape, statements: Sequence[Statement])
             continue  # the elements that stay are not touched
         if (at := puts.get(array.name)) is not None:
             own = written_axes(binding.spec, array, at)
-            total += elements(own, shape) * DTYPES[binding.dtype(array)].size
+            total += DTYPES[binding.dtype(array)].bytes_of(elements(own, shape))
             continue
         size = array_bytes(array, shape, binding.dtype(array))
-        taken = tables.get(array.name, 0) * DTYPES[binding.dtype(array)].size
+        taken = DTYPES[binding.dtype(array)].bytes_of(tables.get(array.name, 0))
         total += size if array.name in whole or not taken else min(size, taken)
     return total
 

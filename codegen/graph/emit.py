@@ -51,6 +51,7 @@ class Dialect:
     like: str = ""  # a vector of the compute type, for constants that need one
     order: tuple[str, ...] = ()  # jnp: the axes of every operand that is not a scalar
     columns: tuple[str, ...] = ()  # the axes along a vector, where other axes make a row
+    unusual: frozenset[str] = frozenset()  # cute: names of types that are rounded to by functions of their own
     innermost: str = ""  # cute: the last axis of all
     approx_of: Mapping[int, str] = field(default_factory=dict)  # the flag of single nodes, by identity
     written: Mapping[int, str] = field(default_factory=dict)  # the text of single nodes, by identity
@@ -145,7 +146,7 @@ class _Emitter:
     def rounded(self, node: Node) -> tuple[Node, ...]:
         """The arguments of a rounding to an integer in a kernel: the rounded value, or dividend and divisor of a quotient whose
         divisor is one value for a vector. Empty for other nodes."""
-        if self.dialect.name != "cute" or node.op != "cast" or node.kind != "int":
+        if self.dialect.name != "cute" or node.op != "cast" or node.kind != "int" or node.attr in self.dialect.unusual:
             return ()
         (value,) = node.args
         if value.op != "round" or self.is_leaf(value):
@@ -368,6 +369,8 @@ class _Emitter:
         texts = [self.result(n) for n in self.arguments(node)]
         if self.dialect.name == "jnp":
             return f"runtime.cast({texts[0]}, {dtype})" + ("" if node.kind == "bool" else f".astype({target})")
+        if str(node.attr) in self.dialect.unusual:
+            return f"device.rounded({texts[0]}, {dtype}, {target})"
         function = "cast" if not self.rounded(node) else "round_to" if len(texts) == 1 else "round_quotient"
         stored = f"device.{function}({', '.join(texts)}, {dtype})"
         return stored if node.kind == "bool" else f"{stored}.to({target})"

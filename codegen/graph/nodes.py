@@ -19,44 +19,80 @@ from codegen.errors import UserError
 ROWS = "..."  # one logical axis for any number of leading axes
 
 
+OWN = ("uint4", "float4_e2m1fn")  # dtypes for which kernels have element types of their own
+
+
 @dataclass(frozen=True)
 class DType:
-    """An array element type: its name in JAX and in CuTe DSL, its kind, its size in bytes, and the architectures that have it."""
+    """An array element type: its name in JAX and in CuTe DSL, its kind, its size in bits, and the architectures that have it."""
 
     name: str
     cutlass: str
     kind: str
-    size: int
+    bits: int
     min_arch: int = 80
+
+    @property
+    def size(self) -> int:
+        """The bytes that hold an element: 1 also where two elements share a byte."""
+        return max(1, self.bits // 8)
+
+    @property
+    def packed(self) -> bool:
+        """Whether two neighbours along the last axis share a byte, the first of them in its low half."""
+        return self.bits < 8
+
+    @property
+    def scales(self) -> bool:
+        """Whether it is a type of powers of two: no sign, no zero."""
+        return self.name == "float8_e8m0fnu"
+
+    @property
+    def unusual(self) -> bool:
+        """Whether kernels convert it with functions of their own."""
+        return self.packed or self.scales
+
+    @property
+    def text(self) -> str:
+        """Its name in a kernel."""
+        return f"{'device' if self.name in OWN else 'cutlass'}.{self.cutlass}"
 
     @property
     def low(self) -> int:
         """The least value of an integer type."""
-        return 0 if self.name.startswith("u") else -(1 << (8 * self.size - 1))
+        return 0 if self.name.startswith("u") else -(1 << (self.bits - 1))
 
     @property
     def high(self) -> int:
         """The greatest value of an integer type."""
-        return (1 << (8 * self.size - (not self.name.startswith("u")))) - 1
+        return (1 << (self.bits - (not self.name.startswith("u")))) - 1
+
+    def bytes_of(self, count: int) -> int:
+        """The bytes of so many neighbouring elements."""
+        return count * self.bits // 8
 
 
 DTYPES = {
     d.name: d
     for d in (
-        DType("bool", "Boolean", "bool", 1),
-        DType("int8", "Int8", "int", 1),
-        DType("int16", "Int16", "int", 2),
-        DType("int32", "Int32", "int", 4),
-        DType("int64", "Int64", "int", 8),
-        DType("uint8", "Uint8", "int", 1),
-        DType("uint16", "Uint16", "int", 2),
-        DType("uint32", "Uint32", "int", 4),
-        DType("float8_e4m3fn", "Float8E4M3FN", "float", 1, 89),
-        DType("float8_e5m2", "Float8E5M2", "float", 1, 89),
-        DType("float16", "Float16", "float", 2),
-        DType("bfloat16", "BFloat16", "float", 2),
-        DType("float32", "Float32", "float", 4),
-        DType("float64", "Float64", "float", 8),
+        DType("bool", "Boolean", "bool", 8),
+        DType("int4", "Int4", "int", 4),
+        DType("int8", "Int8", "int", 8),
+        DType("int16", "Int16", "int", 16),
+        DType("int32", "Int32", "int", 32),
+        DType("int64", "Int64", "int", 64),
+        DType("uint4", "Uint4", "int", 4),
+        DType("uint8", "Uint8", "int", 8),
+        DType("uint16", "Uint16", "int", 16),
+        DType("uint32", "Uint32", "int", 32),
+        DType("float4_e2m1fn", "Float4", "float", 4),
+        DType("float8_e4m3fn", "Float8E4M3FN", "float", 8, 89),
+        DType("float8_e5m2", "Float8E5M2", "float", 8, 89),
+        DType("float8_e8m0fnu", "Float8E8M0FNU", "float", 8),
+        DType("float16", "Float16", "float", 16),
+        DType("bfloat16", "BFloat16", "float", 16),
+        DType("float32", "Float32", "float", 32),
+        DType("float64", "Float64", "float", 64),
     )
 }
 

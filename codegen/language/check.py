@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codegen.errors import Diagnostic, UserError, known, shown
-from codegen.graph.nodes import ROWS
+from codegen.graph.nodes import DTYPES, ROWS
 from codegen.language.formula.operations import with_article
 from codegen.language.formula.reader import reader
 from codegen.language.scope import make_scope
@@ -17,7 +17,10 @@ from codegen.spec.spec import Spec, positions
 
 def check(spec: Spec) -> Iterator[Diagnostic]:
     """An error for each broken rule. Formulas outside the chain are not checked if the chain could not be read."""
-    for rule in (fixed_extents_agree, groups_have_sizes, saved_names_exist, gradients_read, domains_name_axes):
+    rules = (
+        fixed_extents_agree, groups_have_sizes, quantised_without_gradient, saved_names_exist, gradients_read, domains_name_axes,
+    )  # fmt: skip
+    for rule in rules:
         yield from rule(spec)
 
 
@@ -43,6 +46,14 @@ def groups_have_sizes(spec: Spec) -> Iterator[Diagnostic]:
                 outer, inner = dim.names
                 message = f"no input says how large {outer} or {inner} of {dim} is"
                 yield spec.source.diagnostic(array.span, message, f"give it a size, as in ({outer} {inner}=4)")
+
+
+def quantised_without_gradient(spec: Spec) -> Iterator[Diagnostic]:
+    """No cotangent is an array of float4_e2m1fn or float8_e8m0fnu: they have too few numbers, or no negative ones."""
+    for array in spec.arrays if spec.grad != "none" else ():
+        if found := [d for d in spec.dtypes(array) if DTYPES[d].kind == "float" and DTYPES[d].unusual]:
+            message = f"{array.name!r} is {array}: arrays of {found[0]} have no gradient"
+            yield spec.source.diagnostic(array.span or spec.chain.span, message, "write `grad: none`")
 
 
 def saved_names_exist(spec: Spec) -> Iterator[Diagnostic]:

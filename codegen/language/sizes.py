@@ -80,4 +80,4 @@ def elements(axes: tuple[str, ...], shape: Shape) -> int:
 
 
 def array_bytes(array: Array, shape: Shape, dtype: str) -> int:
-    return math.prod(array_shape(array, shape)) * DTYPES[dtype].size
+    return DTYPES[dtype].bytes_of(math.prod(array_shape(array, shape)))

@@ -6,10 +6,12 @@ none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from codegen.errors import UserError
 from codegen.graph.nodes import Leaf, Node
 from codegen.spec.spec import Array
 
@@ -135,6 +137,15 @@ def tokens_of(array: Array, groups: tuple[Group, ...]) -> tuple[int | str, ...]:
             names = ["parts", *names] if dim.parts_first else [*names, "parts"]
         tokens += names if not tokens or not names or tokens[-1] != names[0] else names[1:]
     return tuple(tokens)
+
+
+def whole_pairs(vec: int, elements: int | None) -> int:
+    """The number of elements of a vector where 4-bit numbers are among them, which are read and written by the byte: vectors are
+    whole, in an axis or array of so many elements. Raises `UserError` for an odd number, and for one that is not known (None)."""
+    if elements is None or elements % 2:
+        count = "an unknown number of" if elements is None else str(elements)
+        raise UserError(f"two 4-bit numbers share a byte, and the last axis has {count} elements", "")
+    return math.gcd(vec, elements)
 
 
 def vector_width(width: int, schedule: Mapping[str, int]) -> int:

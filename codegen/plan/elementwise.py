@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph.nodes import DTYPES, Along, Leaf, Statement
-from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
+from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width, whole_pairs
 from codegen.plan.launches import Extents
 from codegen.plan.planner import MAX_AXES, TAKES, Names, Planner
 from codegen.shared import Launch
@@ -90,8 +90,16 @@ class Elementwise:
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
         """The sizes of the innermost axis at which the kernel works in another way: a vector, a block."""
-        how = self.launch(dtypes, Extents(None, None), schedule)
-        return how.vec, how.vec * how.threads
+        vec = self.width(dtypes, schedule)
+        if self.turned is not None:
+            vec = min(vec, TILE)
+        return vec, vec * schedule.get("threads", THREADS)
+
+    def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
+        """The elements of a vector, where the axes have whole vectors."""
+        return vector_width(
+            max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4), schedule
+        )
 
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
@@ -115,11 +123,12 @@ class Elementwise:
     ) -> Launch:
         """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
         del arch  # it is the same on every architecture
-        width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
-        vec = vector_width(width, schedule)
+        vec = self.width(dtypes, schedule)
         if self.turned is not None:
             return _tile_launch(min(vec, TILE), extents, schedule.get("threads", TILE_THREADS))
         unit = extents.total if self.collapsed or not self.coordinates else extents.inner
+        if any(DTYPES[d].packed for d in dtypes.values()):
+            vec = whole_pairs(vec, unit)
         ragged = vec > 1 and (unit is None or unit % vec != 0)
         return Launch(vec, ragged, schedule.get("threads", THREADS))
 

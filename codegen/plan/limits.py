@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
+from codegen.errors import Diagnostic
 from codegen.graph.nodes import DTYPES, Statement, topological
 from codegen.plan.access import BoundTypes
 from codegen.plan.attention import AttentionPlan
@@ -45,6 +46,29 @@ def lacks(op: Described, types: BoundTypes, arch: str) -> str | None:
         needed = DTYPES[dtype].min_arch
         if number and int(number[1]) < needed:
             return f"{op.spec.op}: {words} {dtype}, which {arch} cannot convert; its kernel needs sm_{needed} or newer"
+    return None
+
+
+def whole_bytes(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm, spec: Spec) -> Diagnostic | None:
+    """Why a kernel would read or write half of a byte, in which two 4-bit numbers are; None if it does not. Vectors along the last
+    axis of an array are whole bytes."""
+    for array in spec.arrays:
+        if not any(DTYPES[d].packed for d in spec.dtypes(array)):
+            continue
+        own = [a for a in (*plan.loads, *plan.stores) if a.array == array] if not isinstance(plan, Gemm) else []
+        if isinstance(plan, Elementwise):
+            inner = len(plan.groups) - 1
+            fits = plan.turned is None and all(
+                a.mode in ("flat", "tile") and a.tokens[-1:] == (inner,) and not (a.into or a.back or a.index_of)
+                for a in own
+            )
+        else:
+            fits = isinstance(plan, Reduction) and plan.kind == "row" and not plan.collapsed
+            fits = fits and all(a.mode == "flat" and not a.interleaved and not a.back for a in own)
+        if not own or not fits:
+            message = f"{array.name!r} is {array}, of 4-bit numbers, two in a byte: this kernel would access single ones"
+            hint = "they are read and written along the last axis, by element-wise kernels and kernels that reduce along rows"
+            return spec.source.diagnostic(array.span or spec.chain.span, message, hint)
     return None
 
 

@@ -110,15 +110,20 @@ class Context:
     def dialect(self) -> emit.Dialect:
         """How a kernel writes the chain."""
         approx = {"precise": "False", "fast": "True", "auto": "False"}[self.spec.math]
-        types = {d: f"cutlass.{t.cutlass}" for d, t in DTYPES.items()}
-        types |= {t: f"cutlass.{DTYPES[d[0]].cutlass}" if len(d) == 1 else t for t, d in self.spec.types}
+        types = {d: t.text for d, t in DTYPES.items()}
+        types |= {t: DTYPES[d[0]].text if len(d) == 1 else t for t, d in self.spec.types}
         return emit.Dialect(
             "cute", self.leaves(), self.compute(), f"cutlass.{self.integer}", types, approx,
             self.spec.math == "precise", self.spec.math == "fast", self.like(), approx_of=self.approximations[0],
             tables=self.tables(),
             written=self.cheaper() | self.own_forms() | dict.fromkeys(self.terms(), "device.exp_term({0}, {approx})"),
-            rounding=self.rounding, innermost=self.spec.axes[-1] if self.spec.axes else "",
+            rounding=self.rounding, innermost=self.spec.axes[-1] if self.spec.axes else "", unusual=self.unusual(),
         )  # fmt: skip
+
+    def unusual(self) -> frozenset[str]:
+        """The dtypes, and type variables with such a dtype, that kernels convert with functions of their own."""
+        variables = {t for t, dtypes in self.spec.types if any(DTYPES[d].unusual for d in dtypes)}
+        return frozenset({d for d, t in DTYPES.items() if t.unusual} | variables)
 
     def tables(self) -> dict[str, tuple[str, ...]]:
         """The modes of each table that is read at computed indices, as the kernel sees it: an axis, or a part's number."""
@@ -302,8 +307,12 @@ class Context:
     def compute(self) -> str:
         return "compute" if self.wide else "cutlass.Float32"
 
-    def as_computed(self, load: str, kind: str) -> str:
-        """A loaded value in the compute type of its kind."""
+    def as_computed(self, load: str, array: Array) -> str:
+        """A value that is loaded from an array in the compute type of its kind."""
+        kind = self.spec.kind(array)
+        if any(DTYPES[d].unusual for d in self.spec.dtypes(array)):
+            own = f"cutlass.{self.integer}" if kind == "int" else self.compute()
+            return f"device.read({load.removesuffix('.load()')}, {own})"
         if kind == "float":
             values = load.removesuffix(".load()")
             return f"device.floats({values}, compute)" if self.wide else f"device.floats({values})"
@@ -328,6 +337,8 @@ class Context:
     def converted(self, access: Access) -> str:
         assert access.array is not None
         dtypes = [DTYPES[d] for d in self.spec.dtypes(access.array)]
+        if any(d.unusual for d in dtypes):
+            return "device.stored({0}, {1})"
         plain = all(d.kind != "int" and (d.kind == "bool" or d.size > 1) for d in dtypes)
         return "{0}.to({1})" if plain else "device.cast({0}, {1})"
 

@@ -208,11 +208,9 @@ class ElementwiseContext(Context):
                 continue
             name = self.fragment(access)
             if access.array is None:
-                kind, load = "int", f"{name}.load()"
+                texts[access.name] = f"{name}.load().to(cutlass.{self.integer})"
             else:
-                kind = self.spec.kind(access.array)
-                load = self.loaded_part(access)
-            texts[access.name] = self.as_computed(load, kind)
+                texts[access.name] = self.as_computed(self.loaded_part(access), access.array)
         for p in self.spec.params:
             dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
             texts[p.name] = full(self.width, self.parameter_text(p), dtype)

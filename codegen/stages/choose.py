@@ -18,6 +18,7 @@ from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import contractions as gemms
 from codegen.plan.gemms.tiles import Product, Tile, tile_of
+from codegen.plan.limits import whole_bytes
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import Whole
 from codegen.plan.rows import reducing, scanning, selecting
@@ -95,6 +96,13 @@ def _cost(stages: tuple[Op, ...]) -> tuple[int, int]:
 def kernel_of(spec: Spec, widens: bool = False) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm:
     """The plan of a chain as one kernel, of a product that may have a factor in elements of a byte if the kernel `widens` it. Raises
     `SpecError` if there is none."""
+    plan = _kernel_of(spec, widens)
+    if (error := whole_bytes(plan, spec)) is not None:
+        raise SpecError([error])
+    return plan
+
+
+def _kernel_of(spec: Spec, widens: bool) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm:
     statements = spec.read.statements
     ops = spec.read.ops
     if "contract" in ops:

@@ -33,6 +33,7 @@ from codegen.plan.rows.selecting import SORTED, Sort
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
 from codegen.runtime.call.described import Key
+from codegen.runtime.call.typed import element_type
 from codegen.runtime.compiled import kernels
 from codegen.runtime.compiled.kernels import CompiledCall, nameable
 from codegen.runtime.compiled.launcher_call import LauncherCall
@@ -106,11 +107,12 @@ def variants(op: AnyOp, wanted: Mapping[str, str] | None = None) -> Iterator[Var
         yield from (Variant(types, ragged, defaults) for types, ragged, defaults in ways)
         return
     for types in all_types(op.spec, wanted):
+        whole = any(DTYPES[types.dtype(a)].packed for a in op.spec.arrays)  # no row is ragged
         for columns in row_lengths(op, types):
             for ragged in (False, True):
                 variant = Variant(types, ragged, False, columns)
                 same = isinstance(op.plan, AttentionPlan) or launch_of(op, replace(variant, ragged=False)).vec == 1
-                if ragged and same:
+                if ragged and (same or whole):
                     continue
                 for defaults in (False, True) if some else (False,):
                     yield replace(variant, defaults=defaults)
@@ -232,7 +234,7 @@ def _compile(op: AnyOp, call: CompiledCall) -> Compiled:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
-    tensors = [None if t is None else _fake(DTYPES[t[0]].cutlass, *t[1:]) for t in (*call.inputs, *call.outputs)]
+    tensors = [None if t is None else _fake(*t) for t in (*call.inputs, *call.outputs)]
     arguments = [*tensors, *(nameable(value) for _, value in call.constants)]
 
     def compiled(options: str) -> Any:
@@ -268,13 +270,12 @@ def _kept(call: CompiledCall) -> Compiled | None:
 
 def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
     """A compact tensor whose sizes are multiples of `divisors`."""
-    import cutlass
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_compact_tensor
 
     shape = tuple(cute.sym_int(divisibility=d) for d in divisors)
     order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(getattr(cutlass, dtype), shape, stride_order=order, assumed_align=alignment)
+    return make_fake_compact_tensor(element_type(dtype), shape, stride_order=order, assumed_align=alignment)
 
 
 def parameters_of(op: AnyOp, entry: str, tensors: list[str]) -> list[str]:

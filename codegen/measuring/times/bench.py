@@ -245,6 +245,7 @@ def _random(key: jax.Array, array: Array, dtype: str, shape: Shape, domain: obje
     if isinstance(domain, tuple):
         return jax.random.uniform(key, size, narrow, *domain).astype(dtype)
     x = jax.random.normal(key, size, narrow)
+    x = jnp.abs(x) if DTYPES[dtype].scales else x
     return (jnp.abs(x) + 0.125 if domain in ("positive", "nonzero") else x).astype(dtype)
 
 

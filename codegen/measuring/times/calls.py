@@ -18,7 +18,7 @@ from codegen.runtime.ops.op import AnyOp
 
 # Relative errors that are no error: of results that were rounded once from float32 values that differ by a little
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 2**-6, "float16": 2**-8, "float8_e4m3fn": 2**-2,
-             "float8_e5m2": 2**-1}  # fmt: skip
+             "float8_e5m2": 2**-1, "float8_e8m0fnu": 1, "float4_e2m1fn": 2**-1}  # fmt: skip
 WRONG = 1e-4  # part of the elements that may differ more, where a value lies at a threshold
 
 

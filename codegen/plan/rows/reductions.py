@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from codegen.graph.nodes import DTYPES
-from codegen.plan.access import Access
+from codegen.plan.access import Access, whole_pairs
 from codegen.plan.launches import IDLE, Extents
 from codegen.plan.rows import walking
 from codegen.plan.rows.access import Reads
@@ -79,6 +79,8 @@ class Reduction(Reads):
         elif self.columns and not self.rows and inner is not None:  # results do not keep the rows' vectors narrow
             own = self.width(dtypes, schedule, late=False)
             vec = own if inner % own == 0 else vec
+        if any(DTYPES[d].packed for d in dtypes.values()):
+            vec = whole_pairs(vec, inner)
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         columns = extents.columns
         crossing = ragged and not self.collapsed and columns is not None and columns % vec == 0

@@ -218,14 +218,14 @@ class RowContext(RowAccess):
                 return f"reduce.count_up(at.c, {width}).to({integer})"
             return f"r{camel(access.name)}[None, v{self.of_row(access)}].load().to({integer})"
         assert access.array is not None
-        name, kind, v = self.fragment(access), self.spec.kind(access.array), "0" if self.one_vector(access) else "v"
+        name, v = self.fragment(access), "0" if self.one_vector(access) else "v"
         if access.mode == "row":
             load = full(width, f"{name}[0{self.of_row(access)}]", f"{name}.element_type")
         elif access.interleaved:
             load = f"{name}[{access.part}, None, {v}{self.of_row(access)}].load()"
         else:
             load = f"{name}[None, {v}{self.of_row(access)}].load()"
-        return self.as_computed(load, kind)
+        return self.as_computed(load, access.array)
 
     # Sweeps over the row
 

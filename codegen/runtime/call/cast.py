@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from codegen.graph.nodes import DTYPES
+
 
 def cast(x: jax.Array, dtype: Any) -> jax.Array:
     """`x` rounded to `dtype` within a chain, as `store` does it.
@@ -16,7 +18,8 @@ def cast(x: jax.Array, dtype: Any) -> jax.Array:
     GPUs. So `x` is rounded before, and the conversion changes nothing.
     """
     dtype = jnp.dtype(dtype)
-    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 and x.dtype in (jnp.float32, jnp.float64):
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 and not DTYPES[dtype.name].scales
+    if narrow and x.dtype in (jnp.float32, jnp.float64):
         x = _rounded(x, dtype)
     return store(x, dtype)
 
@@ -57,14 +60,21 @@ def _saturated_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple
 def store(x: jax.Array, dtype: Any) -> jax.Array:
     """`x` rounded once to `dtype`.
 
-    Floats round to nearest even; float8 saturates to the largest finite value and keeps NaN. Floats become integers
-    toward zero, saturating, NaN to 0; integers saturate.
+    Floats round to nearest even; float8 saturates to the largest finite value and keeps NaN, and so does float4, whose NaN
+    becomes 0. float8_e8m0fnu has the nearest power of two, halves up; it saturates, zeros become the least one, and negative
+    numbers NaN. Floats become integers toward zero, saturating, NaN to 0; integers saturate.
     """
     dtype = jnp.dtype(dtype)
     x = jnp.asarray(x)
     if x.dtype == dtype or dtype == jnp.bool_:
         return x.astype(dtype)
+    if DTYPES[dtype.name].scales:
+        return _power_of_two(x, dtype)
     if jnp.issubdtype(dtype, jnp.floating):
+        if DTYPES[dtype.name].packed:
+            x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+            x = jnp.where(jnp.isnan(x), jnp.zeros_like(x), x)
+            x = _rounded(x, dtype) if x.dtype in (jnp.float32, jnp.float64) else x
         if dtype.itemsize == 1:
             x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
             top = jnp.asarray(jnp.finfo(dtype).max, jnp.float32).astype(x.dtype)
@@ -83,3 +93,24 @@ def store(x: jax.Array, dtype: Any) -> jax.Array:
     own = jnp.iinfo(x.dtype)
     low, high = max(own.min, info.min), min(own.max, info.max)
     return jnp.clip(x, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)).astype(dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _power_of_two(x: jax.Array, dtype: Any) -> jax.Array:
+    """The nearest power of two, from its bits: a conversion of XLA's gives NaN for zeros and large numbers."""
+    if x.dtype != jnp.float64:
+        x = x.astype(jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) or x.dtype == jnp.bool_ else jnp.float64)
+    if x.dtype == jnp.float64:
+        size = jax.lax.bitcast_convert_type(x, jnp.int64) & jnp.iinfo(jnp.int64).max
+        code = jnp.clip(((size + (1 << 51)) >> 52) - (1023 - 127), 0, 254)
+    else:  # among denormal numbers is the least power of two, 2**-127
+        size = jax.lax.bitcast_convert_type(x, jnp.int32) & jnp.iinfo(jnp.int32).max
+        code = jnp.where(size < 0x600000, 0, jnp.minimum((size + 0x400000) >> 23, 254))
+    bad = jnp.isnan(x) | (x < 0)
+    return jax.lax.bitcast_convert_type(jnp.where(bad, 255, code).astype(jnp.uint8), dtype)
+
+
+@_power_of_two.defjvp
+def _power_of_two_jvp(dtype: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+    """Rounding has slope 1."""
+    return _power_of_two(*primals, dtype), tangents[0].astype(dtype)

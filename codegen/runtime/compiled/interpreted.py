@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from codegen.graph.nodes import DTYPES
 from codegen.interpret import host, ptx
 from codegen.interpret.machine import InterpretError, Kernel, Machine
 from codegen.interpret.memory import arrays as memory
@@ -116,15 +117,15 @@ def _run_compiled(
     out_shapes: Shapes,
     pairs: Mapping[int, int],
 ) -> tuple[np.ndarray, ...]:
-    arrays = [memory.make_array(n, x, False) for n, x in zip(names, inputs, strict=False) if x is not None]
+    arrays = [memory.make_array(n, as_stored(x), False) for n, x in zip(names, inputs, strict=False) if x is not None]
     shapes = [x.shape for x in inputs if x is not None]
     outputs = []
     for name, shape, (dtype, *_) in zip(names[len(inputs) :], out_shapes, call.outputs, strict=True):
-        outputs.append(memory.make_array(name, np.zeros(shape, jnp.dtype(dtype)), True))
+        outputs.append(memory.make_array(name, as_stored(np.zeros(shape, jnp.dtype(dtype))), True))
         shapes.append(shape)
     present = [x for x in inputs if x is not None]
     for place, output in pairs.items():
-        outputs[output].begin_as(present[place])
+        outputs[output].begin_as(as_stored(present[place]))
     everything = [*arrays, *outputs]
     buffers = [(a.address, s) for a, s in zip(everything, shapes, strict=True)]
     reports = []
@@ -144,8 +145,26 @@ def _run_compiled(
     del _last[:-1]
     results = []
     for array, shape, (dtype, *_) in zip(outputs, out_shapes, call.outputs, strict=True):
-        results.append(array.data[: array.size].view(jnp.dtype(dtype)).reshape(shape).copy())
+        results.append(as_elements(array.data[: array.size], dtype).reshape(shape).copy())
     return tuple(results)
+
+
+def as_stored(values: np.ndarray) -> np.ndarray:
+    """An array as it is in a GPU's memory: of 4-bit numbers, which have a byte each in NumPy, two are in a byte."""
+    if not DTYPES[values.dtype.name].packed:
+        return values
+    digits = np.ascontiguousarray(values).reshape(-1).view(np.uint8) & 15
+    return digits[0::2] | digits[1::2] << 4
+
+
+def as_elements(data: np.ndarray, dtype: str) -> np.ndarray:
+    """The elements of an array in a GPU's memory, whose bytes are `data`."""
+    if not DTYPES[dtype].packed:
+        return data.view(jnp.dtype(dtype))
+    digits = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)
+    if dtype == "int4":  # a byte of NumPy's holds the sign in all upper bits
+        digits = digits | np.where(digits >= 8, 0xF0, 0).astype(np.uint8)
+    return digits.view(jnp.dtype(dtype))
 
 
 _last: list[list[Report]] = []

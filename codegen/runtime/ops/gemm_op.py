@@ -23,7 +23,7 @@ from codegen.plan.gemms.tiles import Tile
 from codegen.plan.launches import AnyLaunch, GemmLaunch, Tuned
 from codegen.plan.op import Gemm, contracted_axes
 from codegen.plan.op import Op as PlannedOp
-from codegen.runtime.call import arguments, unsigned, views
+from codegen.runtime.call import arguments, typed, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
 from codegen.runtime.call.described import Key
@@ -221,7 +221,7 @@ class GemmOp(Op[P, R]):
         params = self.parameters(key, operands)
         static = {p.constant: params[p.name] for p in spec.params if p.static}
         return LauncherCall(
-            unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
+            typed.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
             (
                 *(arrays[a.name] for a in factors),
                 *(arrays.get(a.name) for a in own),

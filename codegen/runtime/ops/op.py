@@ -34,7 +34,7 @@ from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import lacks
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.planner import dtype_constant, unheld_types
-from codegen.runtime.call import arguments, unsigned, views
+from codegen.runtime.call import arguments, typed, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
 from codegen.runtime.call.described import Implementation, Key
@@ -180,7 +180,7 @@ class Op(Generic[P, R]):
                 given[array.name] = array.default
             elif DTYPES[key.types.dtype(array)].kind == "float":
                 given[array.name] = jnp.asarray(value).astype(compute)
-            elif array.name in self.multiplied:
+            elif array.name in self.multiplied or DTYPES[key.types.dtype(array)].packed:
                 given[array.name] = jnp.asarray(value).astype(jnp.int32)
             else:
                 given[array.name] = jnp.asarray(value)
@@ -442,7 +442,7 @@ class Op(Generic[P, R]):
         static = {p.constant: params[p.name] for p in spec.params if p.static}
         outputs = (*map(tensor, spec.outputs), *parts)
         return LauncherCall(
-            unsigned.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
+            typed.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
             (*(arrays.get(a.name) for a in spec.inputs), *operands[len(key.present) :]),
             inputs,
             outputs,

@@ -6,7 +6,7 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Unpack float4 values (e2m1), two in a byte, and multiply each block by its power of two (mxfp4)."""
+"""Multiply each block of 32 float4 values (e2m1) by its power of two (mxfp4)."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -20,104 +20,58 @@ from codegen.shared import Launch
 
 SPEC = {
     "op": "dequantize_mxfp4",
-    "summary": "Unpack float4 values (e2m1), two in a byte, and multiply each block by its power of two (mxfp4).",
+    "summary": "Multiply each block of 32 float4 values (e2m1) by its power of two (mxfp4).",
     "types": {"T": ["float32", "bfloat16"]},
-    "inputs": {"q": "uint8[..., B, G]", "scale": "uint8[..., B]"},
-    "outputs": {"y": "T[..., B, (G 2)]"},
+    "inputs": {"q": "float4_e2m1fn[..., (B G=32)]", "scale": "float8_e8m0fnu[..., B]"},
+    "outputs": {"y": "T[..., (B G=32)]"},
     "chain": """\
-e = clip(scale, 0, 254) - 127
-c0 = q & 15
-e0 = (c0 >> 1) & 3
-m0 = ldexp(where(e0 == 0, 0, 2) + (c0 & 1), maximum(e0, 1) - 2)
-y[0] = where(scale == 255, nan, ldexp(where(c0 < 8, m0, -m0), e))
-c1 = q >> 4
-e1 = (c1 >> 1) & 3
-m1 = ldexp(where(e1 == 0, 0, 2) + (c1 & 1), maximum(e1, 1) - 2)
-y[1] = where(scale == 255, nan, ldexp(where(c1 < 8, m1, -m1), e))
+y = q * scale
 """,
     "reference": """\
-table = jnp.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
-codes = jnp.stack([jnp.mod(q, 16), q // 16], axis=-1).astype(jnp.int32)
-v = table[codes].reshape(q.shape[:-1] + (2 * q.shape[-1],))
-e = scale.astype(jnp.int32)[..., None] - 127
-y = jnp.where(e == 128, jnp.nan, jnp.ldexp(jnp.ldexp(v, e // 2), e - e // 2))
+y = q * jnp.repeat(scale, 32, axis=-1)
 """,
     "grad": "none",
-    "domain": {"scale": [0.0, 255.0], "q": [0.0, 255.0]},
-    "bench": [{"...": 8192, "B": 256, "G": 16}],
+    "bench": [{"...": 8192, "B": 256}],
 }
 
 
 def dequantize_mxfp4_chain(q, scale):
     """The chain, on one vector of each operand."""
-    e = device.minimum(device.maximum(scale, 0), 254) - 127
-    c0 = q & 15
-    e0 = device.shift_right(c0, 1) & 3
-    m0 = device.ldexp_near(
-        (device.where(e0 == 0, 0, 2) + (c0 & 1)).to(cutlass.Float32), device.maximum(e0, 1) - 2, cutlass.Float32,
-    )
-    t0 = scale == 255
-    y0 = device.where(t0, float("nan"), device.ldexp_near(device.where(c0 < 8, m0, -m0), e, cutlass.Float32))
-    c1 = device.shift_right(q, 4)
-    e1 = device.shift_right(c1, 1) & 3
-    m1 = device.ldexp_near(
-        (device.where(e1 == 0, 0, 2) + (c1 & 1)).to(cutlass.Float32), device.maximum(e1, 1) - 2, cutlass.Float32,
-    )
-    y1 = device.where(t0, float("nan"), device.ldexp_near(device.where(c1 < 8, m1, -m1), e, cutlass.Float32))
-    return y0, y1
+    y = q * scale
+    return y
 
 
 @cute.kernel
 def dequantize_mxfp4_kernel(
-    mQ: cute.Tensor,  # (rows, G) uint8
-    mScale: cute.Tensor,  # (rows) uint8
-    mY: cute.Tensor,  # (rows, G, 2) T
+    mQ: cute.Tensor,  # (rows, G) float4_e2m1fn
+    mScale: cute.Tensor,  # (rows) float8_e8m0fnu
+    mY: cute.Tensor,  # (rows, G) T
     how: cutlass.Constexpr[Launch],
 ):
-    # this thread's elements, which lie next to each other in the outputs
-    at = flat.vector(how, (mY.shape[0], mY.shape[1]))
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     row, _ = at.axes
     if at.valid > 0:
         rQ, rScale = at.load(mQ, flat.read(mScale, (row,)))
-        y0, y1 = dequantize_mxfp4_chain(rQ.load().to(cutlass.Int32), rScale.load().to(cutlass.Int32))
-        at.store((y0.to(mY.element_type), y1.to(mY.element_type)), mY)
+        y = dequantize_mxfp4_chain(device.read(rQ, cutlass.Float32), device.read(rScale, cutlass.Float32))
+        at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def dequantize_mxfp4_launch(
     stream: cuda.CUstream, mQ: cute.Tensor, mScale: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    dequantize_mxfp4_kernel(mQ, mScale, mY, how).launch(**flat.grid(how, (mY.shape[0], mY.shape[1]), stream))
+    dequantize_mxfp4_kernel(mQ, mScale, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
 def dequantize_mxfp4_xla(q, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    e = jnp.minimum(jnp.maximum(scale, 0), 254) - 127
-    c0 = q & 15
-    e0 = c0 >> 1 & 3
-    m0 = runtime.ldexp(
-        (jnp.where(e0 == 0, jnp.asarray(0, jnp.int32), 2) + (c0 & 1)).astype(jnp.float32), jnp.maximum(e0, 1) - 2,
-        jnp.float32,
-    )
-    t0 = scale == 255
-    y0 = jnp.where(t0, float("nan"), runtime.ldexp(jnp.where(c0 < 8, m0, -m0), e, jnp.float32))
-    c1 = q >> 4
-    e1 = c1 >> 1 & 3
-    m1 = runtime.ldexp(
-        (jnp.where(e1 == 0, jnp.asarray(0, jnp.int32), 2) + (c1 & 1)).astype(jnp.float32), jnp.maximum(e1, 1) - 2,
-        jnp.float32,
-    )
-    y1 = jnp.where(t0, float("nan"), runtime.ldexp(jnp.where(c1 < 8, m1, -m1), e, jnp.float32))
-    return y0, y1
+    y = q * scale
+    return y
 
 
 def dequantize_mxfp4_reference(q, scale):
     """The definition that tests hold every implementation to."""
-    table = jnp.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
-    codes = jnp.stack([jnp.mod(q, 16), q // 16], axis=-1).astype(jnp.int32)
-    v = table[codes].reshape(q.shape[:-1] + (2 * q.shape[-1],))
-    e = scale.astype(jnp.int32)[..., None] - 127
-    y = jnp.where(e == 128, jnp.nan, jnp.ldexp(jnp.ldexp(v, e // 2), e - e // 2))
+    y = q * jnp.repeat(scale, 32, axis=-1)
     return y
 
 
@@ -134,16 +88,16 @@ def dequantize_mxfp4(
     T: str = "float32",
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """Unpack float4 values (e2m1), two in a byte, and multiply each block by its power of two (mxfp4).
+    """Multiply each block of 32 float4 values (e2m1) by its power of two (mxfp4).
 
     Args:
-      q: uint8[..., B, G].
-      scale: uint8[..., B].
+      q: float4_e2m1fn[..., (B G=32)].
+      scale: float8_e8m0fnu[..., B].
       T: the dtype of y.
       implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
-      y: T[..., B, (G 2)].
+      y: T[..., (B G=32)].
 
     T is float32 or bfloat16.
 

@@ -6,7 +6,7 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""Quantise each block to float4 (e2m1), two in a byte, with a power of two as its scale (mxfp4)."""
+"""Quantise each block of 32 columns to float4 (e2m1) with a power of two as its scale (mxfp4)."""
 
 from typing import NamedTuple
 
@@ -22,90 +22,62 @@ from codegen.shared import RowLaunch
 
 SPEC = {
     "op": "quantize_mxfp4",
-    "summary": "Quantise each block to float4 (e2m1), two in a byte, with a power of two as its scale (mxfp4).",
+    "summary": "Quantise each block of 32 columns to float4 (e2m1) with a power of two as its scale (mxfp4).",
     "types": {"T": ["float32", "float16", "bfloat16"]},
-    "inputs": {"x": "T[..., B, (G 2)]"},
-    "outputs": {"q": "uint8[..., B, G]", "scale": "uint8[..., B]"},
+    "inputs": {"x": "T[..., (B G=32)]"},
+    "outputs": {"q": "float4_e2m1fn[..., (B G=32)]", "scale": "float8_e8m0fnu[..., B]"},
     "chain": """\
-amax = maximum(max(abs(x[0]), axis=G), max(abs(x[1]), axis=G))
+amax = max(abs(x), axis=G)
 e = clip(exponent(amax) - 2, -127, 127)
-low = ldexp(x[0], -e)
-a0 = minimum(abs(low), 6)
-m0 = where(a0 <= 2, round(2 * a0), where(a0 <= 4, 2 + round(a0), 4 + round(a0 / 2)))
-c0 = cast(m0, int8) | where(low < 0, 8, 0)
-high = ldexp(x[1], -e)
-a1 = minimum(abs(high), 6)
-m1 = where(a1 <= 2, round(2 * a1), where(a1 <= 4, 2 + round(a1), 4 + round(a1 / 2)))
-c1 = cast(m1, int8) | where(high < 0, 8, 0)
-q = cast(c0 | (c1 << 4), uint8)
-scale = cast(where(isnan(amax), 255, e + 127), uint8)
+q = ldexp(x, -e)
+scale = where(isnan(amax), nan, ldexp(1.0, e))
 """,
     "reference": """\
-amax = jnp.linalg.norm(x, ord=jnp.inf, axis=-1) if x.size else jnp.zeros(x.shape[:-1])
+blocks = x.reshape(x.shape[:-1] + (x.shape[-1] // 32, 32))
+amax = jnp.max(jnp.abs(blocks), axis=-1)
 floor = jnp.where(jnp.isfinite(amax), jnp.where(amax == 0, -200, jnp.frexp(amax)[1] - 1), 128)
 e = jnp.maximum(floor - 2, -127)
 half = e[..., None] // 2
-v = jnp.ldexp(jnp.ldexp(x, -half), half - e[..., None])
-a = jnp.abs(v)[..., None]
-nearest = jnp.sum(a > jnp.array([0.25, 1.25, 2.5, 5.0]), axis=-1) + jnp.sum(a >= jnp.array([0.75, 1.75, 3.5]), axis=-1)
-code = (nearest + 8 * (v < 0)).astype(jnp.int32)
-q = jnp.sum(code.reshape(code.shape[:-1] + (code.shape[-1] // 2, 2)) * jnp.array([1, 16]), axis=-1)
-scale = jnp.where(jnp.isnan(amax), 255, e + 127)
+q = jnp.ldexp(jnp.ldexp(blocks, -half), half - e[..., None]).reshape(x.shape)
+scale = jnp.where(jnp.isnan(amax), jnp.nan, jnp.ldexp(jnp.ldexp(1.0, e // 2), e - e // 2))
 """,
     "grad": "none",
-    "bench": [{"...": 8192, "B": 256, "G": 16}],
+    "bench": [{"...": 8192, "B": 256}],
 }
 
 
-def quantize_mxfp4_stage0(x0, x1):
-    """The values to reduce into row_max (max), row_max2 (max), from one vector of each operand."""
-    return cute.math.abs(x0), cute.math.abs(x1)
+def quantize_mxfp4_amax(x):
+    """The values to reduce into amax (max), from one vector of each operand."""
+    return cute.math.abs(x)
 
 
-def quantize_mxfp4_chain(x0, x1, row_max, row_max2):
+def quantize_mxfp4_chain(x, amax):
     """The chain, on one vector of each operand and the row's statistics."""
-    amax = device.maximum(row_max, row_max2)
     e = device.minimum(device.maximum(device.exponent(amax, cutlass.Int32) - 2, -127), 127)
-    t0 = -e
-    low = device.ldexp_near(x0, t0, cutlass.Float32)
-    a0 = device.minimum(cute.math.abs(low), 6.0)
-    t1 = device.where(
-        a0 <= 4.0, 2.0 + cute.math.roundeven(a0), 4.0 + cute.math.roundeven(device.divide_by_normal(a0, 2.0, False)),
-    )
-    m0 = device.where(a0 <= 2.0, cute.math.roundeven(2.0 * a0), t1)
-    c0 = device.cast(m0, cutlass.Int8).to(cutlass.Int32) | device.where(low < 0.0, 8, 0)
-    high = device.ldexp_near(x1, t0, cutlass.Float32)
-    a1 = device.minimum(cute.math.abs(high), 6.0)
-    t2 = device.where(
-        a1 <= 4.0, 2.0 + cute.math.roundeven(a1), 4.0 + cute.math.roundeven(device.divide_by_normal(a1, 2.0, False)),
-    )
-    m1 = device.where(a1 <= 2.0, cute.math.roundeven(2.0 * a1), t2)
-    c1 = device.cast(m1, cutlass.Int8).to(cutlass.Int32) | device.where(high < 0.0, 8, 0)
-    q = device.cast(c0 | device.shift_left(c1, 4), cutlass.Uint8).to(cutlass.Int32)
+    q = device.ldexp_near(x, -e, cutlass.Float32)
     return q
 
 
-def quantize_mxfp4_row(row_max, row_max2):
+def quantize_mxfp4_row(amax):
     """The row's own results, from its statistics."""
-    amax = device.maximum(row_max, row_max2)
     e = device.minimum(device.maximum(device.exponent(amax, cutlass.Int32) - 2, -127), 127)
-    scale = device.cast(device.where(device.isnan(amax), 255, e + 127), cutlass.Uint8).to(cutlass.Int32)
+    scale = device.where(device.isnan(amax), float("nan"), device.ldexp_near(1.0, e, cutlass.Float32))
     return scale
 
 
 @cute.kernel
 def quantize_mxfp4_kernel(
-    mX: cute.Tensor,  # (rows, G, 2) T
-    mQ: cute.Tensor,  # (rows, G) uint8
-    mScale: cute.Tensor,  # (rows) uint8
+    mX: cute.Tensor,  # (rows, G) T
+    mQ: cute.Tensor,  # (rows, G) float4_e2m1fn
+    mScale: cute.Tensor,  # (rows) float8_e8m0fnu
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, G = mX.shape[0], mX.shape[1]
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
-    rX = access.registers(mX, (2, vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, at_once))
     rQ = access.registers(mQ, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
-    sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sAmax = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rQ, rScale)
@@ -113,34 +85,29 @@ def quantize_mxfp4_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
-        # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2)
-        reduce.meet([*sStage0], how.cluster)
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowMax2 = reduce.accumulator(vec, "max", cutlass.Float32)
+        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        reduce.meet([*sAmax], how.cluster)
+        rAmax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2)
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                values = quantize_mxfp4_stage0(device.floats(rX[0, None, v, u]), device.floats(rX[1, None, v, u]))
-                reduce.accumulate([rRowMax, rRowMax2], ("max", "max"), values, part.vector(v).inside())
-        row_max, row_max2 = row.reduce([rRowMax, rRowMax2], ("max", "max"), sStage0)
+                values = quantize_mxfp4_amax(device.floats(rX[None, v, u]))
+                reduce.accumulate([rAmax], ("max",), values, part.vector(v).inside())
+        amax, = row.reduce([rAmax], ("max",), sAmax)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2)
+            part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                q = quantize_mxfp4_chain(
-                    device.floats(rX[0, None, v, u]), device.floats(rX[1, None, v, u]), device.full(vec, row_max),
-                    device.full(vec, row_max2),
-                )
-                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
+                q = quantize_mxfp4_chain(device.floats(rX[None, v, u]), device.full(vec, amax))
+                at.store(device.stored(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
 
         if row.writes():
-            scale = quantize_mxfp4_row(device.full(1, row_max), device.full(1, row_max2))
-            row.store_one(device.cast(scale, mScale.element_type), mScale, (index,), rScale[None, u])
+            scale = quantize_mxfp4_row(device.full(1, amax))
+            row.store_one(device.stored(scale, mScale.element_type), mScale, (index,), rScale[None, u])
     rowwise.store_together(rQ, mQ, first_row, place)
     rowwise.store_together(rScale, mScale, first_row, place)
 
@@ -160,38 +127,24 @@ class QuantizeMxfp4Outputs(NamedTuple):
     scale: jax.Array
 
 
-def quantize_mxfp4_xla(x0, x1):
+def quantize_mxfp4_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    amax = jnp.maximum(jnp.max(jnp.abs(x0), axis=-1, keepdims=True), jnp.max(jnp.abs(x1), axis=-1, keepdims=True))
+    amax = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
     e = jnp.minimum(jnp.maximum(runtime.exponent(amax, jnp.int32) - 2, -127), 127)
-    t0 = -e
-    low = runtime.ldexp(x0, t0, jnp.float32)
-    a0 = jnp.minimum(jnp.abs(low), 6.0)
-    m0 = jnp.where(a0 <= 2.0, jnp.round(2.0 * a0), jnp.where(a0 <= 4.0, 2.0 + jnp.round(a0), 4.0 + jnp.round(a0 / 2.0)))
-    c0 = runtime.cast(m0, jnp.int8).astype(jnp.int32) | jnp.where(low < 0.0, jnp.asarray(8, jnp.int32), 0)
-    high = runtime.ldexp(x1, t0, jnp.float32)
-    a1 = jnp.minimum(jnp.abs(high), 6.0)
-    m1 = jnp.where(a1 <= 2.0, jnp.round(2.0 * a1), jnp.where(a1 <= 4.0, 2.0 + jnp.round(a1), 4.0 + jnp.round(a1 / 2.0)))
-    c1 = runtime.cast(m1, jnp.int8).astype(jnp.int32) | jnp.where(high < 0.0, jnp.asarray(8, jnp.int32), 0)
-    q = runtime.cast(c0 | c1 << 4, jnp.uint8).astype(jnp.int32)
-    scale = runtime.cast(jnp.where(jnp.isnan(amax), 255, e + 127), jnp.uint8).astype(jnp.int32)
+    q = runtime.ldexp(x, -e, jnp.float32)
+    scale = jnp.where(jnp.isnan(amax), float("nan"), runtime.ldexp(1.0, e, jnp.float32))
     return q, scale
 
 
 def quantize_mxfp4_reference(x):
     """The definition that tests hold every implementation to."""
-    amax = jnp.linalg.norm(x, ord=jnp.inf, axis=-1) if x.size else jnp.zeros(x.shape[:-1])
+    blocks = x.reshape(x.shape[:-1] + (x.shape[-1] // 32, 32))
+    amax = jnp.max(jnp.abs(blocks), axis=-1)
     floor = jnp.where(jnp.isfinite(amax), jnp.where(amax == 0, -200, jnp.frexp(amax)[1] - 1), 128)
     e = jnp.maximum(floor - 2, -127)
     half = e[..., None] // 2
-    v = jnp.ldexp(jnp.ldexp(x, -half), half - e[..., None])
-    a = jnp.abs(v)[..., None]
-    nearest = jnp.sum(
-        a > jnp.array([0.25, 1.25, 2.5, 5.0]), axis=-1,
-    ) + jnp.sum(a >= jnp.array([0.75, 1.75, 3.5]), axis=-1)
-    code = (nearest + 8 * (v < 0)).astype(jnp.int32)
-    q = jnp.sum(code.reshape(code.shape[:-1] + (code.shape[-1] // 2, 2)) * jnp.array([1, 16]), axis=-1)
-    scale = jnp.where(jnp.isnan(amax), 255, e + 127)
+    q = jnp.ldexp(jnp.ldexp(blocks, -half), half - e[..., None]).reshape(x.shape)
+    scale = jnp.where(jnp.isnan(amax), jnp.nan, jnp.ldexp(jnp.ldexp(1.0, e // 2), e - e // 2))
     return q, scale
 
 
@@ -207,15 +160,15 @@ def quantize_mxfp4(
     *,
     implementation: runtime.Implementation = None,
 ) -> QuantizeMxfp4Outputs:
-    """Quantise each block to float4 (e2m1), two in a byte, with a power of two as its scale (mxfp4).
+    """Quantise each block of 32 columns to float4 (e2m1) with a power of two as its scale (mxfp4).
 
     Args:
-      x: T[..., B, (G 2)].
+      x: T[..., (B G=32)].
       implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:
-      q: uint8[..., B, G].
-      scale: uint8[..., B].
+      q: float4_e2m1fn[..., (B G=32)].
+      scale: float8_e8m0fnu[..., B].
 
     T is float32, float16 or bfloat16.
 

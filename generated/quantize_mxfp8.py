@@ -25,7 +25,7 @@ SPEC = {
     "summary": "Quantise each block of 32 columns to float8 with a power of two as its scale (mxfp8).",
     "types": {"T": ["float32", "float16", "bfloat16"], "Q": ["float8_e4m3fn", "float8_e5m2"]},
     "inputs": {"x": "T[..., (B G=32)]"},
-    "outputs": {"q": "Q[..., (B G=32)]", "scale": "uint8[..., B]"},
+    "outputs": {"q": "Q[..., (B G=32)]", "scale": "float8_e8m0fnu[..., B]"},
     "params": {
         "emax": {
             "type": "int",
@@ -37,7 +37,7 @@ SPEC = {
 amax = max(abs(x), axis=G)
 e = clip(exponent(amax) - emax, -127, 127)
 q = ldexp(x, -e)
-scale = cast(where(isnan(amax), 255, e + 127), uint8)
+scale = where(isnan(amax), nan, ldexp(1.0, e))
 """,
     "reference": """\
 blocks = x.reshape(x.shape[:-1] + (x.shape[-1] // 32, 32))
@@ -46,7 +46,7 @@ floor = jnp.where(jnp.isfinite(amax), jnp.where(amax == 0, -200, jnp.frexp(amax)
 e = jnp.minimum(jnp.maximum(floor - emax, -127), 127)
 half = e[..., None] // 2
 q = (jnp.ldexp(jnp.ldexp(blocks, -half), half - e[..., None])).reshape(x.shape)
-scale = jnp.where(jnp.isnan(amax), 255, e + 127)
+scale = jnp.where(jnp.isnan(amax), jnp.nan, jnp.ldexp(jnp.ldexp(1.0, e // 2), e - e // 2))
 """,
     "grad": "none",
     "domain": {"emax": [8.0, 15.0]},
@@ -69,7 +69,7 @@ def quantize_mxfp8_chain(x, emax, amax):
 def quantize_mxfp8_row(emax, amax):
     """The row's own results, from its statistics."""
     e = device.minimum(device.maximum(device.exponent(amax, cutlass.Int32) - emax, -127), 127)
-    scale = device.cast(device.where(device.isnan(amax), 255, e + 127), cutlass.Uint8).to(cutlass.Int32)
+    scale = device.where(device.isnan(amax), float("nan"), device.ldexp_near(1.0, e, cutlass.Float32))
     return scale
 
 
@@ -77,7 +77,7 @@ def quantize_mxfp8_row(emax, amax):
 def quantize_mxfp8_kernel(
     mX: cute.Tensor,  # (rows, G) T
     mQ: cute.Tensor,  # (rows, G) Q
-    mScale: cute.Tensor,  # (rows) uint8
+    mScale: cute.Tensor,  # (rows) float8_e8m0fnu
     emax: cutlass.Constexpr[int],
     how: cutlass.Constexpr[RowLaunch],
 ):
@@ -118,7 +118,7 @@ def quantize_mxfp8_kernel(
 
         if row.writes():
             scale = quantize_mxfp8_row(device.full(1, emax, cutlass.Int32), device.full(1, amax))
-            row.store_one(device.cast(scale, mScale.element_type), mScale, (index,), rScale[None, u])
+            row.store_one(device.stored(scale, mScale.element_type), mScale, (index,), rScale[None, u])
     rowwise.store_together(rQ, mQ, first_row, place)
     rowwise.store_together(rScale, mScale, first_row, place)
 
@@ -144,7 +144,7 @@ def quantize_mxfp8_xla(x, emax):
     amax = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
     e = jnp.minimum(jnp.maximum(runtime.exponent(amax, jnp.int32) - emax, -127), 127)
     q = runtime.ldexp(x, -e, jnp.float32)
-    scale = runtime.cast(jnp.where(jnp.isnan(amax), 255, e + 127), jnp.uint8).astype(jnp.int32)
+    scale = jnp.where(jnp.isnan(amax), float("nan"), runtime.ldexp(1.0, e, jnp.float32))
     return q, scale
 
 
@@ -156,7 +156,7 @@ def quantize_mxfp8_reference(x, emax):
     e = jnp.minimum(jnp.maximum(floor - emax, -127), 127)
     half = e[..., None] // 2
     q = jnp.ldexp(jnp.ldexp(blocks, -half), half - e[..., None]).reshape(x.shape)
-    scale = jnp.where(jnp.isnan(amax), 255, e + 127)
+    scale = jnp.where(jnp.isnan(amax), jnp.nan, jnp.ldexp(jnp.ldexp(1.0, e // 2), e - e // 2))
     return q, scale
 
 
@@ -184,7 +184,7 @@ def quantize_mxfp8(
 
     Returns:
       q: Q[..., (B G=32)].
-      scale: uint8[..., B].
+      scale: float8_e8m0fnu[..., B].
 
     T is float32, float16 or bfloat16; Q is float8_e4m3fn or float8_e5m2.
 

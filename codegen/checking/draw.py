@@ -112,13 +112,13 @@ def _sizes(pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]) ->
     columns = op.plan.kind in ("column", "row+column")
     least = least_sizes(s.value for s in op.statements)
     last = next(iter(least), last)
-    in_pairs = {a.dims[-1].names[-1] for a in spec.arrays if a.dims and DTYPES[dtypes[a.name]].packed and a.dims[-1].names}
+    even = _even(op, dtypes)
     extents: dict[str, int] = {}
     left = BUDGET
     for axis in reversed(names):
         pool = inner if axis == last or (columns and axis == names[0]) else [1, 2, 3, 5, 7]
         pool = [m + least.get(axis, 1) - 1 for m in pool]
-        pool = [2 * m for m in pool] if axis in in_pairs else pool
+        pool = [2 * m for m in pool] if axis in even else pool
         n = spec.extents.get(axis) or pick(st.sampled_from([m for m in pool if m <= max(1, left)]))
         extents[axis] = n
         left //= max(1, n)
@@ -132,6 +132,12 @@ def _sizes(pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]) ->
     return rows, extents
 
 
+def _even(op: AnyOp, dtypes: Mapping[str, str]) -> set[str]:
+    """The axes with an even size: the last ones of arrays of 4-bit numbers, which kernels read by the byte."""
+    last = [a.dims[-1].names for a in op.spec.arrays if a.dims and DTYPES[dtypes[a.name]].packed]
+    return {names[-1] for names in last if names}
+
+
 # Around the tiles of matrices and the vectors of rows
 CONTRACTED = (1, 3, 8, 16, 31, 32, 64, 65, 130)
 HEADS = (8, 16, 40)
@@ -142,8 +148,7 @@ def _product_sizes(
     pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """The sizes for an op that contracts: no array has all axes, and a contraction should take more than one step."""
-    del dtypes
-    contracted = contracted_axes(op.plan)
+    contracted, even = contracted_axes(op.plan), _even(op, dtypes)
     tiled = {op.plan.order[-1], *([] if ROWS in op.spec.axes else op.plan.order[-2:])}
     extents = {}
     heads = {op.plan.contracted, op.plan.value} if isinstance(op.plan, Attention) else set()
@@ -151,7 +156,9 @@ def _product_sizes(
         tiled, contracted = {op.plan.row, op.plan.keys[-1]}, set()
     for axis in names:
         pool = HEADS if axis in heads else CONTRACTED if axis in contracted else TILED if axis in tiled else (1, 2, 3)
-        extents[axis] = op.spec.extents.get(axis) or pick(st.sampled_from(pool))
+        extents[axis] = op.spec.extents.get(axis) or pick(
+            st.sampled_from([2 * n for n in pool] if axis in even else pool)
+        )
     rows: tuple[int, ...] = ()
     if ROWS in op.spec.axes:
         left = BUDGET // max(1, *extents.values())

@@ -575,8 +575,12 @@ def stored(x: np.ndarray, dtype: str) -> np.ndarray:
     with np.errstate(all="ignore"):
         if DTYPES[dtype].scales:
             # The fraction is from 0.5 on: above 0.75 the power of two above is at least as near
-            fraction, power = np.frexp(np.clip(np.nan_to_num(x.astype(np.float64), posinf=2.0**127), 2.0**-127, 2.0**127))
-            return np.where(np.isnan(x) | (x < 0), np.nan, np.ldexp(np.where(fraction < 0.75, 0.5, 1.0), power)).astype(target)
+            fraction, power = np.frexp(
+                np.clip(np.nan_to_num(x.astype(np.float64), posinf=2.0**127), 2.0**-127, 2.0**127)
+            )
+            return np.where(np.isnan(x) | (x < 0), np.nan, np.ldexp(np.where(fraction < 0.75, 0.5, 1.0), power)).astype(
+                target
+            )
         if DTYPES[dtype].kind == "float":
             x = np.where(np.isnan(x), 0.0, x) if DTYPES[dtype].packed else x
             if target.itemsize == 1:

@@ -226,6 +226,8 @@ def accesses(op: Op) -> list[dict[str, Any]]:
 def ragged_words(op: Op) -> str:
     """How the kernel handles sizes that are not a multiple of the vector width."""
     op = launched(op)
+    if any(DTYPES[d].packed for a in op.spec.arrays for d in op.spec.dtypes(a)):
+        return "vectors are as wide as fills the last axis: two 4-bit numbers share a byte. An odd number of them is left to XLA"
     if all(launch_of(op, binding, dict.fromkeys(op.spec.axes, 1)).vec == 1 for binding in bindings(op.spec)):
         return "one element per thread: all sizes are equally fast"
     return words(op.plan).ragged()

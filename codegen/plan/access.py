@@ -143,8 +143,8 @@ def whole_pairs(vec: int, elements: int | None) -> int:
     """The number of elements of a vector where 4-bit numbers are among them, which are read and written by the byte: vectors are
     whole, in an axis or array of so many elements. Raises `UserError` for an odd number, and for one that is not known (None)."""
     if elements is None or elements % 2:
-        count = "an unknown number of" if elements is None else str(elements)
-        raise UserError(f"two 4-bit numbers share a byte, and the last axis has {count} elements", "")
+        rest = "their number may be odd" if elements is None else f"{elements} of them do not fill whole bytes"
+        raise UserError(f"two 4-bit numbers share a byte, and {rest}", "pad the last axis to an even size")
     return math.gcd(vec, elements)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 from cutlass import Boolean, Float8E8M0FNU, Float32, Float64, Int4, Int8, Int16, Int32, Int64, Numeric
-from cutlass.base_dsl.typing import Float, FloatMeta, Integer, IntegerMeta
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith
+from cutlass.base_dsl.typing import Float, FloatMeta, Integer, IntegerMeta
 
 from codegen.device.functions import Vector, cast, isnan, limits, maximum, minimum, where
 
@@ -19,11 +19,11 @@ def _four_bits() -> ir.Type:
     return ir.IntegerType.get_signless(4)
 
 
-class Uint4(Integer, metaclass=IntegerMeta, width=4, signed=False, mlir_type=_four_bits):
+class Uint4(Integer, metaclass=IntegerMeta, width=4, signed=False, mlir_type=_four_bits):  # type: ignore[call-arg,misc,metaclass]
     """A whole number from 0 to 15, which CuTe DSL lacks."""
 
 
-class Float4(Float, metaclass=FloatMeta, width=4, mlir_type=_four_bits):
+class Float4(Float, metaclass=FloatMeta, width=4, mlir_type=_four_bits):  # type: ignore[call-arg,misc,metaclass]
     """A number of float4_e2m1fn, as its bits: CuTe DSL's own type loads and stores eight at once only."""
 
 

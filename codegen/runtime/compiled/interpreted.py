@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from codegen.graph.nodes import DTYPES
 from codegen.interpret import host, ptx
 from codegen.interpret.machine import InterpretError, Kernel, Machine
 from codegen.interpret.memory import arrays as memory
 from codegen.interpret.report import Report
+from codegen.runtime.call.typed import as_elements, as_stored
 from codegen.runtime.compiled import kernels
 from codegen.runtime.compiled.kernels import CompiledCall
 from codegen.runtime.compiled.platform import current_arch
@@ -147,24 +147,6 @@ def _run_compiled(
     for array, shape, (dtype, *_) in zip(outputs, out_shapes, call.outputs, strict=True):
         results.append(as_elements(array.data[: array.size], dtype).reshape(shape).copy())
     return tuple(results)
-
-
-def as_stored(values: np.ndarray) -> np.ndarray:
-    """An array as it is in a GPU's memory: of 4-bit numbers, which have a byte each in NumPy, two are in a byte."""
-    if not DTYPES[values.dtype.name].packed:
-        return values
-    digits = np.ascontiguousarray(values).reshape(-1).view(np.uint8) & 15
-    return digits[0::2] | digits[1::2] << 4
-
-
-def as_elements(data: np.ndarray, dtype: str) -> np.ndarray:
-    """The elements of an array in a GPU's memory, whose bytes are `data`."""
-    if not DTYPES[dtype].packed:
-        return data.view(jnp.dtype(dtype))
-    digits = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)
-    if dtype == "int4":  # a byte of NumPy's holds the sign in all upper bits
-        digits = digits | np.where(digits >= 8, 0xF0, 0).astype(np.uint8)
-    return digits.view(jnp.dtype(dtype))
 
 
 _last: list[list[Report]] = []

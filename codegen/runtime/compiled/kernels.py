@@ -29,10 +29,10 @@ import jax
 
 from codegen import cache
 from codegen.errors import UserError, known
-from codegen.graph.nodes import OWN
 from codegen.interpret import host
 from codegen.parsing import PARSER
 from codegen.runtime.call.arguments import negative_zeros
+from codegen.runtime.call.typed import bridged
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.targets import ARCHITECTURES
 
@@ -140,9 +140,6 @@ def launch(
     return run(*operands, module=module, key=hashlib.sha256(module).digest())
 
 
-KNOWN = dict.fromkeys(OWN, "int4")  # a type of the same size, which `typed` replaces
-
-
 def _compile(call: CompiledCall, kept: Kept) -> dict[str, bytes]:
     import cuda.bindings.driver as cuda
     import cutlass.cute as cute
@@ -151,7 +148,12 @@ def _compile(call: CompiledCall, kept: Kept) -> dict[str, bytes]:
 
     def described(tensors: Sequence[tuple[str, tuple[int, ...], int]]) -> tuple[Arg, ...]:
         return tuple(
-            Arg(i, divisors, jax.numpy.dtype(KNOWN.get(dtype, dtype)), TensorSpec(divisibility=divisors, ptr_assumed_align=alignment))
+            Arg(
+                i,
+                divisors,
+                jax.numpy.dtype(bridged(dtype)),
+                TensorSpec(divisibility=divisors, ptr_assumed_align=alignment),
+            )
             for i, (dtype, divisors, alignment) in enumerate(tensors)
         )
 

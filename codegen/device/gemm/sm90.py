@@ -205,10 +205,8 @@ def _kernel(
             _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tiles)
     else:
         cute.arch.setmaxregister_increase(tiles.registers[1])
-        _consume(
-            sA, sB, stage, (operands, here, fetchers), full, empty, clusters, rank, k_tiles, consumer, extents,
-            memory, tiled_mma, tiles, form,
-        )  # fmt: skip
+        shared, work = (sA, sB, stage), (clusters, rank, k_tiles, extents)
+        _consume(shared, (operands, here, fetchers), full, empty, work, consumer, memory, tiled_mma, tiles, form)
 
 
 def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Tiles) -> tuple[Int32, Int32, Int32]:
@@ -354,45 +352,77 @@ def _products(
 
 
 @cute.jit
-def _consume(
-    sA: cute.Tensor,
-    sB: cute.Tensor,
-    stage: cute.Tensor,
-    operands: tuple,
-    full: cute.Pointer,
-    empty: cute.Pointer,
-    clusters: tuple,
-    rank: cutlass.Int32,
+def _tile_products(
+    tiled_mma: cute.TiledMma,
+    factors: tuple,
+    ring: tuple,
+    used: cutlass.Uint32,
     k_tiles: cutlass.Int32,
     consumer: cutlass.Int32,
-    extents: tuple,
+    tiles: cutlass.Constexpr,
+    rolled: cutlass.Constexpr[bool],
+):
+    """`_products`, also where K is 0. Before a `rolled` epilogue the accumulators' registers are free."""
+    if cutlass.const_expr(not rolled):
+        _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, False)
+    elif k_tiles == 0:
+        factors[0].fill(0)
+        _pass_turn(consumer, tiles)
+    else:
+        _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, True)
+
+
+def _freed(empty: cute.Pointer, lane: Int32, tiles: Tiles) -> tuple[Int32, cutlass.Boolean]:
+    """The address of the first free stage's barrier, and whether a lane arrives there: one for each block of the cluster, since both
+    fill this one's stages."""
+    freed, signals = empty.toint(), lane < tiles.multicast
+    return tensorcore.in_cluster(freed, lane % tiles.multicast) if tiles.multicast > 1 else freed, signals
+
+
+def _fragments(
+    tiled_mma: cute.TiledMma, sA: cute.Tensor, sB: cute.Tensor, consumer: Int32, slabs: int, tiles: Tiles
+) -> tuple[cute.Tensor, tuple[cute.Tensor, cute.Tensor, cute.Tensor]]:
+    """A consumer's accumulators, (2, 2, J, slabs); and as WGMMA takes them, with the fragments of a and b."""
+    accumulators = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8, slabs), tiled_mma.op.acc_dtype)
+    acc = cute.make_tensor(accumulators.iterator, cute.make_layout(((2, 2, tiles.tile_n // 8), slabs, 1)))
+    own = tiled_mma.get_slice((0 if tiles.pingpong else consumer) * WARPGROUP)
+    a = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
+    b = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
+    return accumulators, (acc, a, b)
+
+
+def _own_operands(operands: tuple, warp: Int32, form: Form) -> tuple:
+    """A warp's room for prefetched operands, its barriers, and the copies."""
+    room, here, fetchers = operands
+    room += cute.assume(warp * (form.ahead * form.staged), divby=staging.ALIGNED)
+    return room, here + warp * (2 * form.ahead), fetchers
+
+
+@cute.jit
+def _consume(
+    shared: tuple,  # tiles of a and of b, and room for partial results
+    operands: tuple,  # room for prefetched operands, barriers, and the copies
+    full: cute.Pointer,
+    empty: cute.Pointer,
+    work: tuple,  # clusters, this block's rank in its own, tiles of K, extents
+    consumer: cutlass.Int32,
     memory: tuple,
     tiled_mma: cute.TiledMma,
     tiles: cutlass.Constexpr,
     form: cutlass.Constexpr,
 ):
     """A consumer warpgroup: multiplies every tile of this block, or every second one, and runs the epilogue on it."""
-    M, N, _ = extents
+    (sA, sB, stage), (clusters, rank, k_tiles, (M, N, _)) = shared, work
     lane = cute.arch.lane_idx()
-    # A lane signals to each block of the cluster, since both fill this one's stages, that this warp has read a stage
-    signals = lane < tiles.multicast
-    freed = empty.toint()
-    if cutlass.const_expr(tiles.multicast > 1):
-        freed = tensorcore.in_cluster(freed, lane % tiles.multicast)
+    freed, signals = _freed(empty, lane, tiles)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     groups = 1 if cutlass.const_expr(tiles.pingpong) else CONSUMERS  # that share a tile
-    slabs = tiles.tile_m // 64 // groups
-    accumulators = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8, slabs), tiled_mma.op.acc_dtype)
-    acc = cute.make_tensor(accumulators.iterator, cute.make_layout(((2, 2, tiles.tile_n // 8), slabs, 1)))
+    rows, slabs = 64 * groups, tiles.tile_m // 64 // groups
+    accumulators, factors = _fragments(tiled_mma, sA, sB, consumer, slabs, tiles)
     if cutlass.const_expr(not form.rolled):
-        acc.fill(0)  # the result where K is 0
-    own = tiled_mma.get_slice((0 if cutlass.const_expr(tiles.pingpong) else consumer) * WARPGROUP)
-    tCrA = tiled_mma.make_fragment_A(own.partition_A(sA))  # (MMA, slabs, K blocks, stages)
-    tCrB = tiled_mma.make_fragment_B(own.partition_B(sB))  # (MMA, 1, K blocks, stages)
+        factors[0].fill(0)  # the result where K is 0
     peer = warp % 4 if cutlass.const_expr(tiles.pingpong) else warp
-    mine, here, fetchers = operands
-    mine += cute.assume(warp * (form.ahead * form.staged), divby=staging.ALIGNED)
-    here += warp * (2 * form.ahead)
+    mine, here, fetchers = _own_operands(operands, warp, form)
     begun = Int32(0)  # tiles
     step = cute.arch.grid_dim()[0] // tiles.cluster
     index = cute.arch.block_idx()[0] // tiles.cluster
@@ -412,22 +442,13 @@ def _consume(
             top = device.unseen(batch * M + row0)  # or it would be computed again for each piece
             sent = (mine, here, begun, top, fetchers)
             if (row * tiles.tile_m < M) & (column0 < N):
-                gemm_epilogue.begin(accumulators, (row0, column0, batch), 64 * groups, (M, N), form, sent)
+                gemm_epilogue.begin(accumulators, (row0, column0, batch), rows, (M, N), form, sent)
         first = None
         if cutlass.const_expr(tiles.splits == 1):
-            first = gemm_epilogue.first_columns(
-                accumulators, (row0, column0, batch), 64 * groups, (M, N), memory[0], form
-            )
+            first = gemm_epilogue.first_columns(accumulators, (row0, column0, batch), rows, (M, N), memory[0], form)
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-        factors, ring = (acc, tCrA, tCrB), (full, freed, signals)
-        if cutlass.const_expr(not form.rolled):
-            _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, False)
-        elif k_tiles == 0:
-            acc.fill(0)
-            _pass_turn(consumer, tiles)
-        else:
-            _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, True)
+        _tile_products(tiled_mma, factors, (full, freed, signals), used, k_tiles, consumer, tiles, form.rolled)
         used += k_tiles
 
         share = accumulators
@@ -441,7 +462,7 @@ def _consume(
             column0 = column * (tiles.tile_n // form.accumulators // tiles.splits)
         if (row * tiles.tile_m < M) & (column0 < N):
             gemm_epilogue.finish(
-                share, stage, warp, peer, (row0, column0, batch), 64 * groups, (M, N),
+                share, stage, warp, peer, (row0, column0, batch), rows, (M, N),
                 (column, row), memory, form, sent, first,
             )  # fmt: skip
             begun += 1

@@ -136,45 +136,86 @@ def whole(
 ) -> WalkLaunch | None:
     """The launch of a kernel that holds whole rows, in the smallest cluster that can; None if rows are too long.
     `lanes` is the number of neighbouring threads that hold a group of columns."""
-    count = -(-columns // vec) or 1
-    sizes: tuple[int, ...] = (1,)
-    if clusters(arch) and count * needs.width > ROW_BYTES_UNSHARED:
-        sizes = CLUSTERS
-    elif clusters(arch) and needs.costly:
-        sizes = (1, *CLUSTERS)
-    if "cluster" in schedule:
-        sizes = (schedule["cluster"],)
-    uneven = arch is not None and arch.startswith(UNEVEN)
+    held_rows = _WholeRows(vec, ragged, needs, lanes, columns, rows, apart, schedule, arch)
     found: list[WalkLaunch] = []
-    for cluster in sizes:
-        most = max(1, min(most_kept(needs.costly, ragged) // needs.width, MOST_FOLDED // (needs.width + needs.sums)))
-        most = max(1, min(most, REGISTERS // needs.alive // vec)) if needs.costly else most
-        few = needs.costly and cluster > 1 and CLUSTER_THREADS * cluster * most >= count
+    for cluster in held_rows.cluster_sizes():
+        made = held_rows.launch(cluster)
+        if made is None:
+            continue
+        launch, busy = made
+        crowded = held_rows.is_crowded(launch)
+        if launch.at_once > 1 and busy > 0.75 and not crowded:
+            return launch
+        found.append(launch)
+        if held_rows.count * needs.width <= ROW_BYTES_UNSHARED and not crowded:
+            break
+    return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class _WholeRows:
+    """The choice of a launch that holds whole rows: the arguments of `whole`."""
+
+    vec: int
+    ragged: bool
+    needs: Needs
+    lanes: int
+    columns: int
+    rows: int | None
+    apart: int
+    schedule: dict[str, int]
+    arch: str | None
+
+    @property
+    def count(self) -> int:
+        """The vectors of a row."""
+        return -(-self.columns // self.vec) or 1
+
+    @property
+    def single(self) -> bool:
+        """Whether each place has one row, as in a batch of one: nothing meets it."""
+        return self.apart > 1 and self.rows == 1
+
+    def cluster_sizes(self) -> tuple[int, ...]:
+        """The blocks of a cluster to try, in this order."""
+        if "cluster" in self.schedule:
+            return (self.schedule["cluster"],)
+        if clusters(self.arch) and self.count * self.needs.width > ROW_BYTES_UNSHARED:
+            return CLUSTERS
+        return (1, *CLUSTERS) if clusters(self.arch) and self.needs.costly else (1,)
+
+    @property
+    def most(self) -> int:
+        """The vectors of a row that a thread holds if the row can have more threads."""
+        needs = self.needs
+        kept, folded = most_kept(needs.costly, self.ragged) // needs.width, MOST_FOLDED // (needs.width + needs.sums)
+        most = max(1, min(kept, folded))
+        return max(1, min(most, REGISTERS // needs.alive // self.vec)) if needs.costly else most
+
+    def threads(self, cluster: int) -> tuple[int, int]:
+        """The threads of a block, and those of a row in it."""
+        count, most = self.count, self.most
+        few = self.needs.costly and cluster > 1 and CLUSTER_THREADS * cluster * most >= count
         per_row = 1
         while per_row < (CLUSTER_THREADS if few else MOST_THREADS) and per_row * cluster * most < count:
             per_row *= 2
-        per_row = schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
-        per_row = max(per_row, 32 if cluster > 1 else lanes)
-        least = LEAST_MEETING if apart > 1 else LEAST_THREADS
-        beside = max(1, schedule.get("threads", least) // per_row)  # rows of a block, side by side
-        single = apart > 1 and rows == 1  # of each place, as in a batch of one: nothing meets it
-        beside = max(1, WARP // per_row) if single else beside
-        threads = beside * per_row
-        vectors = -(-count // (per_row * cluster))
+        per_row = self.schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
+        per_row = max(per_row, 32 if cluster > 1 else self.lanes)
+        least = LEAST_MEETING if self.apart > 1 else LEAST_THREADS
+        beside = max(1, self.schedule.get("threads", least) // per_row)  # rows of a block, side by side
+        return (max(1, WARP // per_row) if self.single else beside) * per_row, per_row
+
+    def launch(self, cluster: int) -> tuple[WalkLaunch, float] | None:
+        """The launch with clusters of so many blocks, and the share of the resident blocks that it uses; None without room."""
+        needs, vec, ragged, apart, rows, arch = self.needs, self.vec, self.ragged, self.apart, self.rows, self.arch
+        threads, per_row = self.threads(cluster)
+        vectors = -(-self.count // (per_row * cluster))
         resident = max(1, busy_resident(needs, vectors, vec, ragged) // threads)
-        exact = columns > 0 and not ragged and count == vectors * per_row * cluster and threads == per_row
-        may_pace = uneven and cluster == 1 and resident > 1
-        wide = (
-            PACED_ROOM if may_pace and apart == 1 else WIDE_ROOM
-        )  # the code that tells rows apart would lack registers
-        room = 0 if needs.costly else wide if exact and clusters(arch) else ROOM
-        how: tuple[int, bool, bool, bool] | None = held(
-            needs, vectors, threads, ragged, cluster, room, shared_memory(arch) // resident
-        )
-        if single and vectors * (needs.width + needs.fixed + needs.sums) <= PLAIN_ROOM:
-            how = 1, False, False, False
+        exact = self.columns > 0 and not ragged and self.count == vectors * per_row * cluster and threads == per_row
+        may_pace = arch is not None and arch.startswith(UNEVEN) and cluster == 1 and resident > 1
+        how = self.held(vectors, threads, cluster, exact, may_pace, resident)
         if how is None and vectors > 1:
-            continue
+            return None
         at_once, staged, shared_sums, only_row = how or (1, False, False, True)
         slots = resident * (TOGETHER[cluster] if cluster > 1 else processors(arch))
         full = shares(apart, slots, 1)
@@ -186,25 +227,36 @@ def whole(
         if apart > 1 and rows is not None and not paced:  # only this may depend on the number of rows
             parts = least_steps(apart, slots, handfuls)
         parts = min(parts, _most_parts.get())
-        values = registers(needs.alive * vec * vectors, vectors * (needs.width + needs.fixed))
-        freely = (
-            values > MOST_REGISTERS
-            and (needs.costly or apart > 1)
-            and not (ragged or paced or "resident" in schedule)
-            and cluster == 1
-        )
+        resident = 0 if self.takes_freely(vectors, cluster, paced) else resident
         launch = WalkLaunch(
-            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, only_row, 0 if freely else resident, staged,
-            shared_sums, paced=paced, parts=parts, long=long,
+            vec, ragged, threads, per_row, vectors, cluster, at_once, exact, True, only_row, resident, staged, shared_sums,
+            paced=paced, parts=parts, long=long,
         )  # fmt: skip
-        large = cluster > 1 and threads > CLUSTER_THREADS
-        crowded = needs.costly and not ragged and (vectors > most or large)
-        if at_once > 1 and filled(full * apart, slots) > 0.75 and not crowded:
-            return launch
-        found.append(launch)
-        if count * needs.width <= ROW_BYTES_UNSHARED and not crowded:
-            break
-    return found[0] if found else None
+        return launch, filled(full * apart, slots)
+
+    def held(
+        self, vectors: int, threads: int, cluster: int, exact: bool, may_pace: bool, resident: int
+    ) -> tuple[int, bool, bool, bool] | None:
+        """As `held`, with room for data by the architecture."""
+        needs = self.needs
+        if self.single and vectors * (needs.width + needs.fixed + needs.sums) <= PLAIN_ROOM:
+            return 1, False, False, False
+        # The code that tells rows apart would lack registers
+        wide = PACED_ROOM if may_pace and self.apart == 1 else WIDE_ROOM
+        room = 0 if needs.costly else wide if exact and clusters(self.arch) else ROOM
+        return held(needs, vectors, threads, self.ragged, cluster, room, shared_memory(self.arch) // resident)
+
+    def takes_freely(self, vectors: int, cluster: int, paced: bool) -> bool:
+        """Whether a thread gets all the registers that it asks for, however few blocks are resident then."""
+        needs = self.needs
+        values = registers(needs.alive * self.vec * vectors, vectors * (needs.width + needs.fixed))
+        limited = self.ragged or paced or "resident" in self.schedule
+        return values > MOST_REGISTERS and (needs.costly or self.apart > 1) and not limited and cluster == 1
+
+    def is_crowded(self, launch: WalkLaunch) -> bool:
+        """Whether an expensive value lacks registers, so that a larger cluster may be better."""
+        large = launch.cluster > 1 and launch.threads > CLUSTER_THREADS
+        return self.needs.costly and not self.ragged and (launch.vectors > self.most or large)
 
 
 def fewest_idle(per_row: int, count: int, full: int, most: int, cluster: int) -> int:

@@ -40,7 +40,8 @@ Reductions along rows:
   rmsnorm_silu, row_all, row_amax, row_any, row_dot, row_max, row_mean,
   row_min, row_moments, row_norm, row_prod, row_rms, row_sum, scaled_softmax,
   silu_mul_group_fp8, silu_mul_row_fp8, softcap_softmax, softmax,
-  softmax_entropy, top1_gate, total_variation, weighted_row_sum, z_loss
+  softmax_entropy, swiglu_group_fp8, top1_gate, total_variation,
+  weighted_row_sum, z_loss
 
 Reductions over rows:
   all_finite, bias_grad, bilinear_form, column_amax, column_any, column_dot,
@@ -337,6 +338,7 @@ if TYPE_CHECKING:
     from .swiglu import swiglu as swiglu
     from .swiglu_clamped import swiglu_clamped as swiglu_clamped
     from .swiglu_fp8_pairs import swiglu_fp8_pairs as swiglu_fp8_pairs
+    from .swiglu_group_fp8 import swiglu_group_fp8 as swiglu_group_fp8
     from .swiglu_pairs import swiglu_pairs as swiglu_pairs
     from .tanh import tanh as tanh
     from .threshold_relu import threshold_relu as threshold_relu
@@ -618,6 +620,7 @@ __all__ = [
     "swiglu",
     "swiglu_clamped",
     "swiglu_fp8_pairs",
+    "swiglu_group_fp8",
     "swiglu_pairs",
     "tanh",
     "threshold_relu",

@@ -19,24 +19,22 @@ from codegen.spec.tree import Printed, Scalar, Source, Whole
 
 @dataclass(frozen=True)
 class Axis:
-    """One array dimension as written: a named axis, the rows, an axis with parts, or a split into two axes."""
+    """One array dimension as written: a named axis, the rows, an axis with parts, a split into two axes, or parts of such."""
 
     names: tuple[str, ...]  # the axes it holds, outer first; empty for an integer axis
-    parts: int | None = None  # `(2 N)`, `(N 2)` and integer axes: how many parts
+    parts: int | None = None  # `(2 N)`, `(N 2)`, `(2 B G=128)` and integer axes: how many parts
     parts_first: bool = True  # `(2 N)`: the parts are halves; `(N 2)`: they are interleaved
     extents: tuple[int | None, ...] = ()  # known sizes of `names`: `(B G=128)` is (None, 128)
 
     @property
     def is_open(self) -> bool:
         """Whether it is `(H G)`: two axes, the size of one of which other arrays give."""
-        return len(self.names) == 2 and self.extents == (None, None)
+        return len(self.names) == 2 and self.extents == (None, None) and self.parts is None
 
     def __str__(self) -> str:
-        if self.parts is not None:
-            if not self.names:
-                return str(self.parts)
-            return f"({self.parts} {self.names[0]})" if self.parts_first else f"({self.names[0]} {self.parts})"
         words = [n if e is None else f"{n}={e}" for n, e in zip(self.names, self.extents, strict=True)]
+        if self.parts is not None:
+            words.insert(0 if self.parts_first else len(words), str(self.parts))
         return words[0] if len(words) == 1 else f"({' '.join(words)})"
 
 

@@ -313,7 +313,7 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     plan = replace(plan, stores=tuple(a for a in plan.stores if a.array is not None and a.array.name not in folded))
     _check_extents(plan, {*folded, *(p.acc.name for p in products)}, batch, rows)
     parts = next((d for d in b.dims if d.parts is not None), None)
-    if parts is not None and (parts.parts != 2 or column not in parts.names or len(products) > 1):
+    if parts is not None and (parts.parts != 2 or parts.names != (column,) or len(products) > 1):
         raise UserError(f"{b.name!r} is {b}: a GEMM kernel takes parts of its columns, two of them")
     paired = "two" if len(products) == 2 else ""
     if parts is not None:

@@ -239,16 +239,11 @@ def _dim_extents(spec: Spec, array: Array, dim: Axis, n: int, shape: tuple[int, 
                     f"{spec.op}: {array.name!r} has shape {shape}, but {array} has {dim.parts} there, not {n}"
                 )
             return []
-        if n % dim.parts != 0:
-            raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} divides {n} by {dim.parts}")
-        return [(dim.names[0], n // dim.parts)]
-    if len(dim.names) == 2:
-        inner = dim.extents[1]
-        assert inner is not None  # of two names in one dimension, the second has a size
-        if n % inner != 0:
-            raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} divides {n} by {inner}")
-        return [(dim.names[0], n // inner), (dim.names[1], inner)]
-    return [(dim.names[0], n)]
+    fixed = dim.extents[1] if len(dim.names) == 2 else None  # of two names in one dimension, the second has a size
+    each = (dim.parts or 1) * (fixed or 1)
+    if n % each != 0:
+        raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} divides {n} by {each}")
+    return [(dim.names[0], n // each), *([] if fixed is None else [(dim.names[1], fixed)])]
 
 
 def static_value(spec: Spec, param: Param, value: Any) -> Any:

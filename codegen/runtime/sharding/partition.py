@@ -89,7 +89,8 @@ def factors(op: CalledOp, array: Array, axes: Axes) -> list[tuple[str, int] | No
         elif not dim.names or dim.names[0] in whole:
             found.append(None)
         else:
-            found.append((dim.names[0], dim.parts or math.prod(math.prod(axes.shape((n,))) for n in dim.names[1:])))
+            inner = math.prod(math.prod(axes.shape((n,))) for n in dim.names[1:])
+            found.append((dim.names[0], (dim.parts or 1) * inner))
     return found
 
 

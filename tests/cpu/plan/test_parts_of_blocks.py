@@ -1,0 +1,41 @@
+"""Parts of an axis of blocks: `(2 B G=16)` and `(B G=16 2)`, in and out, with their gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.making import make_op, spec_text
+
+X = np.random.default_rng(0).standard_normal((3, 96)).astype(np.float32)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("written", ["(2 B G=16)", "(B G=16 2)"])
+@pytest.mark.parametrize("value", ["s", "sum(x[0] * x[1], axis=G)"], ids=["elements", "rows"])
+def test_parts_of_blocks(tmp_path, written, value, implementation):
+    text = spec_text(
+        f"x: float32[M, {written}]; s: float32[M, B]", f"y: float32[M, {written}]",
+        f"t = {value}; y[0] = x[0] * t + s; y[1] = x[1] - t", "y = x",
+    )  # fmt: skip
+    halves = written.startswith("(2")
+
+    def expected(x, s):
+        a, b = (x[:, :48], x[:, 48:]) if halves else (x[:, 0::2], x[:, 1::2])
+        a, b = a.reshape(3, 3, 16), b.reshape(3, 3, 16)
+        t = s[:, :, None] if value == "s" else (a * b).sum(-1, keepdims=True)
+        parts = [(a * t + s[:, :, None]).reshape(3, 48), (b - t).reshape(3, 48)]
+        return jnp.concatenate(parts, -1) if halves else jnp.stack(parts, -1).reshape(3, 96)
+
+    op, s = make_op(tmp_path, text), jnp.asarray(X[:, :3])
+    y, pull = jax.vjp(lambda *a: op(*a, implementation=implementation), X, s)
+    known, pull_known = jax.vjp(expected, X, s)
+    np.testing.assert_allclose(y, known, rtol=1e-5, atol=1e-5)
+    for found, exact in zip(pull(known), pull_known(known), strict=True):
+        np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_size_that_blocks_with_parts_do_not_divide(tmp_path):
+    op = make_op(tmp_path, spec_text("x: float32[M, (2 B G=16)]", "y: float32[M, (B G=16)]", "y = x[0] + x[1]", ""))
+    with pytest.raises(ValueError, match=r"shape \(3, 80\), but float32\[M, \(2 B G=16\)\] divides 80 by 32"):
+        op(X[:, :80])

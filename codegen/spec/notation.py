@@ -75,11 +75,11 @@ def _group(word: str) -> Axis:
     form = "a group is (2 N) for halves, (N 2) for pairs, (B G=128) for blocks of a fixed size, or (H G) for groups"
     inner = word[1:-1].split() if word.endswith(")") else []
     if len(inner) == 3 and "," not in word:  # blocks with parts
-        first = _is_number(inner[0])
-        count, (outer, block) = (inner[0], inner[1:]) if first else (inner[2], inner[:2])
+        halves = _is_number(inner[0])
+        count, outer, block = inner if halves else (inner[2], *inner[:2])
         name, equals, extent = block.partition("=")
         if _is_number(count) and equals and "=" not in outer and not _is_number(outer):
-            return Axis((_axis(outer), _axis(name)), _parts(count), first, (None, _size(name, extent, form)))
+            return Axis((_axis(outer), _axis(name)), _parts(count), halves, (None, _size(name, extent, form)))
         form = "parts of blocks are (2 B G=128) for halves, and (B G=128 2) for pairs"
     if len(inner) == 2 and "," not in word:
         first, second = inner

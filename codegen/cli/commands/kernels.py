@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +41,7 @@ from codegen.cli.project import find_project
 from codegen.errors import named
 
 if TYPE_CHECKING:
+    from codegen.explain.launching import Binding
     from codegen.measuring.compiled.tasks import Outcome
     from codegen.spec.spec import Spec
 
@@ -264,7 +266,6 @@ def bench(
     Example: codegen bench swiglu --types T=float32 --out /tmp/results
     Example: codegen bench --backward --name backward
     """
-    from codegen.language.sizes import bench_shapes, default_shape
     from codegen.measuring.times import bench as timing
     from codegen.measuring.times import results
     from codegen.runtime.compiled.platform import on_gpu
@@ -278,17 +279,7 @@ def bench(
         if names and (none := [op.spec.op for op in ops if not backward_ops(op)]):
             raise UsageError(f"--backward: {', '.join(none)} has no generated backward; `codegen explain` says why")
         ops = [made for op in ops for made in backward_ops(op)]
-    bindings = {op.spec.op: timing.typical(op.spec, wanted) for op in ops}
-    _check_wanted(ops, wanted, any(bindings.values()))
-    tasks = [
-        (op, binding, shape)
-        for op in ops
-        if (binding := bindings[op.spec.op]) is not None
-        for origin in [op.origin if backward else op]
-        for shape in (
-            [_shape(origin.spec, s) for s in shapes or []] or bench_shapes(origin.spec) or [default_shape(origin.spec)]
-        )
-    ]
+    tasks = list(_bench_tasks(ops, wanted, shapes or [], backward))
     if not tasks:
         raise UsageError("no op has a `bench` shape: name an op, or add one to its spec")
     if not on_gpu():
@@ -309,6 +300,22 @@ def bench(
     else:
         show(results.as_table(measured))
     end(any(m.error for m in measured), whole, len(measured), len(tasks))
+
+
+def _bench_tasks(
+    ops: list[Any], wanted: dict[str, str], shapes: list[str], backward: bool
+) -> Iterator[tuple[Any, Binding, dict[str, int]]]:
+    """The ops to time, each with dtypes and with a shape: of these, or of its spec's `bench`."""
+    from codegen.language.sizes import bench_shapes, default_shape
+    from codegen.measuring.times import bench as timing
+
+    bindings = {op.spec.op: timing.typical(op.spec, wanted) for op in ops}
+    _check_wanted(ops, wanted, any(bindings.values()))
+    for op in ops:
+        binding, spec = bindings[op.spec.op], (op.origin if backward else op).spec
+        if binding is not None:
+            own = [_shape(spec, text) for text in shapes]
+            yield from ((op, binding, shape) for shape in own or bench_shapes(spec) or [default_shape(spec)])
 
 
 def export_op(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -58,6 +59,27 @@ def suggest(
     if measure and not device_time.is_available():
         raise UsageError("--measure: JAX has no NVIDIA GPU here whose kernels the profiler sees")
     every = suggesting.suggestions(found, given if isinstance(given, tuple) else (given,))
+    checked, whole = _checked(every)
+    least = SMALL * sum(one.saved for one in checked)
+    worth = sorted((one for one in checked if one.saved >= least), key=lambda one: -one.saved)
+    times: dict[str, tuple[float, float]] = {}
+    if measure:
+        for one in worth:
+            measured = device_time.measure(suggesting.candidates(one), 4, 8)
+            times[one.name] = min(measured["xla"]), min(measured["op"])
+        worth = [one for one in worth if times[one.name][1] < times[one.name][0]]
+    if as_json:
+        print(json.dumps([one.data(chosen) | _measured(times.get(one.name)) for one in worth], indent=2))
+    else:
+        _show(worth, chosen, times, len(every) - len(worth) if whole else 0)
+    if write:
+        _write(worth, project.specs)
+
+
+def _checked(every: list[Any]) -> tuple[list[Any], bool]:
+    """Those of some suggestions that compute what the function's own steps do, compiled; and whether all were looked at."""
+    from codegen.fusing import suggest as suggesting
+
     wrong: list[tuple[Any, str]] = []
 
     def verified() -> Iterator[Any]:
@@ -70,32 +92,25 @@ def suggest(
     checked, whole = gather(verified(), len(every), "comparing")
     for bad, disagrees in wrong:
         print(f"{bad.name} is left out: {disagrees}", file=sys.stderr)
-    least = SMALL * sum(one.saved for one in checked)
-    kept = sorted((one for one in checked if one.saved >= least), key=lambda one: -one.saved)
-    times: dict[str, tuple[float, float]] = {}
-    if measure:
-        for one in kept:
-            measured = device_time.measure(suggesting.candidates(one), 4, 8)
-            times[one.name] = min(measured["xla"]), min(measured["op"])
-        kept = [one for one in kept if times[one.name][1] < times[one.name][0]]
-    if as_json:
-        print(json.dumps([one.data(chosen) | _measured(times.get(one.name)) for one in kept], indent=2))
-    else:
-        _show(kept, chosen, times, len(every) - len(kept) if whole else 0)
-    if write:
-        from codegen.cli.files.outputs import put
-        from codegen.cli.schema import SCHEMA_FILE, keep_schema
+    return checked, whole
 
-        project.specs.mkdir(parents=True, exist_ok=True)
-        for one in kept:
-            path = project.specs / f"{one.name}.yaml"
-            if one.call is None and path.exists():
-                print(f"{named(path)} exists already; it is left as it is")
-            elif one.call is None:
-                put(path, f"# yaml-language-server: $schema={SCHEMA_FILE}\n{one.made.text}".encode())
-                print(f"wrote {named(path)}")
-            print("\n".join([*suggesting.replacement(one), ""]))
-        keep_schema(project.specs)
+
+def _write(found: list[Any], specs: Path) -> None:
+    """Write the specs, and show the lines that call the ops."""
+    from codegen.cli.files.outputs import put
+    from codegen.cli.schema import SCHEMA_FILE, keep_schema
+    from codegen.fusing import suggest as suggesting
+
+    specs.mkdir(parents=True, exist_ok=True)
+    for one in found:
+        path = specs / f"{one.name}.yaml"
+        if one.call is None and path.exists():
+            print(f"{named(path)} exists already; it is left as it is")
+        elif one.call is None:
+            put(path, f"# yaml-language-server: $schema={SCHEMA_FILE}\n{one.made.text}".encode())
+            print(f"wrote {named(path)}")
+        print("\n".join([*suggesting.replacement(one), ""]))
+    keep_schema(specs)
 
 
 def _measured(times: tuple[float, float] | None) -> dict[str, float]:

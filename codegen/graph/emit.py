@@ -15,7 +15,7 @@ from typing import Any
 from codegen.graph.contraction import Rounding, is_computed
 from codegen.graph.names import temporaries
 from codegen.graph.nodes import ROWS, Node, Selected, Statement, along_of, lost_axes, topological
-from codegen.graph.ops import IN_STAGES, OPS, PINNED, PLACED, REDUCTIONS, SCANS, SELECTIONS
+from codegen.graph.ops import IN_STAGES, OPS, PINNED, PLACED, REDUCTIONS, SCANS, SELECTIONS, Operation
 
 WIDTH = 96  # the most characters of an expression
 
@@ -234,49 +234,60 @@ class _Emitter:
         op = OPS[node.op]
         if op.cute == op.jnp == "{0}":
             return self.text[id(node.args[0])], self.binding[id(node.args[0])]
-        binding = BINDING.get(node.op, ATOM)
+        return self.in_jnp(node, op) if dialect.name == "jnp" else self.in_kernel(node, op)
+
+    def in_jnp(self, node: Node, op: Operation) -> tuple[str, int]:
+        """An operation of the table, in jnp."""
+        dialect = self.dialect
+        binding = PLAIN.get(node.op, BINDING.get(node.op, ATOM))
+        args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
+        if node.op == "where" and all(a.is_const for a in node.args[1:]) and node.kind != "bool":
+            # Python's numbers are weakly typed: x64 would widen them
+            args[1] = self.typed_constant(node.args[1], node.kind)
+        elif node.kind != "bool" and not op.infix and all(a.is_const for a in node.args):
+            args[0] = self.typed_constant(node.args[0], node.args[0].kind)
+        if node.op == "rem":  # jax.lax.rem needs equal types
+            args = [
+                self.typed_constant(a, node.kind) if a.is_const else t for a, t in zip(node.args, args, strict=True)
+            ]
+        text = self.filled(op.jnp, args, node)
+        settled = id(node) in dialect.rounding.products | dialect.rounding.functions
+        return (f"runtime.settled({text})", ATOM) if settled else (text, binding)
+
+    def in_kernel(self, node: Node, op: Operation) -> tuple[str, int]:
+        """An operation of the table, on vectors in a kernel."""
+        dialect = self.dialect
         separate = dialect.rounding.products | dialect.rounding.sums
-        if dialect.name == "cute" and id(node) in separate and not all(a.is_const for a in node.args):
+        if id(node) in separate and not all(a.is_const for a in node.args):
             return f"{SEPARATE[node.op]}({', '.join(self.text[id(a)] for a in node.args)})", ATOM
-        if dialect.name == "jnp":
-            binding = PLAIN.get(node.op, binding)
-            args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
-            text = op.jnp
-            if node.op == "where" and all(a.is_const for a in node.args[1:]) and node.kind != "bool":
-                # Python's numbers are weakly typed: x64 would widen them
-                args[1] = self.typed_constant(node.args[1], node.kind)
-            elif node.kind != "bool" and not op.infix and all(a.is_const for a in node.args):
-                args[0] = self.typed_constant(node.args[0], node.args[0].kind)
-            if node.op == "rem":  # jax.lax.rem needs equal types
-                args = [
-                    self.typed_constant(a, node.kind) if a.is_const else t for a, t in zip(node.args, args, strict=True)
-                ]
-        else:
-            at_index = node.op == "eq" and node.args[0].op == "index"
-            binding = ATOM if at_index else binding
-            args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
-            text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)
-            if node.op == "div" and self.is_shared(node):
-                text = f"device.divide_by_{'row' if self.by_one(node) else 'shared'}({{0}}, {{1}}, {{approx}})"
-            elif at_index:
-                text = "device.equal_index({0}, {1})"
-            if text == "{0}":
-                return self.text[id(node.args[0])], self.binding[id(node.args[0])]
-            alone = all(a.is_const for a in node.args) and not (op.infix and node.kind != "bool")
-            if alone or (node.op == "where" and node.args[0].is_const):
-                args[0] = self.constant_vector(node.args[0])
-            if node.op == "where" and all(a.is_const for a in node.args[1:]) and self.is_wide(node.kind):
-                args[1] = self.constant_vector(node.args[1])  # of two numbers a kernel makes 32 bits
-        text = text.format(
+        at_index = node.op == "eq" and node.args[0].op == "index"
+        binding = ATOM if at_index else BINDING.get(node.op, ATOM)
+        args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]
+        text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)
+        if node.op == "div" and self.is_shared(node):
+            text = f"device.divide_by_{'row' if self.by_one(node) else 'shared'}({{0}}, {{1}}, {{approx}})"
+        elif at_index:
+            text = "device.equal_index({0}, {1})"
+        if text == "{0}":
+            return self.text[id(node.args[0])], self.binding[id(node.args[0])]
+        alone = all(a.is_const for a in node.args) and not (op.infix and node.kind != "bool")
+        if alone or (node.op == "where" and node.args[0].is_const):
+            args[0] = self.constant_vector(node.args[0])
+        if node.op == "where" and all(a.is_const for a in node.args[1:]) and self.is_wide(node.kind):
+            args[1] = self.constant_vector(node.args[1])  # of two numbers a kernel makes 32 bits
+        text = self.filled(text, args, node)
+        return (f"device.settled({text})", ATOM) if id(node) in dialect.rounding.functions else (text, binding)
+
+    def filled(self, text: str, args: list[str], node: Node) -> str:
+        """An operation's text with its arguments."""
+        dialect = self.dialect
+        return text.format(
             *args,
             approx=self.approximate(node),
             exact=dialect.exact,
             floating=dialect.floating,
             integer=dialect.integer,
         )
-        if dialect.name == "jnp" and id(node) in dialect.rounding.products | dialect.rounding.functions:
-            return f"runtime.settled({text})", ATOM
-        return (f"device.settled({text})", ATOM) if id(node) in dialect.rounding.functions else (text, binding)
 
     def pick(self, node: Node) -> str:
         """Elements of a table at computed places: an index along one axis, and the position along each other axis."""

@@ -176,6 +176,7 @@ if TYPE_CHECKING:
     from .drmsnorm_x import drmsnorm_x as drmsnorm_x
     from .dropout import dropout as dropout
     from .dropout_apply import dropout_apply as dropout_apply
+    from .dropout_attention import dropout_attention as dropout_attention
     from .dscaled_softmax import dscaled_softmax as dscaled_softmax
     from .dscaled_srelu import dscaled_srelu as dscaled_srelu
     from .dscaled_swiglu import dscaled_swiglu as dscaled_swiglu
@@ -458,6 +459,7 @@ __all__ = [
     "drmsnorm_x",
     "dropout",
     "dropout_apply",
+    "dropout_attention",
     "dscaled_softmax",
     "dscaled_srelu",
     "dscaled_swiglu",

@@ -21,7 +21,7 @@ from codegen.graph.nodes import Leaf, Node, Statement, as_multiplied, lost_axes,
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.reference import Reference
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.attending import part_of
+from codegen.plan.attending import is_zero, part_of
 from codegen.plan.attention import NARROW, Attention, AttentionBackward, Part
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.op import Op, Staged
@@ -214,7 +214,10 @@ class _Cut:
                     add(left, power)
                     add(right, power if node.op == "mul" else -power)
                     return
-            if self.plan.column in node.dims:
+            if node.op == "where" and power > 0 and self.plan.column in node.dims and is_zero(node.args[2]):
+                inner.append(id(node.args[0]))
+                add(node.args[1], power)
+            elif self.plan.column in node.dims:
                 inner.append(id(node))
             elif node.op == "reciprocal":
                 add(node.args[0], -power)

@@ -17,6 +17,7 @@ from codegen.plan.planner import Whole
 from codegen.spec.spec import Array, Axis, Spec
 
 SCORES, FACTOR, TOP, TOTAL, PRODUCT = "scores", "factor", "top", "total", "acc"
+EXPONENTIALS, WEIGHED = "exponentials", "weighed"
 
 
 def attention(spec: Spec) -> Attention | None:
@@ -71,7 +72,7 @@ class _Matcher:
         _demand(k.axes[-1] == q.axes[-1] == contracted and o.axes[-1] == value)
         others = {n: s for n, s in results.items() if n != o.name}
         _demand(ROWS not in (row, *columns, contracted, value))
-        scores, row_part = self.parts(weights, first, others, o)
+        scores, row_part, weight = self.parts(weights, first, others, o)
         score, condition, full = scores
         planner = Whole(spec, self.statements)
         pages = tuple(p for p in (of_k, of_v) if p is not None)
@@ -86,6 +87,7 @@ class _Matcher:
             products=products, contracted=contracted, batch=batch, row=row, keys=columns, value=value, scores=score,
             condition=condition, pages=pages, **vars(planner.arrays()),
             extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, unmasked=full, rows_part=row_part,
+            weight=weight,
         )  # fmt: skip
 
     # The products
@@ -155,17 +157,17 @@ class _Matcher:
 
     def parts(
         self, weights: Node, first: Node, others: Mapping[str, Statement], o: Array
-    ) -> tuple[tuple[Part, Node | None, Part | None], Part | None]:
-        """The scores, their mask, the scores without it; and the function of rows."""
+    ) -> tuple[tuple[Part, Node | None, Part | None], Part | None, Part | None]:
+        """The scores, their mask, the scores without it; the function of rows; and that of exponentials."""
         roots = [weights, *(s.value for s in others.values())]
         found = [n for n in topological(roots, lambda n: n is first) if n.op in IN_STAGES]
         if not found:
             _demand(not others)
-            return self.score(weights, first, 0.0), None
+            return self.score(weights, first, 0.0), None, None
         tops = [n for n in found if n.op == "max"]
         _demand(all(n.op in ("max", "sum") and {*lost_axes(n)} == {*self.columns} for n in found))
         terms = [self.term(n.args[0]) for n in found if n.op == "sum"]
-        factors, term = self.peeled(weights)
+        factors, gates, term = self.peeled(weights, first)
         score = term[0]
         _demand(all(t is score for t, _ in terms) and all(n.args[0] is score for n in tops))
         graph, dims = self.graph, self.graph.order((*self.batch, self.row))
@@ -189,7 +191,7 @@ class _Matcher:
         statements += [Statement(n, None, self.rebuilt(s.value, known)) for n, s in others.items()]
         for statement in statements:
             _demand(not {*self.columns, o.axes[-1]} & {a for n in topological([statement.value]) for a in n.dims})
-        return self.score(score, first, -float("inf")), self.row_part(statements, [top, total])
+        return self.score(score, first, -float("inf")), self.row_part(statements, [top, total]), self.weight(gates)
 
     def term(self, node: Node) -> tuple[Node, Node]:
         """The score and what is subtracted, of exp(score - shift)."""
@@ -198,17 +200,48 @@ class _Matcher:
         _demand({*self.columns} <= {*score.dims} and not self.along(shift))
         return score, shift
 
-    def peeled(self, weights: Node) -> tuple[list[tuple[str, Node]], tuple[Node, Node]]:
-        """The row's values that multiply or divide an exponential, and that exponential's `term`."""
+    def peeled(
+        self, weights: Node, first: Node
+    ) -> tuple[list[tuple[str, Node]], list[tuple[str, Node]], tuple[Node, Node]]:
+        """The row's values that multiply or divide an exponential; the values with columns that do, and the conditions without
+        which it is 0; and that exponential's `term`."""
         factors: list[tuple[str, Node]] = []
-        while weights.op in ("mul", "div"):
-            left, right = weights.args
-            if weights.op == "mul" and not self.along(left):
-                left, right = right, left
-            _demand(self.along(left) and not self.along(right))
-            factors.append((weights.op, right))
-            weights = left
-        return factors[::-1], self.term(weights)
+        gates: list[tuple[str, Node]] = []
+
+        def scored(node: Node) -> bool:
+            return any(n is first for n in topological([node], lambda n: n.op in IN_STAGES))
+
+        while True:
+            if weights.op == "where" and is_zero(weights.args[2]):
+                gates.append(("where", weights.args[0]))
+                weights = weights.args[1]
+            elif weights.op in ("mul", "div"):
+                left, right = weights.args
+                if weights.op == "mul" and not (self.along(left) and scored(left)):
+                    left, right = right, left
+                _demand(self.along(left) and not (self.along(right) and scored(right)))
+                (gates if self.along(right) else factors).append((weights.op, right))
+                weights = left
+            else:
+                break
+        _demand(not any(n is first or n.op in IN_STAGES for n in topological(value for _, value in gates)))
+        return factors[::-1], gates[::-1], self.term(weights)
+
+    def weight(self, gates: list[tuple[str, Node]]) -> Part | None:
+        """The function that makes weights of exponentials; None where they are the same."""
+        if not gates:
+            return None
+        dims = self.dims(self.batch, self.row, *self.columns)
+        given, made = (Array(self.named(name), "float32", dims) for name in (EXPONENTIALS, WEIGHED))
+        leaf = self.graph.node("input", attr=Leaf(given.name), kind="float", dims=given.axes)
+        value = leaf
+        for op, other in gates:
+            args = (other, value, self.graph.const(0.0)) if op == "where" else (value, other)
+            value = self.graph.node(op, args, kind="float", dims=(*value.dims, *other.dims))
+        values = Values(
+            (Statement(made.name, None, value),), self.spec.read.graph.calls, self.known_names(), {id(leaf): Leaf(given.name)}
+        )  # fmt: skip
+        return self.part("weight", values, [given], [made])
 
     def along(self, node: Node) -> bool:
         """Whether a value has columns."""
@@ -280,6 +313,10 @@ class _Matcher:
 
     def dims(self, batch: tuple[str, ...], *others: str) -> tuple[Axis, ...]:
         return tuple(Axis((axis,), extents=(self.spec.extents.get(axis),)) for axis in (*batch, *others))
+
+
+def is_zero(node: Node) -> bool:
+    return node.is_const and node.kind != "bool" and float(str(node.attr)) == 0
 
 
 def part_of(

@@ -2,7 +2,8 @@
 
     s = q @ k                       the first product, over D
     t = f(s, ...)                   the scores: any element-wise chain
-    p = exp(t - m) * g(row)         the weights: a softmax along S, or another function of sum(exp(t)) and max(t); or just t
+    p = exp(t - m) * g(row)         the weights: a softmax along S, or another function of sum(exp(t)) and max(t); or just t. They
+                                    may have factors along S, and be 0 outside a condition, as where they are dropped
     o = p @ v                       the second product, over S
 
 The kernel never writes s, t or p. It walks over tiles of k and v, and keeps for each row the maximum `top` of the scores so
@@ -167,7 +168,12 @@ class AttentionPlan:
     @property
     def reads_columns(self) -> bool:
         """Whether the scores read an array for each column."""
-        return any({*self.keys} & {*a.axes} for a in self.scores.spec.inputs[1:])
+        return self.draws or any({*self.keys} & {*a.axes} for a in self.scores.spec.inputs[1:])
+
+    @property
+    def draws(self) -> bool:
+        """Whether weights are other than exponentials: that takes registers too."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,7 @@ class Attention(AttentionPlan):
     o: Array
     unmasked: Part | None  # the scores where the mask holds everywhere; None without a mask
     rows_part: Part | None  # the function of rows; None for weights without one
+    weight: Part | None  # the weights from the exponentials, as of dropout; None where they are the same
     pages: tuple[Pages, ...]  # of k and of v; () where they have their rows in order
 
     @property
@@ -214,6 +221,10 @@ class Attention(AttentionPlan):
                 f"{self.keys[1]} is symbolic, and attention has kernels for a known number of a page's rows"
             )
         return replace(found, page=extents.page)
+
+    @property
+    def draws(self) -> bool:
+        return self.weight is not None
 
     def axes_of(self, factor: Array) -> tuple[str, ...]:
         """The axes of q, k or v as it is multiplied."""

@@ -97,9 +97,10 @@ class AttentionContext(TiledContext):
 
     def kernel(self) -> AttentionKernel:
         plan, op = self.attention, self.spec.op
-        parts = [p for p in (plan.scores, plan.unmasked, plan.rows_part) if p is not None]
+        parts = [p for p in (plan.scores, plan.unmasked, plan.weight, plan.rows_part) if p is not None]
         contexts = [PartContext(self, part, part is plan.rows_part) for part in parts]
         score, row = contexts[0], contexts[-1] if plan.rows_part is not None else None
+        weight = contexts[-2] if plan.weight is not None else None
         full = contexts[1] if plan.unmasked is not None else None
         tiles = self.tiles()
         names = [f"{op}_score", f"{op}_tiles" if tiles else "None", f"{op}_row" if row else "None"]
@@ -111,6 +112,7 @@ class AttentionContext(TiledContext):
             full=full.function([]) if full else None,
             tiles=tiles,
             row=row.function([]) if row else None,
+            weight=weight.function([]) if weight else None,
             output=plan.o.name,
             value=plan.value,
             sizes=self.sizes(plan.q),
@@ -118,6 +120,7 @@ class AttentionContext(TiledContext):
             factors=[
                 self.arranged(plan.q, plan.row), self.walked(plan.k), self.walked(plan.v), self.arranged(plan.o, plan.row),
             ],
+            weigh=self.bound([f"{op}_weight"]) if weight else [],
             pages=[self.arranged(p.index, plan.keys[0], "by_row") for p in plan.pages],
             others=self.others,
             functions=self.bound(names),
@@ -198,7 +201,7 @@ class PartContext(ElementwiseContext):
     width = "at.vec"
 
     def __init__(self, whole: TiledContext, part: Part, of_rows: bool = False):
-        self.whole, self.attention, self.part_plan, self.of_rows = whole, whole.attention, part.plan, of_rows
+        self.whole, self.attention, self.part, self.part_plan, self.of_rows = whole, whole.attention, part, part.plan, of_rows
         super().__init__(Op(part.spec, part.statements, Reference(()), part.plan))
         self.static = [p for p in self.spec.params if p.static]
         self.accs = [a for a in part.plan.loads if self.is_given(a)]
@@ -243,7 +246,8 @@ class PartContext(ElementwiseContext):
         """Of scores that are exponents, the terms."""
         if self.spec.math == "fast":
             return {}
-        exponents = isinstance(self.attention, Attention) and self.attention.rows_part is not None and not self.of_rows
+        plan = self.attention
+        exponents = isinstance(plan, Attention) and plan.rows_part is not None and self.part in (plan.scores, plan.unmasked)
         return dict.fromkeys(self.terms_of_scores(), "device.tanh_term({0}, {approx})") if exponents else {}
 
     def terms_of_scores(self) -> set[int]:

@@ -338,6 +338,8 @@ class AttentionKernel(Kernel):
     full: PartFunction | None
     tiles: TileFunction | None
     row: PartFunction | None
+    weight: PartFunction | None
+    weigh: list[str]  # its function, if any
     output: str
     value: str
     sizes: str

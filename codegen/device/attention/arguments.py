@@ -18,6 +18,7 @@ class Functions:
     score: Callable[..., Any]
     tiles: Callable[..., Any] | None  # None without a mask
     row: Callable[..., Any] | None  # None where the scores are the weights
+    weight: Callable[..., Any] | None = None  # None where the exponentials are
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ def launch(
     row: cutlass.Constexpr[Callable[..., Any] | None],
     parts: cute.Tensor,
     pages: tuple = (),
+    weight: cutlass.Constexpr[Callable[..., Any] | None] = None,
     *,
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -53,8 +54,9 @@ def launch(
     parts: float32 (splits, rows, E + 2), room for what the blocks of a row have summed where there are several.
     pages: integers (L, N), the pages of a sequence's rows of k and of v, as `by_row` makes them; k and v are as `in_pages` makes
         them, and S is N x `how.page`. () where k and v have their rows in order.
+    weight: (at: Scores, e, tensors) -> the weights of exponentials e, 0 where e is 0; None where they are the same.
     """
-    given = Forward(q, k, v, o, tensors, Functions(score, tiles, row), how, pages)
+    given = Forward(q, k, v, o, tensors, Functions(score, tiles, row, weight), how, pages)
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
         if cutlass.const_expr(how.processors > 0):
             sm90.launch(stream, given)

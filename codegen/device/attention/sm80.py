@@ -8,6 +8,7 @@ of the warp's. The weights stay in registers: as a product leaves them, the next
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -194,6 +195,7 @@ def _kernel(
         acc = cute.make_rmem_tensor((4, how.tile_n // 8), Float32)
         _multiply(acc, rQ, shared, own_q, shared + reading, own_k, memory, q.element_type)
         column = tile * how.tile_n
+        weigh = functools.partial(_weigh, halves, column, sizes, tensors, functions, how)
         every = column + how.tile_n <= sizes[1]
         if cutlass.const_expr(tiles is not None):
             every = every & Boolean(tiles(_tile(places, rows, column, sizes, how), tensors)[1])
@@ -201,7 +203,7 @@ def _kernel(
             _score(acc, halves, column, sizes, tensors, functions, False, how)
         else:
             _score(acc, halves, column, sizes, tensors, functions, True, how)
-        weights = _weights(acc, acc_o, top, total, q.element_type, functions.row is not None)
+        weights = _weights(acc, acc_o, top, total, q.element_type, functions.row is not None, weigh)
         _accumulate(acc_o, weights, shared + reading + memory.k.size, own_v, memory, q.element_type)
         cute.arch.sync_threads()  # the tile is read
         reading = Int32(writing)
@@ -432,6 +434,12 @@ def _next(
     return tile
 
 
+def _columns(column: Int32, count: int) -> tuple[Int32, ...]:
+    """The columns of a lane's scores, of a tile that begins at `column`."""
+    lane = cute.arch.lane_idx()
+    return tuple(column + (8 * (i // 2) + i % 2) + 2 * (lane % 4) for i in range(count))
+
+
 def _score(
     acc: cute.Tensor,
     halves: tuple,
@@ -443,8 +451,8 @@ def _score(
     how: AttentionLaunch,
 ) -> None:
     """The scores of a tile, from its products (4, J), of a lane's two rows; where `masked`, columns past the last have no weight."""
-    lane, count = cute.arch.lane_idx(), 2 * cute.size(acc, mode=[1])
-    columns = tuple(column + (8 * (i // 2) + i % 2) + 2 * (lane % 4) for i in range(count))
+    count = 2 * cute.size(acc, mode=[1])
+    columns = _columns(column, count)
     for half, (here, position) in enumerate(halves):
         held = cute.make_rmem_tensor((count,), Float32)
         for i in range(count):
@@ -459,11 +467,22 @@ def _score(
             acc[2 * half + i % 2, i // 2] = value
 
 
+def _weigh(
+    halves: tuple, column: Int32, sizes: tuple, tensors: tuple, functions: Functions, how: AttentionLaunch, half: int,
+    held: cute.Tensor,
+) -> None:  # fmt: skip
+    """Replace the exponentials of one of a lane's rows with its weights."""
+    if functions.weight is not None:
+        at = Scores(*halves[half], _columns(column, cute.size(held)), sizes, how.page)
+        held.store(functions.weight(at, held.load(), tensors))
+
+
 def _weights(
-    acc: cute.Tensor, acc_o: cute.Tensor, top: cute.Tensor, total: cute.Tensor, dtype: Any, online: bool
-) -> cute.Tensor:
+    acc: cute.Tensor, acc_o: cute.Tensor, top: cute.Tensor, total: cute.Tensor, dtype: Any, online: bool,
+    weigh: Callable[[int, cute.Tensor], None],
+) -> cute.Tensor:  # fmt: skip
     """The weights of a tile, from its scores (4, J), as words (J, 2) of two neighbours; for `online` ones, exp(score - top), with
-    the sums so far rescaled where `top` rises."""
+    the sums so far rescaled where `top` rises; `weigh` makes weights of the exponentials of one of the two rows."""
     count = 2 * cute.size(acc, mode=[1])
     words = cute.make_rmem_tensor((count // 2, 2), Uint32)
     for half in range(2):
@@ -490,6 +509,7 @@ def _weights(
             for j in range(cute.size(acc_o, mode=[1])):
                 for e in range(2):
                     acc_o[2 * half + e, j] = acc_o[2 * half + e, j] * scale
+            weigh(half, held)
         narrow = cute.make_rmem_tensor((count,), dtype)
         narrow.store(held.load().to(dtype))
         pairs = cute.recast_tensor(narrow, Uint32)

@@ -241,11 +241,16 @@ def _score(
     s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, score: Callable[..., Any], masked: bool
 ) -> None:
     """Replace products of a row with their scores."""
+    _change(s, r, place, sizes, lambda at, products: score(at, products, tensors, masked))
+
+
+def _change(s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callable[[Scores, Any], Any]) -> None:
+    """Replace a row's values with a function of them."""
     places, row, column = place
     part = hopper.row_of(s, r)
     columns = hopper.columns_of(column, cute.size(part))
     at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
-    part.store(score(at, part.load(), tensors, masked))
+    part.store(function(at, part.load()))
     hopper.put_row(part, s, r)
 
 
@@ -271,6 +276,8 @@ def _weigh(
     if cutlass.const_expr(statistics is not None):
         for r in cutlass.range_constexpr(2):
             _exponentials(s, r, state)
+            if cutlass.const_expr(functions.weight is not None):
+                _change(s, r, place, sizes, lambda at, e: functions.weight(at, e, tensors))
 
 
 @cute.jit

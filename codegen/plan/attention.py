@@ -168,12 +168,7 @@ class AttentionPlan:
     @property
     def reads_columns(self) -> bool:
         """Whether the scores read an array for each column."""
-        return self.draws or any({*self.keys} & {*a.axes} for a in self.scores.spec.inputs[1:])
-
-    @property
-    def draws(self) -> bool:
-        """Whether weights are other than exponentials: that takes registers too."""
-        return False
+        return any({*self.keys} & {*a.axes} for a in self.scores.spec.inputs[1:])
 
 
 @dataclass(frozen=True)
@@ -222,10 +217,6 @@ class Attention(AttentionPlan):
             )
         return replace(found, page=extents.page)
 
-    @property
-    def draws(self) -> bool:
-        return self.weight is not None
-
     def axes_of(self, factor: Array) -> tuple[str, ...]:
         """The axes of q, k or v as it is multiplied."""
         return next((p.axes for p in self.pages if p.table == factor), factor.axes)
@@ -269,11 +260,12 @@ class Attention(AttentionPlan):
 
     def _hopper_columns(self, d: int, e: int) -> int:
         """The columns of a tile on Hopper: shared memory has a tile of q and two of k and v each; a thread's registers have products,
-        weights, sums of o, and what the scores read for each column. On an H100 with 16 thousand tokens, 160 columns were faster
-        than 128 or 176 where heads have 128 elements, and 192 than 128 where they have 64."""
+        weights, sums of o, what the scores read for each column, and, where weights are drawn, words of a row's draws. On an H100 with
+        16 thousand tokens, 160 columns were faster than 128 or 176 where heads have 128 elements, and 192 than 128 where they have 64."""
 
         def fits(n: int) -> bool:
-            return 2 * (128 * d + 2 * n * (d + e)) + 1024 <= SHARED and n // 2 + n // 4 + e // 2 <= REGISTERS
+            registers = n // 2 + n // 4 * (1 if self.weight is None else 3) + e // 2
+            return 2 * (128 * d + 2 * n * (d + e)) + 1024 <= SHARED and registers <= REGISTERS
 
         return next(n for n in range(128 if self.reads_columns else 192, 0, -16) if fits(n))
 

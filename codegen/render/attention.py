@@ -201,7 +201,13 @@ class PartContext(ElementwiseContext):
     width = "at.vec"
 
     def __init__(self, whole: TiledContext, part: Part, of_rows: bool = False):
-        self.whole, self.attention, self.part, self.part_plan, self.of_rows = whole, whole.attention, part, part.plan, of_rows
+        self.whole, self.attention, self.part, self.part_plan, self.of_rows = (
+            whole,
+            whole.attention,
+            part,
+            part.plan,
+            of_rows,
+        )
         super().__init__(Op(part.spec, part.statements, Reference(()), part.plan))
         self.static = [p for p in self.spec.params if p.static]
         self.accs = [a for a in part.plan.loads if self.is_given(a)]
@@ -247,7 +253,9 @@ class PartContext(ElementwiseContext):
         if self.spec.math == "fast":
             return {}
         plan = self.attention
-        exponents = isinstance(plan, Attention) and plan.rows_part is not None and self.part in (plan.scores, plan.unmasked)
+        exponents = (
+            isinstance(plan, Attention) and plan.rows_part is not None and self.part in (plan.scores, plan.unmasked)
+        )
         return dict.fromkeys(self.terms_of_scores(), "device.tanh_term({0}, {approx})") if exponents else {}
 
     def terms_of_scores(self) -> set[int]:

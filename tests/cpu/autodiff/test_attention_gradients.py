@@ -33,6 +33,18 @@ def test_gates_rows_and_documents(tmp_path):
     check_gradient(op, "interpret", examples=2)
 
 
+def test_weights_with_factors_of_their_keys(tmp_path):
+    """Weights are not the softmax: they have a gate for each key, and some keys have none."""
+    text = attention(
+        "o = where(kept > 0, gate * softmax(q @ k, axis=S), 0) @ v",
+        "p = jnp.where(kept[..., None, :] > 0, gate[..., None, :] * jax.nn.softmax(x), 0)",
+        "gate: float32[..., S]; kept: int32[..., S]",
+    )
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1], gate: [-2, 2], kept: [0, 1]}")
+    assert op.plan.kind == "attention" and isinstance(op.backward, Derived)
+    check_gradient(op, "interpret", examples=1)
+
+
 @pytest.mark.parametrize(
     ("chain", "outputs", "reason"),
     [

@@ -25,7 +25,7 @@ def test_rows_of_their_own_pages(tmp_path):
     )
     op = make_op(tmp_path, text + "\ndomain: {unit: [-1, 1]}")
     assert op.plan.kind == "attention" and "taken from pages" in str(backward_of(op.planned))
-    check_op(op, "interpret", examples=3)
+    check_op(op, "interpret", examples=2)
 
 
 def test_pages_that_the_mask_skips_are_not_read():

@@ -94,6 +94,46 @@ def store_rows(
             cute.autovec_copy(held, cute.make_tensor(pointer, cute.make_layout((4,))))
 
 
+@cute.jit
+def store_packed(
+    acc: cute.Tensor,
+    o: cute.Tensor,
+    at: tuple,
+    there: cutlass.Boolean,
+    half: cutlass.Constexpr[int],
+    columns: cutlass.Constexpr[int],
+):
+    """A lane's part of a row of o."""
+    column = 2 * (cute.arch.lane_idx() % 4)
+    for j in cutlass.range_constexpr(-(-columns // 8)):
+        for e in cutlass.range_constexpr(2):
+            if there & (8 * j + column + e < columns):
+                o[at[0], at[1], 8 * j + column + e] = acc[2 * half + e, j].to(o.element_type)
+
+
+@cute.jit
+def store_part(
+    acc: cute.Tensor,
+    top: cutlass.Float32,
+    total: cutlass.Float32,
+    parts: cute.Tensor,
+    split: Int32,
+    row: Int32,
+    there: cutlass.Boolean,
+    half: cutlass.Constexpr[int],
+    columns: cutlass.Constexpr[int],
+):
+    """A lane's part of what a block has summed for a row."""
+    column = 2 * (cute.arch.lane_idx() % 4)
+    if there:
+        for j in cutlass.range_constexpr(columns // 8):
+            for e in cutlass.range_constexpr(2):
+                parts[split, row, 8 * j + column + e] = acc[2 * half + e, j]
+        if column == 0:
+            parts[split, row, columns] = top
+            parts[split, row, columns + 1] = total
+
+
 def multiply(
     acc: cute.Tensor, words_of: Callable[[int], list[Uint32]], columns: int, right: Int32, own: Int32, panels: Panels, dtype: Any
 ) -> None:  # fmt: skip

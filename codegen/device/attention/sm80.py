@@ -33,6 +33,8 @@ from codegen.device.attention.fragments import (
     load_tile,
     multiply,
     panels_of,
+    store_packed,
+    store_part,
     store_rows,
 )
 from codegen.device.attention.scores import Row, Scores, Tile
@@ -218,12 +220,12 @@ def _kernel(
         for half in cutlass.range_constexpr(2):
             r = own_row + 8 * half
             there = r < block.count
-            _store_part(acc_o, top[half], total[half], parts, split, block.batch * block.count + r, there, half, how.e)
+            store_part(acc_o, top[half], total[half], parts, split, block.batch * block.count + r, there, half, how.e)
     else:
         _finish(acc_o, top, total, block, halves, own_row, tensors, functions)
         if cutlass.const_expr(how.packed):
             for half in cutlass.range_constexpr(2):
-                _store_packed(acc_o, o, halves[half], own_row + 8 * half < block.count, half, how.e)
+                store_packed(acc_o, o, halves[half], own_row + 8 * half < block.count, half, how.e)
         else:
             store_rows(acc_o, o, places, block.first + warp * SLAB, warp * SLAB, shared, memory.o, how.e)
 
@@ -368,46 +370,6 @@ def _load_packed(
         tensorcore.copy_async(target + panels.place(r, byte), base + Int64(byte), CHUNK, given)
 
 
-@cute.jit
-def _store_packed(
-    acc: cute.Tensor,
-    o: cute.Tensor,
-    at: tuple,
-    there: Boolean,
-    half: cutlass.Constexpr[int],
-    columns: cutlass.Constexpr[int],
-):
-    """A lane's part of a row of o."""
-    column = 2 * (cute.arch.lane_idx() % 4)
-    for j in cutlass.range_constexpr(-(-columns // 8)):
-        for e in cutlass.range_constexpr(2):
-            if there & (8 * j + column + e < columns):
-                o[at[0], at[1], 8 * j + column + e] = acc[2 * half + e, j].to(o.element_type)
-
-
-@cute.jit
-def _store_part(
-    acc: cute.Tensor,
-    top: Float32,
-    total: Float32,
-    parts: cute.Tensor,
-    split: Int32,
-    row: Int32,
-    there: Boolean,
-    half: cutlass.Constexpr[int],
-    columns: cutlass.Constexpr[int],
-):
-    """A lane's part of what a block has summed for a row."""
-    column = 2 * (cute.arch.lane_idx() % 4)
-    if there:
-        for j in cutlass.range_constexpr(columns // 8):
-            for e in cutlass.range_constexpr(2):
-                parts[split, row, 8 * j + column + e] = acc[2 * half + e, j]
-        if column == 0:
-            parts[split, row, columns] = top
-            parts[split, row, columns + 1] = total
-
-
 def _tile(places: tuple, rows: tuple, column: Int32, sizes: tuple, how: AttentionLaunch) -> Tile:
     """The tile from a column on."""
     return Tile(places, rows, (column, cutlass.min(column + how.tile_n, sizes[1]) - 1), sizes, page=how.page)
@@ -473,7 +435,8 @@ def _weigh(
 ) -> None:  # fmt: skip
     """Replace the exponentials of one of a lane's rows with its weights."""
     if functions.weight is not None:
-        at = Scores(*halves[half], _columns(column, cute.size(held)), sizes, how.page)
+        here, position = halves[half]
+        at = Scores(here, position, _columns(column, cute.size(held)), sizes, how.page)
         held.store(functions.weight(at, held.load(), tensors))
 
 

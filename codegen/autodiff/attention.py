@@ -273,14 +273,7 @@ class _Cut:
             )
         own = [plan.q.name, plan.k.name, plan.v.name]
         results = {name: output for name, output, _ in self.reverse.results}
-        rest: dict[str, Node] = {}
-        for name, output in results.items():
-            if name in own:
-                continue
-            if (term := self.pair(output)) is not None:
-                self.pairs[name] = term
-            elif (value := self.left(output)) is not None:
-                rest[output.name] = value
+        rest = self.others({name: output for name, output in results.items() if name not in own})
         own_terms = [*self.sums.values(), *self.pairs.values()]
         values = self.values_of_rows([weights, slopes, *map(self.rebuilt, own_terms)])
         reached = {id(n) for n in topological(rest.values())}
@@ -328,6 +321,17 @@ class _Cut:
         forward = None if how.forward is None else one_kernel(how.forward)
         lacking = frozenset(name for name, output in results.items() if output.name not in kept)
         return staged(full, tuple(ops)), how, forward, lacking
+
+    def others(self, results: Mapping[str, Array]) -> dict[str, Node]:
+        """The values of the gradients of other arrays that kernels after attention's compute, by output. Terms of scores are added
+        to `pairs`."""
+        found: dict[str, Node] = {}
+        for name, output in results.items():
+            if (term := self.pair(output)) is not None:
+                self.pairs[name] = term
+            elif (value := self.left(output)) is not None:
+                found[output.name] = value
+        return found
 
     def left(self, output: Array) -> Node | None:
         """The value of the gradient of another array; None where no kernel has it."""

@@ -110,19 +110,11 @@ class _Writer:
         if node.op == "cast":
             return f"cast({args[0][0]}, {node.attr})", ATOM
         if node.op == "contract":
-            both, axes = {*node.args[0].dims} & {*node.args[1].dims}, lost_axes(node)
-            if both != {*axes} or node.args[0].dims[-1:] != axes:  # the axis would be another one, or unclear
-                return f"dot({args[0][0]}, {args[1][0]}, axis={axes_text(axes)})", ATOM
-            texts = [parenthesised(*arg, BINDING["mul"], place) for place, arg in enumerate(args)]
-            return " @ ".join(texts), BINDING["mul"]
+            return _product(node, args)
         if node.op in REDUCTIONS:
             return f"{node.op}({args[0][0]}, axis={axes_text(lost_axes(node))})", ATOM
         if node.op in SCANS:
-            along, texts = along_of(node), [text for text, _ in args]
-            words = [*texts[:2], f"axis={along.axis}"]
-            words += [f"initial={texts[2]}"] if len(texts) > 2 and not node.args[2].is_const else []
-            words += [f"{word}=true" for word in ("reverse", "before") if getattr(along, word)]
-            return f"{node.op}({', '.join(words)})", ATOM
+            return _scan(node, [text for text, _ in args]), ATOM
         if isinstance(node.attr, Selected):
             words = [text for text, _ in args] + ([] if node.attr.sorts else [node.attr.into])
             return f"{node.op}({', '.join(words)}, axis={node.attr.axis})", ATOM
@@ -136,6 +128,21 @@ class _Writer:
         binding = PLAIN[node.op]
         texts = [parenthesised(*arg, binding, place) for place, arg in enumerate(args)]
         return SIGNS.get(node.op, OPS[node.op].jnp).format(*texts), binding
+
+
+def _product(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
+    both, axes = {*node.args[0].dims} & {*node.args[1].dims}, lost_axes(node)
+    if both != {*axes} or node.args[0].dims[-1:] != axes:  # the axis would be another one, or unclear
+        return f"dot({args[0][0]}, {args[1][0]}, axis={axes_text(axes)})", ATOM
+    return " @ ".join(parenthesised(*arg, BINDING["mul"], place) for place, arg in enumerate(args)), BINDING["mul"]
+
+
+def _scan(node: Node, texts: list[str]) -> str:
+    along = along_of(node)
+    words = [*texts[:2], f"axis={along.axis}"]
+    words += [f"initial={texts[2]}"] if len(texts) > 2 and not node.args[2].is_const else []
+    words += [f"{word}=true" for word in ("reverse", "before") if getattr(along, word)]
+    return f"{node.op}({', '.join(words)})"
 
 
 def constant(node: Node) -> str:

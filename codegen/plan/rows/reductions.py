@@ -108,12 +108,9 @@ class Reduction(Reads):
             expensive = bool(self.expensive)
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, expensive, at_once=at_once)
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
-        row, kept, cluster = columns // vec * width, THREAD_BYTES, 1
+        row = columns // vec * width
+        cluster, kept = self._cluster_of(row, schedule, arch)
         alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without arrays that neighbouring rows share
-        if clusters(arch) and row > ALONE_ROW:
-            cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
-            kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
-        cluster = schedule.get("cluster", cluster)
         short = cluster == 1 and not ragged and count in SHORT_ROWS
         most = 1 if short else max(1, kept // alone)
         if self.costly and self.expensive:
@@ -153,6 +150,14 @@ class Reduction(Reads):
         return RowLaunch(
             vec, ragged, threads, per_row, vectors, cluster, True, exact, holds_expensive and not only_row, only_row, resident // threads
         )  # fmt: skip
+
+    def _cluster_of(self, row: int, schedule: Mapping[str, int], arch: str | None) -> tuple[int, int]:
+        """The blocks of a cluster that share a row of so many bytes, and the bytes of it that a thread holds."""
+        kept, cluster = THREAD_BYTES, 1
+        if clusters(arch) and row > ALONE_ROW:
+            cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
+            kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
+        return schedule.get("cluster", cluster), kept
 
     def _threads_of_row(self, count: int, whole: int, most: int, cluster: int) -> int:
         """The threads of a row of `count` vectors, of which `whole` are whole: so many that none has more than `most`."""

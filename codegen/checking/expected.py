@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp
 from codegen.runtime.xla import scatter
 from codegen.runtime.xla.products import product
+from codegen.spec.spec import Array
 
 
 @functools.cache
@@ -164,34 +166,42 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
     tolerance = {name: float(x) for name, x in spec.tolerance if name != "why"}
     results = []
     for array in spec.outputs:
-        whole = []
-        for pick in ("value", "error", "overflow", "doubt"):
-            put = next((a for a in plan.stores if a.array == array and a.into), None)
-            own = array.axes if put is None else put.written
-            parts = {
-                part: views.arranged_as(np.asarray(getattr(bound, pick)), own, plan.order, case.axes)
-                for (name, part), bound in bounds.items()
-                if name == array.name
-            }
-            with jax.default_device(jax.devices("cpu")[0]):
-                if put is None:
-                    found = views.join_parts(array, parts, case.axes)
-                else:  # elsewhere it is the input, without an error, but XLA on a CPU may flush denormal elements
-                    table = arrays[put.into]
-                    base = table if pick == "value" else np.zeros(table.shape)
-                    if pick == "error" and op.spec.kind(array) == "float":
-                        size = np.abs(np.nan_to_num(table.astype("float64")))
-                        base = np.where(size < analysis.tiny, size, 0)
-                    there = {**arrays, put.into: base.astype(parts[None].dtype)}
-                    how = (
-                        "max" if put.how != "set" and pick != "value" else put.how
-                    )  # a comparison of any may be uncertain
-                    found = scatter.put(plan, {array: jnp.asarray(parts[None])}, there, case.axes, how)[array]
-                    found = found.astype("int32") if pick == "value" and put.how == "add" else found  # it wraps
-                whole.append(np.asarray(found))
-        value, error, overflow, doubt = whole
+        own = {part: bound for (name, part), bound in bounds.items() if name == array.name}
+        found = _of_output(op, case, array, own, arrays, analysis.tiny)
         if tolerance:
-            finite = np.where(np.isfinite(value), np.abs(value), 0)
-            error = error + tolerance.get("atol", 0.0) + tolerance.get("rtol", 0.0) * finite
-        results.append(Bound(value, error, overflow, doubt))
+            finite = np.where(np.isfinite(found.value), np.abs(found.value), 0)
+            error = found.error + tolerance.get("atol", 0.0) + tolerance.get("rtol", 0.0) * finite
+            found = replace(found, error=error)
+        results.append(found)
     return results
+
+
+def _of_output(
+    op: AnyOp, case: Case, array: Array, bounds: Mapping[int | None, Bound], arrays: Mapping[str, np.ndarray], tiny: float
+) -> Bound:  # fmt: skip
+    """The value of an output and its bound, from those of its parts, in the output's order of axes."""
+    plan = op.plan
+    put = next((a for a in plan.stores if a.array == array and a.into), None)
+    axes = array.axes if put is None else put.written
+    whole = []
+    for pick in ("value", "error", "overflow", "doubt"):
+        parts = {
+            part: views.arranged_as(np.asarray(getattr(bound, pick)), axes, plan.order, case.axes)
+            for part, bound in bounds.items()
+        }
+        with jax.default_device(jax.devices("cpu")[0]):
+            if put is None:
+                found = views.join_parts(array, parts, case.axes)
+            else:  # elsewhere it is the input, without an error, but XLA on a CPU may flush denormal elements
+                table = arrays[put.into]
+                base = table if pick == "value" else np.zeros(table.shape)
+                if pick == "error" and op.spec.kind(array) == "float":
+                    size = np.abs(np.nan_to_num(table.astype("float64")))
+                    base = np.where(size < tiny, size, 0)
+                there = {**arrays, put.into: base.astype(parts[None].dtype)}
+                # A comparison of any may be uncertain
+                how = "max" if put.how != "set" and pick != "value" else put.how
+                found = scatter.put(plan, {array: jnp.asarray(parts[None])}, there, case.axes, how)[array]
+                found = found.astype("int32") if pick == "value" and put.how == "add" else found  # it wraps
+            whole.append(np.asarray(found))
+    return Bound(*whole)

@@ -302,6 +302,17 @@ class AttentionLaunch:
 
 
 @dataclass(frozen=True)
+class Loading:
+    """How a product's kernel makes b, in 16 bits, from elements of a byte: numbers `(bits ^ flip) - offset` of 4 bits, the first of
+    two in a byte's lower half, or elements of a byte as they are; times a scale for each `group` along K."""
+
+    bits: int = 8
+    flip: int = 0
+    offset: int = 0
+    group: int = 0  # 0 without scales
+
+
+@dataclass(frozen=True)
 class Contraction:
     """What the kernel of a contraction is compiled for."""
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from codegen.runtime.compiled.kernels import CompiledCall
-from codegen.shared import AmpereTiles
+from codegen.shared import AmpereTiles, Loading
 
 DEFAULT = AmpereTiles(64, 64, 64, warps_m=2, warps_n=2, stages=3)
 TF32, INT8 = replace(DEFAULT, tile_k=32), replace(DEFAULT, tile_k=128)
@@ -39,6 +39,8 @@ class Case:
     tiles: AmpereTiles = DEFAULT
     known: bool = True  # whether the compiler gets the divisors of sizes
     b_dtype: str = ""  # if it differs from that of a
+    loading: Loading | None = None  # how b is read, whose scales are float32 or `scale`
+    scale: str = "float32"
 
     def __str__(self) -> str:
         words = [
@@ -53,9 +55,12 @@ class Case:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the operands, then of the outputs."""
         wide = self.N * (2 if self.paired in ("halves", "interleaved") else 1)
-        b = (1 if self.shared_b else self.L, *((wide, self.K) if self.b_is_nk else (self.K, wide)))
+        deep = -(-self.K // 2) if self.loading and self.loading.bits == 4 else self.K
+        b = (1 if self.shared_b else self.L, *((wide, deep) if self.b_is_nk else (deep, wide)))
         whole = (self.L, self.M, self.N)
         found: dict[str, tuple[int, ...]] = {"a": (self.L, self.M, self.K), "b": b}
+        if self.loading and self.loading.group:
+            found["scale"] = (-(-self.K // self.loading.group), self.N)
         if self.launcher == "bias_relu":
             found["bias"] = (self.N,)
         if self.launcher == "residual":
@@ -77,7 +82,15 @@ class Case:
 
     def dtype_of(self, name: str) -> np.dtype:
         b = self.b_dtype or self.dtype
-        names = {"a": self.dtype, "b": b, "up": b, "y": self.out, "z": self.out, "residual": self.out}
+        names = {
+            "a": self.dtype,
+            "scale": self.scale,
+            "b": b,
+            "up": b,
+            "y": self.out,
+            "z": self.out,
+            "residual": self.out,
+        }
         found = names.get(name, "float32")
         return np.dtype(getattr(ml_dtypes, found, found))
 
@@ -104,6 +117,8 @@ class Case:
             constants = {"paired": self.paired.replace("two", "halves")} | constants
             inputs += [None] if self.paired != "two" else []
         constants["tiles"] = self.tiles
+        if self.loading:
+            constants["loading"] = self.loading
         launcher = getattr(gemm_kernels, self.launcher)
         return CompiledCall(launcher, tuple(inputs), tuple(map(tensor, self.outputs)), tuple(constants.items()), arch)
 
@@ -111,7 +126,7 @@ class Case:
         """Random operands. They are integers, so that all sums are exact."""
 
         def drawn(name: str) -> np.ndarray:
-            most = 128 if self.dtype_of(name) == np.int8 else 4
+            most = 128 if self.dtype_of(name) in (np.int8, np.uint8) else 4
             return rng.integers(-most, most, self.shapes[name]).astype(self.dtype_of(name))
 
         return {name: drawn(name) for name in self.shapes if name not in self.outputs}
@@ -123,7 +138,7 @@ class Case:
     def expected(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs before they are rounded, and the results of the partial ones."""
         a, b, *rest = (x.astype(np.float64) for x in given.values())
-        product = self.product(a, b)
+        product = self.product(a, self.read(b, *rest) if self.loading else b)
         if self.launcher == "bias_relu":
             return {"y": np.maximum(product + rest[0], 0)}
         if self.launcher == "residual":
@@ -142,6 +157,21 @@ class Case:
 
     def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return a @ (b.transpose(0, 2, 1) if self.b_is_nk else b)
+
+    def read(self, b: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+        """b with one number in an element along K, and with its scales."""
+        assert self.loading is not None
+        along = 2 if self.b_is_nk else 1
+        if self.loading.bits == 4:
+            bytes_ = b.astype(np.int64) & 255
+            halves = np.stack([bytes_ & 15, bytes_ >> 4], along + 1)
+            shape = [2 * n if d == along else n for d, n in enumerate(b.shape)]
+            b = ((halves.reshape(shape) ^ self.loading.flip) - self.loading.offset).astype(np.float64)
+            b = np.take(b, range(self.K), along)
+        if scale is None:
+            return b
+        whole = np.take(np.repeat(scale, self.loading.group, 0), range(self.K), 0)
+        return b * (whole.T if self.b_is_nk else whole)
 
     def check(self, got: tuple[np.ndarray, ...], given: dict[str, np.ndarray]) -> None:
         """Compares outputs with the expected ones: to the bit, except where functions are approximated."""
@@ -182,6 +212,10 @@ SIZES = [
     (5, 66, 258),
 ]
 
+FOUR = Case(
+    "scaled", "bfloat16", 20, 40, 264, b_dtype="uint8", loading=Loading(4, 0, 8, 128), tiles=replace(NARROW, tile_k=128)
+)
+
 CASES = [
     *spread(BF16, SIZES),
     *spread(replace(BF16, b_is_nk=False, out="bfloat16"), SIZES),
@@ -198,6 +232,9 @@ CASES = [
     *spread(replace(BF16, b_dtype="int8", dtype="float16", b_is_nk=False, tiles=NARROW), [(20, 80, 144), (3, 66, 70)]),
     *spread(replace(BF16, b_dtype="float8_e5m2"), [(40, 72, 80)]),
     *spread(replace(BF16, b_dtype="float8_e4m3fn", dtype="float16", b_is_nk=False, tiles=NARROW), [(20, 80, 144)]),
+    *spread(replace(FOUR, M=20), [(20, 40, 264), (5, 66, 270)]),
+    *spread(replace(FOUR, M=20, b_is_nk=False, dtype="float16", loading=Loading(4, 8, 8, 128), scale="bfloat16"), [(20, 80, 264)]),
+    *spread(replace(FOUR, b_dtype="int8", loading=Loading(group=64), tiles=NARROW, scale="bfloat16"), [(20, 80, 144)]),
     *spread(replace(BF16, L=3, shared_b=True), [(70, 72, 40), (3, 5, 7)]),
     *spread(replace(BF16, L=2, b_is_nk=False), [(70, 72, 40), (3, 5, 7)]),
     # other tiles: more warps, one, narrow rows in shared memory, two stages, other vectors

@@ -10,7 +10,7 @@ from cutlass import Float32
 
 from codegen import device
 from codegen.device.gemm import sm80 as gemm_sm80
-from codegen.shared import AmpereTiles
+from codegen.shared import AmpereTiles, Loading
 
 
 def load(at, m, place):
@@ -65,6 +65,18 @@ def plain(
 ):  # fmt: skip
     gemm_sm80.launch(
         stream, mA, (mB,), (mY,), plain_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles,
+    )  # fmt: skip
+
+
+@cute.jit
+def scaled(
+    stream: cuda.CUstream, mA: cute.Tensor, mB: cute.Tensor, mScale: cute.Tensor, mY: cute.Tensor,
+    b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
+    tiles: cutlass.Constexpr[AmpereTiles], loading: cutlass.Constexpr[Loading],
+):  # fmt: skip
+    gemm_sm80.launch(
+        stream, mA, (mB,), (mY,), plain_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles, scales=(mScale,),
+        loading=loading,
     )  # fmt: skip
 
 

@@ -1,22 +1,31 @@
-"""Converts elements of a byte to 16 bits in registers, exactly: a factor in int8 or float8 that is multiplied in float16 or bfloat16.
+"""Converts narrow elements to 16 bits in registers, exactly: a factor in int8, float8 or 4 bits that is multiplied in float16 or
+bfloat16; and multiplies sums by scales of groups along K.
 
-A step of 32 bytes along K has 32 elements of a byte, and two steps of 16-bit elements. As `tensorcore` has fragments of bytes, a
-lane q of four holds the elements 4q .. 4q + 3 of each 16. A product may take K in any order, so a fragment of 16-bit elements has
-4q and 4q + 1 in its first word and the other two in its second, of both operands.
+A step of 32 bytes along K has 32 elements of a byte, and two steps of 16-bit elements; of 4 bits twice as many. As `tensorcore` has
+fragments of bytes, a lane q of four holds in a word the bytes 4q .. 4q + 3 of each 16, which are 4 or 8 elements next to each other.
+A product may take K in any order, so a step of 16-bit elements has two of these in its first word and the next two in its second, of
+both operands.
 """
 
 from __future__ import annotations
 
-from cutlass import Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, Numeric, Uint32
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, Int64, Numeric, Uint32
 from cutlass._mlir.dialects import llvm
 
 from codegen.device.gemm import tensorcore
+from codegen.shared import Loading
 
 FLOAT8: dict[type[Numeric], str] = {Float8E4M3FN: "e4m3x2", Float8E5M2: "e5m2x2"}  # from sm_89 on
 
 
-def widened(word: Uint32, source: type[Numeric], target: type[Numeric]) -> list[Uint32]:
-    """Four int8 or float8 of a word as two words of two float16 or bfloat16."""
+def widened(word: Uint32, source: type[Numeric], target: type[Numeric], how: Loading) -> list[Uint32]:
+    """Four int8 or float8 of a word, or eight numbers of 4 bits, as words of two float16 or bfloat16."""
+    if how.bits == 4:
+        return _of_four_bits(word, target, how)
     if source is Int8:
         biased = word ^ Uint32(0x80808080)  # x + 128, not negative
         if target is Float16:  # as the last bits of 1024 + 128 + x
@@ -31,10 +40,111 @@ def widened(word: Uint32, source: type[Numeric], target: type[Numeric]) -> list[
     return _of_floats([_float_of(half >> shift) for half in halves for shift in (0, 16)])
 
 
-def step_of_a(address: Int32, eight_rows: int) -> list[Uint32]:
-    """A fragment of a's 16-bit elements in this order: of a lane's row and of that `eight_rows` further, in bytes."""
-    low, high = (tensorcore.load_words(address + more, 2) for more in (0, eight_rows))
-    return [low[0], high[0], low[1], high[1]]
+def steps_of_a(address: Int32, eight_rows: int, words: int) -> list[list[Uint32]]:
+    """The fragments of a's 16-bit elements in this order that go with a word of b: from so many words of a lane's row and of the row
+    that is `eight_rows` further, in bytes."""
+    low, high = (tensorcore.load_words(address + more, words) for more in (0, eight_rows))
+    return [[low[w], high[w], low[w + 1], high[w + 1]] for w in range(0, words, 2)]
+
+
+def _of_four_bits(word: Uint32, target: type[Numeric], how: Loading) -> list[Uint32]:
+    """As the last bits of 1024 + x in float16, and of 128 + x in bfloat16."""
+    if how.flip:
+        word = word ^ Uint32(how.flip * 0x11111111)
+    low, high = word & Uint32(0x0F0F0F0F), (word >> 4) & Uint32(0x0F0F0F0F)
+    found = []
+    for order in (0x5140, 0x7362):
+        numbers = tensorcore.pick_bytes(low, high, order)
+        for places in (0x4140, 0x4342):
+            if target is Float16:
+                pair = tensorcore.pick_bytes(numbers, Uint32(0x64646464), places)
+                found.append(_of_two("sub.f16x2 $0, $1, $2;", pair, Uint32(0x64006400 + how.offset * 0x10001)))
+            else:
+                pair = tensorcore.pick_bytes(numbers, Uint32(0x43434343), places)
+                one, less = Uint32(0x3F803F80), Uint32(0xC300C300 + how.offset * 0x10001)
+                found.append(_of_two("fma.rn.bf16x2 $0, $1, $2, $3;", pair, one, less))
+    return found
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of a tile's columns in a stage of shared memory: `columns` of each b, one b after the other, in `dtype`."""
+
+    dtype: type[Numeric]
+    columns: int
+    parts: int
+    group: int  # elements along K
+
+    @property
+    def size(self) -> int:
+        """In bytes; tiles begin at multiples of 128."""
+        return -(-self.parts * self.columns * self.dtype.width // 8 // 128) * 128
+
+    def load(
+        self,
+        tensors: tuple[cute.Tensor, ...],
+        first: Int32,
+        column: Int32,
+        target: Int32,
+        tidx: Int32,
+        threads: int,
+        there: Boolean,
+    ) -> None:
+        """Start the copies of a tile whose first element along K is `first`, from tensors (B, N) with whole words in a row; zeros
+        outside."""
+        size = self.dtype.width // 8
+        words = self.columns * size // 4
+        for part, tensor in enumerate(tensors):
+            blocks, columns = tensor.shape[0], tensor.shape[1]
+            for start in range(0, words, threads):
+                word = tidx + start
+                own, block = column + word * (4 // size), first // self.group
+                inside = there & (word < words) & (own < columns) & (block < blocks)
+                source = tensor.iterator.toint() + (Int64(block) * tensor.stride[0] + Int64(own)) * size
+                at = target + part * self.columns * size + cutlass.min(word, words - 1) * 4
+                _copy(at, source, cutlass.select_(inside, Int32(4), Int32(0)), word < words)
+
+    def read(self, base: Int32, columns: list[tuple[int, Int32]]) -> list[Float32]:
+        """The scales of some columns of a part, as float32."""
+        found = []
+        for part, column in columns:
+            at = base + (part * self.columns + column) * (self.dtype.width // 8)
+            pointer = cute.make_ptr(self.dtype, at, cute.AddressSpace.smem, assumed_align=self.dtype.width // 8)
+            found.append(pointer.load().to(Float32))
+        return found
+
+
+def scales_of(tensors: tuple[cute.Tensor, ...], columns: int, how: Loading) -> Scales:
+    """The scales in these tensors, of which there may be none."""
+    return Scales(tensors[0].element_type if tensors else Float32, columns, len(tensors), how.group)
+
+
+@cute.jit
+def _copy(target: cutlass.Int32, source: cutlass.Int64, size: cutlass.Int32, there: cutlass.Boolean):
+    if there:
+        tensorcore.copy_async(target, source, 4, size)
+
+
+def columns_of(lane: Int32, first: Int32, columns: int, parts: int, fours: bool) -> list[tuple[int, Int32]]:
+    """The part and the column in it of a lane's accumulators: two for each block of 8 columns, of `columns` of a warp in each part. The
+    blocks of b's bytes across K have the even and the odd of 16 columns (`fours`)."""
+    found = []
+    for part in range(parts):
+        for block in range(columns // 8):
+            for e in range(2):
+                own = lane % 4 * 2 + e
+                own = block // 2 * 16 + own * 2 + block % 2 if fours else block * 8 + own
+                found.append((part, first + own))
+    return found
+
+
+def add_scaled(acc: cute.Tensor, part: cute.Tensor, scales: list[Float32]) -> None:
+    """acc (4, I, J) += part * the scales of the columns, two for each J; part becomes 0."""
+    for j in range(cute.size(acc, mode=[2])):
+        for i in range(cute.size(acc, mode=[1])):
+            for e in range(4):
+                acc[e, i, j] = acc[e, i, j] + part[e, i, j] * scales[2 * j + e % 2]
+    part.fill(0)
 
 
 def _of_floats(values: list[Float32]) -> list[Uint32]:
@@ -43,8 +153,10 @@ def _of_floats(values: list[Float32]) -> list[Uint32]:
     return [tensorcore.pick_bytes(bits[w], bits[w + 1], 0x7632) for w in (0, 2)]
 
 
-def _of_two(text: str, a: Uint32, b: Uint32) -> Uint32:
-    return Uint32(llvm.inline_asm(Uint32.mlir_type, [a.ir_value(), b.ir_value()], text, "=r,r,r"))
+def _of_two(text: str, *words: Uint32) -> Uint32:
+    """An instruction for two elements in a word."""
+    constraints = ",".join(["=r", *("r" for _ in words)])
+    return Uint32(llvm.inline_asm(Uint32.mlir_type, [w.ir_value() for w in words], text, constraints))
 
 
 def _from_float8(word: Uint32, name: str) -> Uint32:

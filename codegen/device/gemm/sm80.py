@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -24,13 +24,14 @@ from codegen.device.gemm import epilogue as gemm_epilogue
 from codegen.device.gemm import narrow, tensorcore
 from codegen.device.gemm.pieces import Follows, Form
 from codegen.device.gemm.tensorcore import STEP
-from codegen.shared import WARP, AmpereTiles
+from codegen.shared import WARP, AmpereTiles, Loading
 
 
-def check(tiles: AmpereTiles, sizes: tuple[int, int], parts: int) -> None:
-    """Check that there is a kernel for elements of a and b of these `sizes` in bytes, and for `parts` tensors b."""
+def check(tiles: AmpereTiles, bits: tuple[int, int], how: Loading, parts: int) -> None:
+    """Check that there is a kernel for elements of a and b of so many `bits`, and for `parts` tensors b."""
     for good, what in (
-        (all(tiles.tile_k * size in (2 * STEP, 4 * STEP) for size in sizes), "a tile has 64 or 128 bytes along K"),
+        (tiles.tile_k * bits[1] // 8 in (2 * STEP, 4 * STEP), "a tile has 64 or 128 bytes along K"),
+        (not how.group or how.group % tiles.tile_k == 0, "a group along K has whole tiles"),
         (tiles.tile_m // tiles.warps_m % 16 == 0, "a warp has 16 rows at least"),
         (tiles.tile_n // tiles.warps_n // parts % 16 == 0, "a warp has 16 columns of each b at least"),
         (tiles.stages >= 2, "there are two stages at least"),
@@ -92,6 +93,8 @@ def launch(
     column_parts: tuple[cute.Tensor, ...] = (),
     reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
     tiles: AmpereTiles,
+    scales: tuple[cute.Tensor, ...] = (),
+    loading: Loading | None = None,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue on it (`epilogue`).
 
@@ -99,6 +102,7 @@ def launch(
         the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Where mA
         has 16 bits, mBs may be int8 or float8, which is converted in registers (`narrow`). Two give two accumulators ("halves");
         one with 2N columns too, if "interleaved".
+    scales: one for each of mBs, (B, N), for `loading`, which says how narrower mBs are read; of 4 bits, two are in a byte along K.
     row_parts: (L, M, tiles.row_pieces(N)), column_parts: (L, tiles.column_pieces(M), N), float32 or int32.
     tiles: where they are `precise` and an operand is infinite, the sum may be NaN.
     """
@@ -107,10 +111,15 @@ def launch(
         rolled=reads[1] is None and not row_ops, warps=tiles.warps_m, step=1, barrier=1, threads=tiles.threads,
     )  # fmt: skip
     assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
-    check(tiles, (mA.element_type.width // 8, mBs[0].element_type.width // 8), len(mBs))
+    how, width = loading or Loading(), mA.element_type.width
+    if mBs[0].element_type.width == width:
+        how, scales = Loading(width), ()
+    elif how.bits == 8:
+        how = replace(how, bits=mBs[0].element_type.width)
+    check(tiles, (width, how.bits), how, len(mBs))
     L, M, _ = mA.shape
     count = cute.ceil_div(M, tiles.tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tiles.tile_n // len(mBs)) * L
-    _kernel(mA, mBs, (tensors, row_parts, column_parts), b_is_nk, tiles, form).launch(
+    _kernel(mA, mBs, scales, (tensors, row_parts, column_parts), b_is_nk, tiles, form, how).launch(
         grid=(cutlass.max(count, 1), 1, 1), block=(tiles.threads, 1, 1), stream=stream, min_blocks_per_mp=tiles.blocks,
         preferred_smem_carveout=-1,  # as much as the driver sees fit
     )  # fmt: skip
@@ -125,18 +134,21 @@ def _columns(mBs: tuple[cute.Tensor, ...], b_is_nk: bool) -> Int32:
 def _kernel(
     mA: cute.Tensor,  # (L, M, K)
     mBs: tuple[cute.Tensor, ...],  # each (L or 1, N, K) or (L or 1, K, N)
+    scales: tuple[cute.Tensor, ...],  # each (B, N)
     memory: tuple,  # the epilogue's tensors, row parts and column parts
     b_is_nk: cutlass.Constexpr[bool],
     tiles: cutlass.Constexpr[AmpereTiles],
     form: cutlass.Constexpr[Form],
+    how: cutlass.Constexpr[Loading],
 ):
     dtype, threads, parts = mA.element_type, tiles.threads, len(mBs)
     types = (dtype, mBs[0].element_type)
     a_size, size = (t.width // 8 for t in types)
-    each = a_size // size  # steps of a for a step of b
+    each = dtype.width // how.bits  # steps of a for a step of b
     tile_m, tile_n, tile_k = tiles.tile_m, tiles.tile_n // parts, tiles.tile_k  # columns of each b
     warp_rows, warp_columns = tile_m // tiles.warps_m, tile_n // tiles.warps_n
-    steps = tile_k * size // STEP
+    deep = tile_k * how.bits // (8 * size)  # of b along K
+    steps = deep * size // STEP
     tidx, _, _ = cute.arch.thread_idx()
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
     warp_m, warp_n = warp % tiles.warps_m, warp // tiles.warps_m
@@ -148,17 +160,17 @@ def _kernel(
     batch, m, n = _tile(tiles_m, tiles_n, tiles.group)
 
     # The operands' tiles in a stage, and what this thread copies and reads of them
-    across = Panels(tile_k, tile_n * size, {4: "words", 2: "halves", 1: "bytes"}[size])
-    panels = [Panels(tile_m, tile_k * a_size, "k")] + [
-        Panels(tile_n, tile_k * size, "k") if b_is_nk else across
-    ] * parts
+    across = Panels(deep, tile_n * size, {4: "words", 2: "halves", 1: "bytes"}[size])
+    panels = [Panels(tile_m, tile_k * a_size, "k")] + [Panels(tile_n, deep * size, "k") if b_is_nk else across] * parts
     starts = [sum(p.size for p in panels[:k]) for k in range(1 + parts)]
-    stage_size = sum(p.size for p in panels)
+    scaled = narrow.scales_of(scales, tile_n, how)
+    own_scales = sum(p.size for p in panels)
+    stage_size = own_scales + scaled.size
     buffer = SmemAllocator().allocate_tensor(
         Uint8, cute.make_layout((max(tiles.stages * stage_size, tiles.warps * form.stage * 4),)), 128
     )
     shared = buffer.iterator.toint()
-    along_k = [(0, tile_k)] + [(0, tile_k) if b_is_nk else (tile_k, 0)] * parts
+    along_k = [(0, tile_k)] + [(0, deep) if b_is_nk else (deep, 0)] * parts
     place_b = (batch, n * tile_n, Int32(0)) if b_is_nk else (batch, Int32(0), n * tile_n)
     places = [(batch, m * tile_m, Int32(0))] + [place_b] * parts
     chunks = [_chunks(mX, p, threads, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
@@ -170,6 +182,16 @@ def _kernel(
     for stage in cutlass.range_constexpr(tiles.stages - 1):
         for k in cutlass.range_constexpr(1 + parts):
             _load(sources[k], Int32(stage), shared + (stage * stage_size + starts[k]), tidx, chunks[k])
+        if cutlass.const_expr(scaled.parts > 0):
+            scaled.load(
+                scales,
+                Int32(stage * tile_k),
+                n * tile_n,
+                shared + (stage * stage_size + own_scales),
+                tidx,
+                threads,
+                some,
+            )
         cute.arch.cp_async_commit_group()
     cute.arch.cp_async_wait_group(tiles.stages - 2)
     cute.arch.sync_threads()
@@ -178,11 +200,18 @@ def _kernel(
     # copies that fill the stage which was read in the previous turn.
     acc = cute.make_rmem_tensor((4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(dtype))
     acc.fill(0)
+    sums = acc  # of a tile along K, where they are multiplied by scales
+    if cutlass.const_expr(scaled.parts > 0):
+        sums = cute.make_rmem_tensor(acc.layout, Float32)
+        sums.fill(0)
+        places = narrow.columns_of(lane, warp_n * warp_columns, warp_columns, parts, form.fours)
     rA = cute.make_rmem_tensor((4, each * (warp_rows // 16), 2), Uint32)
     rB = cute.make_rmem_tensor((2, parts * warp_columns // 8, 2), Uint32)
     _fragments(shared, own_a, own_b, 0, rA[None, None, 0], rB[None, None, 0], panels, starts, each)
     read, write = Int32(0), Int32((tiles.stages - 1) * stage_size)
     for turn in cutlass.range(cute.ceil_div(K, tile_k)):
+        if cutlass.const_expr(scaled.parts > 0):
+            factors = scaled.read(shared + (read + own_scales), places)
         for step in cutlass.range_constexpr(steps):
             now, then = step % 2, (step + 1) % 2
             if cutlass.const_expr(step == steps - 1):
@@ -195,9 +224,14 @@ def _kernel(
             if cutlass.const_expr(step == 0):
                 for k in cutlass.range_constexpr(1 + parts):
                     _load(sources[k], turn + (tiles.stages - 1), shared + (write + starts[k]), tidx, chunks[k])
+                if cutlass.const_expr(scaled.parts > 0):
+                    first = (turn + (tiles.stages - 1)) * tile_k
+                    scaled.load(scales, first, n * tile_n, shared + (write + own_scales), tidx, threads, some)
                 cute.arch.cp_async_commit_group()
                 write = _next(write, stage_size, tiles.stages)
-            _multiply(types, acc, rA[None, None, now], rB[None, None, now], tiles.precise)
+            _multiply(types, sums, rA[None, None, now], rB[None, None, now], tiles.precise, how)
+        if cutlass.const_expr(scaled.parts > 0):
+            narrow.add_scaled(acc, sums, factors)
 
     # What is left of the stages' memory serves the epilogue.
     cute.arch.cp_async_wait_group(0)
@@ -361,7 +395,7 @@ def lane_of_a(lane: Int32, row: Int32, panels: Panels, each: int = 1) -> Int32:
     """The place of the first row whose address a lane gives ldmatrix: matrices of rows 0..7 and 8..15, then further along K. With
     several steps for `each` of b, the place of the elements that it loads itself (`narrow`)."""
     if each > 1:
-        return panels.place(row + lane // 4, lane % 4 * 8)
+        return panels.place(row + lane // 4, lane % 4 * (4 * each))
     return panels.place(row + lane % 16, lane // 16 * 16)
 
 
@@ -391,11 +425,15 @@ def _fragments(
     """Load the fragments of one step along K from the stage at `base`: rA (4, I) words, for several steps of a one after the
     other, rB (2, J). `panels` and `starts` belong to a and to each b."""
     rows = panels[0].panel
-    for i in range(cute.size(rA, mode=[1])):
-        at = base + ((a ^ ((step * each + i % each) * STEP)) + i // each * 16 * rows)
-        words = tensorcore.ldmatrix(at) if each == 1 else narrow.step_of_a(at, 8 * rows)
-        for w in range(4):
-            rA[w, i] = words[w]
+    for i in range(cute.size(rA, mode=[1]) // each):
+        found = []
+        for half in range(1 if each == 1 else 2):  # of a lane's words of b
+            flipped, added = panels[0].along(step * each * STEP + half * (16 * each))
+            at = base + ((a ^ flipped) + (added + i * 16 * rows))
+            found += [tensorcore.ldmatrix(at)] if each == 1 else narrow.steps_of_a(at, 8 * rows, each)
+        for k, words in enumerate(found):
+            for w in range(4):
+                rA[w, i * each + k] = words[w]
     pairs = cute.size(rB, mode=[1]) // (len(panels) - 1) // 2
     for part, (shape, start) in enumerate(zip(panels[1:], starts[1:], strict=True)):
         for pair in range(pairs):  # of blocks of 8 columns
@@ -427,18 +465,23 @@ def pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) -> 
 
 
 def _multiply(
-    types: tuple[type[Numeric], type[Numeric]], acc: cute.Tensor, rA: cute.Tensor, rB: cute.Tensor, precise: bool
+    types: tuple[type[Numeric], type[Numeric]],
+    acc: cute.Tensor,
+    rA: cute.Tensor,
+    rB: cute.Tensor,
+    precise: bool,
+    how: Loading,
 ) -> None:
     """acc (4, I, J) += the products of fragments (4, I) and (2, J); of several steps of a, where b has more elements in a word."""
     dtype, source = types
-    if source.width < dtype.width:
-        each = dtype.width // source.width
+    if how.bits < dtype.width:
+        each = dtype.width // how.bits
         for j in range(cute.size(rB, mode=[1])):
+            words = [w for half in range(2) for w in narrow.widened(rB[half, j], source, dtype, how)]
             for step in range(each):
-                b = narrow.widened(rB[step, j], source, dtype)
                 for i in range(cute.size(acc, mode=[1])):
                     a = [rA[w, i * each + step] for w in range(4)]
-                    tensorcore.mma(dtype, dtype, acc[None, i, j], a, b)
+                    tensorcore.mma(dtype, dtype, acc[None, i, j], a, words[2 * step : 2 * step + 2])
         return
 
     def terms(words: cute.Tensor, place: int) -> list[list[Uint32]]:

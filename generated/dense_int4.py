@@ -54,7 +54,64 @@ def dense_int4_reference(x, q, scale):
     return y
 
 
-def dense_int4_stage1_chain(index_k, index_n, q_table, scale_table, T):
+def dense_int4_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mY, = tensors
+    row = at.row
+    iN = at.column
+    y = dense_int4_stage1_epilogue_chain(acc[0].load())
+    at.store(y.to(mY.element_type), mY, (row, iN))
+    return ()
+
+
+@cute.jit
+def dense_int4_stage1_launch(
+    stream: cuda.CUstream,
+    mX: cute.Tensor,  # (rows, K) T
+    mQ: cute.Tensor,  # (P, N) uint8
+    mScale: cute.Tensor,  # (B, N) T
+    mY: cute.Tensor,  # (rows, N) T
+    how: cutlass.Constexpr[Contraction],
+):
+    gemm.launch(
+        stream, mX, (mQ,), (mY,), dense_int4_stage1_tile, batched=False, b_is_nk=False, paired="", reads=(None, None),
+        scales=(mScale,), loading=gemm.Loading(bits=4, offset=8, group=128), how=how,
+    )
+
+
+def dense_int4_stage1_epilogue_chain(acc):
+    """The chain, on one vector of each operand."""
+    y = acc
+    return y
+
+
+@cute.kernel
+def dense_int4_stage1_epilogue_kernel(
+    mAcc: cute.Tensor,  # (rows, cols) float32
+    mY: cute.Tensor,  # (rows, cols) T
+    how: cutlass.Constexpr[Launch],
+):
+    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rAcc, = at.load(mAcc)
+        y = dense_int4_stage1_epilogue_chain(device.floats(rAcc))
+        at.store(y.to(mY.element_type), mY)
+
+
+@cute.jit
+def dense_int4_stage1_epilogue_launch(
+    stream: cuda.CUstream, mAcc: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
+):
+    dense_int4_stage1_epilogue_kernel(mAcc, mY, how).launch(**flat.grid(how, mY.shape, stream))
+
+
+def dense_int4_stage1_epilogue_xla(acc):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    y = acc
+    return y
+
+
+def dense_int4_backward_stage1_chain(index_k, index_n, q_table, scale_table, T):
     """The chain, on one vector of each operand."""
     t0 = device.shift_right(
         access.pick(q_table, (device.floor_divide(index_k, 2), index_n), cutlass.Int32), device.modulo(index_k, 2) * 4,
@@ -67,7 +124,7 @@ def dense_int4_stage1_chain(index_k, index_n, q_table, scale_table, T):
 
 
 @cute.kernel
-def dense_int4_stage1_kernel(
+def dense_int4_backward_stage1_kernel(
     mX: cute.Tensor,  # (..., K) T
     mQ: cute.Tensor,  # (P, N) uint8
     mScale: cute.Tensor,  # (B, N) T
@@ -78,21 +135,23 @@ def dense_int4_stage1_kernel(
     iK, iN = at.axes
     if at.valid > 0:
         rIndexK, rIndexN = at.load(iK, iN)
-        factor_of_k_n = dense_int4_stage1_chain(
+        factor_of_k_n = dense_int4_backward_stage1_chain(
             rIndexK.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32), mQ, mScale, mX.element_type,
         )
         at.store(factor_of_k_n.to(mFactorOfKN.element_type), mFactorOfKN)
 
 
 @cute.jit
-def dense_int4_stage1_launch(
+def dense_int4_backward_stage1_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mQ: cute.Tensor, mScale: cute.Tensor, mFactorOfKN: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    dense_int4_stage1_kernel(mX, mQ, mScale, mFactorOfKN, how).launch(**flat.grid(how, mFactorOfKN.shape, stream))
+    dense_int4_backward_stage1_kernel(mX, mQ, mScale, mFactorOfKN, how).launch(
+        **flat.grid(how, mFactorOfKN.shape, stream)
+    )
 
 
-def dense_int4_stage1_xla(index_k, index_n, q_table, scale_table, T):
+def dense_int4_backward_stage1_xla(index_k, index_n, q_table, scale_table, T):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = ((runtime.pick(q_table, (index_k // 2, index_n)) >> index_k % 2 * 4 & 15) - 8).astype(jnp.float32)
     factor_of_k_n = runtime.cast(
@@ -101,74 +160,18 @@ def dense_int4_stage1_xla(index_k, index_n, q_table, scale_table, T):
     return factor_of_k_n
 
 
-def dense_int4_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
-    """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mY, = tensors
-    row = at.row
-    iN = at.column
-    y = dense_int4_stage2_epilogue_chain(acc[0].load())
-    at.store(y.to(mY.element_type), mY, (row, iN))
-    return ()
-
-
-@cute.jit
-def dense_int4_stage2_launch(
-    stream: cuda.CUstream,
-    mX: cute.Tensor,  # (rows, K) T
-    mFactorOfKN: cute.Tensor,  # (K, N) T
-    mY: cute.Tensor,  # (rows, N) T
-    how: cutlass.Constexpr[Contraction],
-):
-    gemm.launch(
-        stream, mX, (mFactorOfKN,), (mY,), dense_int4_stage2_tile, batched=False, b_is_nk=False, paired="",
-        reads=(None, None), how=how,
-    )
-
-
-def dense_int4_stage2_epilogue_chain(acc):
-    """The chain, on one vector of each operand."""
-    y = acc
-    return y
-
-
-@cute.kernel
-def dense_int4_stage2_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mY: cute.Tensor,  # (rows, cols) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rAcc, = at.load(mAcc)
-        y = dense_int4_stage2_epilogue_chain(device.floats(rAcc))
-        at.store(y.to(mY.element_type), mY)
-
-
-@cute.jit
-def dense_int4_stage2_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    dense_int4_stage2_epilogue_kernel(mAcc, mY, how).launch(**flat.grid(how, mY.shape, stream))
-
-
-def dense_int4_stage2_epilogue_xla(acc):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = acc
-    return y
-
-
-def dense_int4_backward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+def dense_int4_backward_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
     mDx, = tensors
     row = at.row
     iK = at.column
-    dx = dense_int4_backward_stage1_epilogue_chain(acc[0].load())
+    dx = dense_int4_backward_stage2_epilogue_chain(acc[0].load())
     at.store(dx.to(mDx.element_type), mDx, (row, iK))
     return ()
 
 
 @cute.jit
-def dense_int4_backward_stage1_launch(
+def dense_int4_backward_stage2_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,  # (rows, N) T
     mFactorOfKN: cute.Tensor,  # (K, N) T
@@ -176,19 +179,19 @@ def dense_int4_backward_stage1_launch(
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mDy, (mFactorOfKN,), (mDx,), dense_int4_backward_stage1_tile, batched=False, b_is_nk=True, paired="",
+        stream, mDy, (mFactorOfKN,), (mDx,), dense_int4_backward_stage2_tile, batched=False, b_is_nk=True, paired="",
         reads=(None, None), how=how,
     )
 
 
-def dense_int4_backward_stage1_epilogue_chain(acc):
+def dense_int4_backward_stage2_epilogue_chain(acc):
     """The chain, on one vector of each operand."""
     dx = acc
     return dx
 
 
 @cute.kernel
-def dense_int4_backward_stage1_epilogue_kernel(
+def dense_int4_backward_stage2_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mDx: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
@@ -196,18 +199,18 @@ def dense_int4_backward_stage1_epilogue_kernel(
     at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, = at.load(mAcc)
-        dx = dense_int4_backward_stage1_epilogue_chain(device.floats(rAcc))
+        dx = dense_int4_backward_stage2_epilogue_chain(device.floats(rAcc))
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
-def dense_int4_backward_stage1_epilogue_launch(
+def dense_int4_backward_stage2_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    dense_int4_backward_stage1_epilogue_kernel(mAcc, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+    dense_int4_backward_stage2_epilogue_kernel(mAcc, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def dense_int4_backward_stage1_epilogue_xla(acc):
+def dense_int4_backward_stage2_epilogue_xla(acc):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dx = acc
     return dx
@@ -217,13 +220,13 @@ def dense_int4_backward_stage1_epilogue_xla(acc):
     SPEC,
     reference=dense_int4_reference,
     stage1_launch=dense_int4_stage1_launch,
-    stage1_xla=dense_int4_stage1_xla,
-    stage2_launch=dense_int4_stage2_launch,
-    stage2_epilogue_launch=dense_int4_stage2_epilogue_launch,
-    stage2_epilogue_xla=dense_int4_stage2_epilogue_xla,
+    stage1_epilogue_launch=dense_int4_stage1_epilogue_launch,
+    stage1_epilogue_xla=dense_int4_stage1_epilogue_xla,
     backward_stage1_launch=dense_int4_backward_stage1_launch,
-    backward_stage1_epilogue_launch=dense_int4_backward_stage1_epilogue_launch,
-    backward_stage1_epilogue_xla=dense_int4_backward_stage1_epilogue_xla,
+    backward_stage1_xla=dense_int4_backward_stage1_xla,
+    backward_stage2_launch=dense_int4_backward_stage2_launch,
+    backward_stage2_epilogue_launch=dense_int4_backward_stage2_epilogue_launch,
+    backward_stage2_epilogue_xla=dense_int4_backward_stage2_epilogue_xla,
 )
 def dense_int4(
     x: jax.Array,

@@ -10,6 +10,7 @@ from codegen.graph.nodes import ROWS, lost_axes, part_text
 from codegen.plan.access import Access, Plan
 from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
+from codegen.plan.gemms.loading import Loaded
 from codegen.plan.op import Gemm, Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan
@@ -55,6 +56,12 @@ def scaled_words(scaled: dict[str, Any]) -> str:
     return (
         f"the epilogue multiplies the product of {scaled['factor']} by {scales}: no scaled copy of a factor is written"
     )
+
+
+def loaded_words(how: Loaded) -> str:
+    """How a kernel reads a factor in narrow elements."""
+    words = f"in numbers of {how.how.bits} bits, " if how.how.bits != 8 else ""
+    return words + (f"and {how.scale.name} for each {how.how.group}, " if how.scale is not None else "")
 
 
 def listed(words: Iterable[str]) -> str:
@@ -363,7 +370,7 @@ class GemmWords:
     def kind(self) -> str:
         products = listed(
             f"{p.acc.name} = {p.a.name} @ {p.b.name} over {listed(map(axis_word, p.axes))}"
-            + f", {p.b.name} converted to {p.a.dtype}" * p.widened
+            + ("" if p.loaded is None else f", {p.b.name} {loaded_words(p.loaded)}converted to {p.a.dtype}")
             for p in self.plan.products
         )
         tile = self.plan.tile

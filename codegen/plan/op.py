@@ -126,11 +126,15 @@ class Gemm:
         spec = self.epilogue.spec
         dtypes = {a.name: types.dtype(a) for a in spec.arrays}
         dtypes |= {"a": types.dtype(first.a), "b": types.dtype(first.b)}
+        if first.loaded is not None and first.loaded.scale is not None:
+            dtypes["scale"] = types.dtype(first.loaded.scale)
         axes = {"L": tile.batch, "M": tile.rows, "N": (tile.column,), "K": first.axes}
         extents = {name: count(own) for name, own in axes.items()}
         for name, extent in extents.items():
             if extent > INT_MAX:
                 raise UserError(f"{extent} {' x '.join(axes[name])}: more than a kernel's coordinate holds")
+        if first.loaded is not None:
+            extents["covered"] = int(first.loaded.covers(extents["K"], count))
         return tile.launch(dtypes, extents, spec.math == "precise", arch, find(extents))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from codegen.errors import UserError
 from codegen.graph.contraction import rounding
@@ -193,12 +193,21 @@ class TileContext(ElementwiseContext):
             return Tensor(name=f"m{camel(array.name)}", hint="cute.Tensor", comment=f"({batch}{modes}) {array.dtype}")
 
         parts = {"halves": f"2, {tile.column}", "interleaved": f"{tile.column}, 2"}.get(tile.paired, tile.column)
-        modes = f"{parts}, {first.axis}" if tile.b_is_nk else f"{first.axis}, {parts}"
+        along = first.loaded.along if first.loaded and first.loaded.along else first.axis
+        modes = f"{parts}, {along}" if tile.b_is_nk else f"{along}, {parts}"
         tensors = [described(first.a, f"rows, {first.axis}"), *(described(p.b, modes) for p in self.gemm.products)]
         names = [t.name for t in tensors]
         bs = f"({', '.join(names[1:])}{',' * (len(names) == 2)})"
+        scales, loading = [p.loaded.scale for p in self.gemm.products if p.loaded and p.loaded.scale], ""
+        more = [
+            Tensor(name=f"m{camel(s.name)}", hint="cute.Tensor", comment=f"({', '.join(s.axes)}) {s.dtype}")
+            for s in scales
+        ]
+        if first.loaded is not None and not first.loaded.converts:
+            own = ", ".join(f"{name}={value}" for name, value in asdict(first.loaded.how).items() if value)
+            loading = f"scales=({''.join(f'{t.name}, ' for t in more).rstrip(' ')}), loading=gemm.Loading({own}), "
         return Products(
-            tensors=tensors, a=names[0], bs=bs, batched=bool(tile.batch), b_is_nk=tile.b_is_nk,
+            tensors=[*tensors, *more], a=names[0], bs=bs, scales=loading, batched=bool(tile.batch), b_is_nk=tile.b_is_nk,
             paired=tile.paired,
         )  # fmt: skip
 

@@ -264,6 +264,7 @@ class Products:
     tensors: list[Tensor]
     a: str
     bs: str
+    scales: str  # of groups along K, with how b is loaded; "" without
     batched: bool
     b_is_nk: bool
     paired: str

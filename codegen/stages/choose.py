@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
-from codegen.graph.nodes import Node
+from codegen.graph.nodes import Node, lost_axes
 from codegen.graph.ops import ALONE, REDUCTIONS, SCANS
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
@@ -17,6 +17,7 @@ from codegen.plan.attending import attention
 from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import contractions as gemms
+from codegen.plan.gemms.loading import loaded
 from codegen.plan.gemms.tiles import Product, Tile, tile_of
 from codegen.plan.limits import whole_bytes
 from codegen.plan.op import Gemm, Op, Staged
@@ -76,7 +77,7 @@ def _fewest(spec: Spec, whole: _Whole, stages: Stages) -> Staged:
             own, before, stages = how.spec, how.before, found
         scaled = tuple(replace(s, why=s.why or why) for s in scaled)
     products = [n for n in own.read.nodes if n.op == "contract"]
-    given = {id(f) for p in products for f in p.args if gemms.narrow_input(own, f) is not None}
+    given = {id(f) for p in products for f in p.args if loaded(own, f, lost_axes(p)) is not None}
     if given:
         with contextlib.suppress(SpecError):
             found = cut_around(own, functools.partial(one_kernel, widens=True), derived, before, given)

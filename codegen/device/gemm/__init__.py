@@ -2,3 +2,4 @@
 
 from codegen.device.gemm.entry import launch as launch
 from codegen.device.gemm.vector import Vector as Vector
+from codegen.shared import Loading as Loading

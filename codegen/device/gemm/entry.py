@@ -14,7 +14,7 @@ from codegen.device import vectors
 from codegen.device.gemm import sm80 as gemm_sm80
 from codegen.device.gemm import sm90 as gemm_sm90
 from codegen.device.gemm.pieces import Follows
-from codegen.shared import Contraction, Tiles
+from codegen.shared import Contraction, Loading, Tiles
 
 
 @cute.jit
@@ -36,12 +36,15 @@ def launch(
     row_parts: tuple[cute.Tensor, ...] = (),
     column_parts: tuple[cute.Tensor, ...] = (),
     whole: tuple = (),
+    scales: tuple[cute.Tensor, ...] = (),
+    loading: cutlass.Constexpr[Loading | None] = None,
 ):
     """acc = a @ b, and the epilogue over its tiles.
 
     mA: (M, K), with `batched` (L, M, K). mBs: (K, N), or (N, K) where `b_is_nk`, with `batched` a leading L: one of them, or
     with paired = "two" two; its columns are (2, N) where they are "halves" and (N, 2) where "interleaved".
     how: the main loop, by its tiles, and the epilogue's vectors.
+    scales: (B, N), one for each of mBs; loading: how these are read where they are narrower than mA.
     row_parts: (L, M, parts), one for each of `row_ops`, column_parts: (L, parts, N), one for each of `column_ops`, float32
     or int32: the partial results of each tile's rows and columns of the epilogue's results.
     whole: of the tensors that the epilogue prefetches, in its order, those with every element of the output or of a batch
@@ -59,7 +62,7 @@ def launch(
         else:
             found.append(mB)
     bs = tuple(found)
-    loop = gemm_sm80.launch
+    loop = functools.partial(gemm_sm80.launch, scales=scales, loading=loading)
     if cutlass.const_expr(isinstance(how.tiles, Tiles)):
         loop = functools.partial(gemm_sm90.launch, whole=whole)
     N = bs[0].shape[1] if cutlass.const_expr(b_is_nk) else bs[0].shape[2]

@@ -40,6 +40,20 @@ def widened(word: Uint32, source: type[Numeric], target: type[Numeric], how: Loa
     return _of_floats([_float_of(half >> shift) for half in halves for shift in (0, 16)])
 
 
+def multiply(
+    types: tuple[type[Numeric], type[Numeric]], acc: cute.Tensor, rA: cute.Tensor, rB: cute.Tensor, how: Loading
+) -> None:
+    """acc (4, I, J) += the products of fragments (4, I * steps) and (2, J): the steps of a that go with one of b."""
+    dtype, source = types
+    each = dtype.width // how.bits
+    for j in range(cute.size(rB, mode=[1])):
+        words = [w for half in range(2) for w in widened(rB[half, j], source, dtype, how)]
+        for step in range(each):
+            for i in range(cute.size(acc, mode=[1])):
+                a = [rA[w, i * each + step] for w in range(4)]
+                tensorcore.mma(dtype, dtype, acc[None, i, j], a, words[2 * step : 2 * step + 2])
+
+
 def steps_of_a(address: Int32, eight_rows: int, words: int) -> list[list[Uint32]]:
     """The fragments of a's 16-bit elements in this order that go with a word of b: from so many words of a lane's row and of the row
     that is `eight_rows` further, in bytes."""
@@ -68,12 +82,15 @@ def _of_four_bits(word: Uint32, target: type[Numeric], how: Loading) -> list[Uin
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of a tile's columns in a stage of shared memory: `columns` of each b, one b after the other, in `dtype`."""
+    """The scales of a tile's columns in a stage of shared memory: `columns` of each b, one b after the other, in `dtype`. Without parts
+    there are none, and nothing is done."""
 
     dtype: type[Numeric]
     columns: int
     parts: int
-    group: int  # elements along K
+    tile_k: int
+    group: int  # elements along K, a multiple of tile_k
+    threads: int
 
     @property
     def size(self) -> int:
@@ -81,70 +98,70 @@ class Scales:
         return -(-self.parts * self.columns * self.dtype.width // 8 // 128) * 128
 
     def load(
-        self,
-        tensors: tuple[cute.Tensor, ...],
-        first: Int32,
-        column: Int32,
-        target: Int32,
-        tidx: Int32,
-        threads: int,
-        there: Boolean,
+        self, tensors: tuple[cute.Tensor, ...], turn: Int32, column: Int32, target: Int32, tidx: Int32, some: Boolean
     ) -> None:
-        """Start the copies of a tile whose first element along K is `first`, from tensors (B, N) with whole words in a row; zeros
-        outside."""
+        """Start the copies for the tile of a turn, from tensors (B, N) with whole words in a row; zeros outside, or unless `some`."""
         size = self.dtype.width // 8
         words = self.columns * size // 4
         for part, tensor in enumerate(tensors):
-            blocks, columns = tensor.shape[0], tensor.shape[1]
-            for start in range(0, words, threads):
+            block = turn * self.tile_k // self.group
+            for start in range(0, words, self.threads):
                 word = tidx + start
-                own, block = column + word * (4 // size), first // self.group
-                inside = there & (word < words) & (own < columns) & (block < blocks)
+                own = column + word * (4 // size)
+                inside = some & (own < tensor.shape[1]) & (block < tensor.shape[0])
                 source = tensor.iterator.toint() + (Int64(block) * tensor.stride[0] + Int64(own)) * size
-                at = target + part * self.columns * size + cutlass.min(word, words - 1) * 4
+                at = target + part * self.columns * size + word * 4
                 _copy(at, source, cutlass.select_(inside, Int32(4), Int32(0)), word < words)
 
-    def read(self, base: Int32, columns: list[tuple[int, Int32]]) -> list[Float32]:
-        """The scales of some columns of a part, as float32."""
+    def columns_of(self, lane: Int32, first: Int32, columns: int, fours: bool) -> list[tuple[int, Int32]]:
+        """The part and the column in it of a lane's accumulators: two for each block of 8 columns, of `columns` of a warp in each part.
+        The blocks of b's bytes across K have the even and the odd of 16 columns (`fours`)."""
         found = []
+        for part in range(self.parts):
+            for block in range(columns // 8):
+                for e in range(2):
+                    own = lane % 4 * 2 + e
+                    own = block // 2 * 16 + own * 2 + block % 2 if fours else block * 8 + own
+                    found.append((part, first + own))
+        return found
+
+    def read(self, base: Int32, columns: list[tuple[int, Int32]]) -> list[Float32]:
+        """The scales of some columns of parts."""
+        found, size = [], self.dtype.width // 8
         for part, column in columns:
-            at = base + (part * self.columns + column) * (self.dtype.width // 8)
-            pointer = cute.make_ptr(self.dtype, at, cute.AddressSpace.smem, assumed_align=self.dtype.width // 8)
+            at = base + (part * self.columns + column) * size
+            pointer = cute.make_ptr(self.dtype, at, cute.AddressSpace.smem, assumed_align=size)
             found.append(pointer.load().to(Float32))
         return found
 
+    def sums(self, acc: cute.Tensor) -> cute.Tensor:
+        """The sums of a tile along K: the accumulators themselves without scales."""
+        if self.parts == 0:
+            return acc
+        made = cute.make_rmem_tensor(acc.layout, Float32)
+        made.fill(0)
+        return made
 
-def scales_of(tensors: tuple[cute.Tensor, ...], columns: int, how: Loading) -> Scales:
+    def add(self, acc: cute.Tensor, sums: cute.Tensor, scales: list[Float32]) -> None:
+        """acc (4, I, J) += sums * the scales of the columns, two for each J; the sums become 0."""
+        if self.parts == 0:
+            return
+        for j in range(cute.size(acc, mode=[2])):
+            for i in range(cute.size(acc, mode=[1])):
+                for e in range(4):
+                    acc[e, i, j] = acc[e, i, j] + sums[e, i, j] * scales[2 * j + e % 2]
+        sums.fill(0)
+
+
+def scales_of(tensors: tuple[cute.Tensor, ...], columns: int, tile_k: int, threads: int, how: Loading) -> Scales:
     """The scales in these tensors, of which there may be none."""
-    return Scales(tensors[0].element_type if tensors else Float32, columns, len(tensors), how.group)
+    return Scales(tensors[0].element_type if tensors else Float32, columns, len(tensors), tile_k, how.group, threads)
 
 
 @cute.jit
 def _copy(target: cutlass.Int32, source: cutlass.Int64, size: cutlass.Int32, there: cutlass.Boolean):
     if there:
         tensorcore.copy_async(target, source, 4, size)
-
-
-def columns_of(lane: Int32, first: Int32, columns: int, parts: int, fours: bool) -> list[tuple[int, Int32]]:
-    """The part and the column in it of a lane's accumulators: two for each block of 8 columns, of `columns` of a warp in each part. The
-    blocks of b's bytes across K have the even and the odd of 16 columns (`fours`)."""
-    found = []
-    for part in range(parts):
-        for block in range(columns // 8):
-            for e in range(2):
-                own = lane % 4 * 2 + e
-                own = block // 2 * 16 + own * 2 + block % 2 if fours else block * 8 + own
-                found.append((part, first + own))
-    return found
-
-
-def add_scaled(acc: cute.Tensor, part: cute.Tensor, scales: list[Float32]) -> None:
-    """acc (4, I, J) += part * the scales of the columns, two for each J; part becomes 0."""
-    for j in range(cute.size(acc, mode=[2])):
-        for i in range(cute.size(acc, mode=[1])):
-            for e in range(4):
-                acc[e, i, j] = acc[e, i, j] + part[e, i, j] * scales[2 * j + e % 2]
-    part.fill(0)
 
 
 def _of_floats(values: list[Float32]) -> list[Uint32]:

@@ -163,7 +163,7 @@ def _kernel(
     across = Panels(deep, tile_n * size, {4: "words", 2: "halves", 1: "bytes"}[size])
     panels = [Panels(tile_m, tile_k * a_size, "k")] + [Panels(tile_n, deep * size, "k") if b_is_nk else across] * parts
     starts = [sum(p.size for p in panels[:k]) for k in range(1 + parts)]
-    scaled = narrow.scales_of(scales, tile_n, how)
+    scaled = narrow.scales_of(scales, tile_n, tile_k, threads, how)
     own_scales = sum(p.size for p in panels)
     stage_size = own_scales + scaled.size
     buffer = SmemAllocator().allocate_tensor(
@@ -182,16 +182,7 @@ def _kernel(
     for stage in cutlass.range_constexpr(tiles.stages - 1):
         for k in cutlass.range_constexpr(1 + parts):
             _load(sources[k], Int32(stage), shared + (stage * stage_size + starts[k]), tidx, chunks[k])
-        if cutlass.const_expr(scaled.parts > 0):
-            scaled.load(
-                scales,
-                Int32(stage * tile_k),
-                n * tile_n,
-                shared + (stage * stage_size + own_scales),
-                tidx,
-                threads,
-                some,
-            )
+        scaled.load(scales, Int32(stage), n * tile_n, shared + (stage * stage_size + own_scales), tidx, some)
         cute.arch.cp_async_commit_group()
     cute.arch.cp_async_wait_group(tiles.stages - 2)
     cute.arch.sync_threads()
@@ -200,18 +191,14 @@ def _kernel(
     # copies that fill the stage which was read in the previous turn.
     acc = cute.make_rmem_tensor((4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(dtype))
     acc.fill(0)
-    sums = acc  # of a tile along K, where they are multiplied by scales
-    if cutlass.const_expr(scaled.parts > 0):
-        sums = cute.make_rmem_tensor(acc.layout, Float32)
-        sums.fill(0)
-        places = narrow.columns_of(lane, warp_n * warp_columns, warp_columns, parts, form.fours)
+    sums = scaled.sums(acc)  # of a tile along K, where they are multiplied by scales
+    scaled_columns = scaled.columns_of(lane, warp_n * warp_columns, warp_columns, form.fours)
     rA = cute.make_rmem_tensor((4, each * (warp_rows // 16), 2), Uint32)
     rB = cute.make_rmem_tensor((2, parts * warp_columns // 8, 2), Uint32)
     _fragments(shared, own_a, own_b, 0, rA[None, None, 0], rB[None, None, 0], panels, starts, each)
     read, write = Int32(0), Int32((tiles.stages - 1) * stage_size)
     for turn in cutlass.range(cute.ceil_div(K, tile_k)):
-        if cutlass.const_expr(scaled.parts > 0):
-            factors = scaled.read(shared + (read + own_scales), places)
+        factors = scaled.read(shared + (read + own_scales), scaled_columns)
         for step in cutlass.range_constexpr(steps):
             now, then = step % 2, (step + 1) % 2
             if cutlass.const_expr(step == steps - 1):
@@ -219,19 +206,16 @@ def _kernel(
                 cute.arch.cp_async_wait_group(tiles.stages - 2)
                 cute.arch.sync_threads()
             after = (step + 1) % steps
-            own = (rA[None, None, then], rB[None, None, then])
-            _fragments(shared + read, own_a, own_b, after, *own, panels, starts, each)
+            next_a, next_b = rA[None, None, then], rB[None, None, then]
+            _fragments(shared + read, own_a, own_b, after, next_a, next_b, panels, starts, each)
             if cutlass.const_expr(step == 0):
                 for k in cutlass.range_constexpr(1 + parts):
                     _load(sources[k], turn + (tiles.stages - 1), shared + (write + starts[k]), tidx, chunks[k])
-                if cutlass.const_expr(scaled.parts > 0):
-                    first = (turn + (tiles.stages - 1)) * tile_k
-                    scaled.load(scales, first, n * tile_n, shared + (write + own_scales), tidx, threads, some)
+                scaled.load(scales, turn + (tiles.stages - 1), n * tile_n, shared + (write + own_scales), tidx, some)
                 cute.arch.cp_async_commit_group()
                 write = _next(write, stage_size, tiles.stages)
             _multiply(types, sums, rA[None, None, now], rB[None, None, now], tiles.precise, how)
-        if cutlass.const_expr(scaled.parts > 0):
-            narrow.add_scaled(acc, sums, factors)
+        scaled.add(acc, sums, factors)
 
     # What is left of the stages' memory serves the epilogue.
     cute.arch.cp_async_wait_group(0)
@@ -473,15 +457,8 @@ def _multiply(
     how: Loading,
 ) -> None:
     """acc (4, I, J) += the products of fragments (4, I) and (2, J); of several steps of a, where b has more elements in a word."""
-    dtype, source = types
-    if how.bits < dtype.width:
-        each = dtype.width // how.bits
-        for j in range(cute.size(rB, mode=[1])):
-            words = [w for half in range(2) for w in narrow.widened(rB[half, j], source, dtype, how)]
-            for step in range(each):
-                for i in range(cute.size(acc, mode=[1])):
-                    a = [rA[w, i * each + step] for w in range(4)]
-                    tensorcore.mma(dtype, dtype, acc[None, i, j], a, words[2 * step : 2 * step + 2])
+    if how.bits < types[0].width:
+        narrow.multiply(types, acc, rA, rB, how)
         return
 
     def terms(words: cute.Tensor, place: int) -> list[list[Uint32]]:

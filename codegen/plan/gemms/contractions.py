@@ -17,6 +17,7 @@ from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, as_multiplied, lo
 from codegen.language.chain import in_chain, line_with
 from codegen.language.statements import Placed
 from codegen.language.transfer import Values, derived_spec
+from codegen.plan.gemms.loading import Loaded, loaded
 from codegen.plan.gemms.narrow_tiles import SOURCES
 from codegen.plan.gemms.tiles import Product
 from codegen.spec.spec import Array, Spec
@@ -28,18 +29,6 @@ def takes_inputs(statements: tuple[Statement, ...]) -> bool:
     return all(as_multiplied(f).op == "input" for n in nodes if n.op == "contract" for f in n.args)
 
 
-def narrow_input(spec: Spec, factor: Node) -> Node | None:
-    """The input with elements of a byte that a factor is, converted to a float of at least 16 bits, which is exact. None if it is
-    something else."""
-    if factor.op != "cast" or any(DTYPES[d].size < 2 for d in spec.dtypes(str(factor.attr))):
-        return None
-    value = as_multiplied(factor.args[0])
-    if value.op != "input" or not isinstance(value.attr, Leaf):
-        return None
-    array = spec.array(value.attr.name)
-    return value if array.default is None and {*spec.dtypes(array)} <= SOURCES else None
-
-
 def check(spec: Spec) -> None:
     """Raises `SpecError` for what no kernels, and no jnp form around them, do with a chain that contracts."""
     _Splitter(spec).check()
@@ -47,7 +36,7 @@ def check(spec: Spec) -> None:
 
 def split(spec: Spec, widens: bool = False) -> tuple[tuple[Product, ...], Spec]:
     """The products of a checked spec, and its epilogue. Raises `SpecError` for a contraction that is not one of two
-    inputs, of which b may be a converted one (`narrow_input`) if the kernel `widens` it."""
+    inputs, of which b may be made of narrow elements (`loading`) if the kernel `widens` it."""
     return _Splitter(spec, widens).split()
 
 
@@ -114,30 +103,33 @@ class _Splitter:
 
     def leaf(self, node: Node) -> Leaf:
         """The epilogue's input for a contraction."""
-        narrow = [narrow_input(self.spec, factor) if self.widens else None for factor in node.args]
-        left, right = (own or as_multiplied(factor) for own, factor in zip(narrow, node.args, strict=True))
-        for side in (left, right):
-            if not isinstance(side.attr, Leaf) or side.op != "input":
-                raise UserError("'@' of a computed value in the same kernel")  # a stage before it computes it
+        axes = lost_axes(node)
+        left, right = node.args
         if self.last(left, right) > self.last(right, left):
             left, right = right, left  # b has the columns
-        a, b, axes = left.attr, right.attr, lost_axes(node)
+        made = loaded(self.spec, right, axes) if self.widens else None
+        for side in (left, right):
+            value = as_multiplied(side)
+            if (made is None or side is left) and (value.op != "input" or not isinstance(value.attr, Leaf)):
+                raise UserError("'@' of a computed value in the same kernel")  # a stage before it computes it
+        a, b = as_multiplied(left).attr, as_multiplied(right).attr if made is None else made[0]
         assert isinstance(a, Leaf) and isinstance(b, Leaf)
         if a.part is not None:
             raise UserError(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
-        if left in narrow:
-            raise UserError(f"'@' of {a.name!r}, whose rows no kernel converts")
-        product = self.found[a.name, b.name, axes] = self.product(a, b, axes, node, right in narrow)
+        array = self.spec.array(b.name) if made is None else made[1]
+        product = self.found[a.name, b.name, axes] = self.product(a, b, array, axes, node, made and made[2])
         return Leaf(product.acc.name, b.part)
 
     def last(self, own: Node, other: Node) -> int:
         """The position of the last axis that only one side has."""
         return max((self.spec.axes.index(axis) for axis in own.dims if axis not in other.dims), default=-1)
 
-    def product(self, a: Leaf, b: Leaf, axes: tuple[str, ...], node: Node, widened: bool) -> Product:
+    def product(
+        self, a: Leaf, b: Leaf, second: Array, axes: tuple[str, ...], node: Node, how: Loaded | None
+    ) -> Product:
         if (found := self.found.get((a.name, b.name, axes))) is not None:
             return found
-        first, second = self.spec.array(a.name), self.spec.array(b.name)
+        first = self.spec.array(a.name)
         for array in (first, second):
             for dim in array.dims:
                 if (own := {*axes} & {*dim.names}) and (dim.parts is not None or len(dim.names) > 1):
@@ -154,7 +146,7 @@ class _Splitter:
             second,
             axes,
             Array(name, kinds[node.kind], tuple(order)),
-            widened or self.widens_input(first, second),
+            how or (Loaded(second, "") if self.widens_input(first, second) else None),
         )
 
     def widens_input(self, a: Array, b: Array) -> bool:
@@ -188,10 +180,13 @@ class _Splitter:
         made = {a.name for a in spec.outputs}
         accs = {p.acc.name for p in self.found.values()}
         plain = {"input", "param", "const", "index", "size"}
+        ends = (s.value for s in self.statements if s.name in made)
+        after = {id(n) for n in topological(ends, lambda n: id(n) in leaves)}  # not what only factors are made of
         assigned = [
             s
             for s in self.statements
-            if s.name in made or (id(s.value) not in leaves and s.value.op not in plain and s.name not in accs)
+            if s.name in made
+            or (id(s.value) in after - leaves.keys() and s.value.op not in plain and s.name not in accs)
         ]
         known = {id(s.value) for s in assigned if s.part is None and s.name not in made}
         straight = [

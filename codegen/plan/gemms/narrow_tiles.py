@@ -1,5 +1,5 @@
-"""Products whose b has elements of a byte and is converted in registers to a's 16 bits (`device/gemm/narrow.py`): the tiles, and
-whether that takes less time than a copy of b in 16 bits and a product of that. Plain Python, without a GPU.
+"""Products whose b has elements of a byte, or of 4 bits, and is converted in registers to a's 16 bits (`device/gemm/narrow.py`): the
+tiles, and whether that takes less time than a copy of b in 16 bits and a product of that. Plain Python, without a GPU.
 
 Times are in cycles of an H100, as in `hopper_tiles`. The main loop's mma.sync is taken to reach a third of WGMMA's peak rate. A
 warp converts four elements in 11 instructions, and every row of tiles converts b again. Few rows are bound by memory, which has one
@@ -17,29 +17,32 @@ COPY = 4000  # cycles that a kernel before the product takes besides its bytes
 SOURCES = {"int8"} | FLOAT8
 
 
-def tiles_for(M: int, N: int, L: int, parts: int) -> AmpereTiles:
+def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8) -> AmpereTiles:
     """The tiles of a product of M rows and N columns of each of the `parts` of b: a block for each SM, if there are enough columns."""
+    deep = 64 * 8 // bits
     few = CLUSTERS[1] > -(-N // 64) * L * -(-M // 64)
     if M <= 32:
         warps = 2 if few else 4
-        return AmpereTiles(16 if M <= 16 else 32, 16 * parts * warps, 64, warps_m=1, warps_n=warps, stages=6, blocks=2)
+        return AmpereTiles(
+            16 if M <= 16 else 32, 16 * parts * warps, deep, warps_m=1, warps_n=warps, stages=6, blocks=2
+        )
     return AmpereTiles(
-        64 if M <= 64 or few else 128, 64 * parts, 64, warps_m=2, warps_n=2, stages=3, blocks=2 if parts == 1 else 1
+        64 if M <= 64 or few else 128, 64 * parts, deep, warps_m=2, warps_n=2, stages=3, blocks=2 if parts == 1 else 1
     )
 
 
-def cycles_converting(tiles: AmpereTiles, M: int, N: int, K: int, L: int) -> float:
+def cycles_converting(tiles: AmpereTiles, M: int, N: int, K: int, L: int, bits: int = 8) -> float:
     """The approximate time with b converted in registers; N columns of all parts."""
     rows = -(-M // tiles.tile_m)
     products = rows * tiles.tile_m * N * K * L / PRODUCTS / CLUSTERS[1]
     converted = rows * tiles.warps_m * N * K * L / CONVERTED / CLUSTERS[1]
-    memory = (2 * M * K + N * K) * L / MEMORY
+    memory = (2 * M * K + N * K * bits / 8) * L / MEMORY
     return max(products + converted, memory)
 
 
-def cycles_copying(tiles: Tiles | AmpereTiles, M: int, N: int, K: int, L: int, work: int) -> float:
+def cycles_copying(tiles: Tiles | AmpereTiles, M: int, N: int, K: int, L: int, bits: int, work: int) -> float:
     """The approximate time with a copy of b in 16 bits, and a product of that with these tiles."""
-    copy = COPY + 3 * N * K * L / MEMORY
+    copy = COPY + (2 + bits / 8) * N * K * L / MEMORY
     if isinstance(tiles, Tiles):
         return copy + cycles(tiles, M, N, 2 * K, L, work)
     return copy + max(M * N * K * L / PRODUCTS / CLUSTERS[1], 2 * (M + N) * K * L / MEMORY)

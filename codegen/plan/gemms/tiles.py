@@ -21,6 +21,7 @@ from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise, tile_plan
 from codegen.plan.gemms import hopper_tiles, narrow_tiles
 from codegen.plan.gemms.hopper_tiles import FLOAT8
+from codegen.plan.gemms.loading import Loaded
 from codegen.plan.launches import GemmLaunch, Tuned
 from codegen.shared import AmpereTiles, Tiles
 from codegen.spec.spec import Array, Axis, Spec
@@ -34,7 +35,18 @@ class Product:
     b: Array
     axes: tuple[str, ...]
     acc: Array
-    widened: bool = False  # whether b, of elements of a byte, is converted to the type of a before it is multiplied
+    loaded: Loaded | None = None  # how b is made from narrow elements, in the type of a, before it is multiplied
+
+    @property
+    def widened(self) -> bool:
+        return self.loaded is not None
+
+    @property
+    def inputs(self) -> tuple[Array, ...]:
+        """The inputs that b is made of, as they are in memory."""
+        if self.loaded is None:
+            return (self.b,)
+        return (self.loaded.source, *([self.loaded.scale] if self.loaded.scale is not None else []))
 
     @property
     def axis(self) -> str:
@@ -80,7 +92,7 @@ class Tile:
     accs: tuple[str, ...]  # the epilogue's inputs that hold products
     factor: str  # the type of a
     work: int  # the approximate number of instructions of the epilogue for an accumulator
-    widened: bool  # whether b is converted to the type of a
+    loaded: Loaded | None  # how b is made from narrow elements, in the type of a
 
     def launch(
         self,
@@ -93,8 +105,8 @@ class Tile:
         """The launch for arrays of these dtypes (by name, the factors' as "a" and "b") and these sizes: L, M, N, K;
         with the tiles that were measured to be fastest, if they fit. Raises `UserError` if there is none."""
         factor = dtypes["a"]
-        if self.widened and dtypes["b"] != factor:
-            return self.widening(dtypes, extents, precise, arch, tuned)
+        if self.loaded is not None and dtypes["b"] != factor:
+            return self.loading(self.loaded, dtypes, extents, precise, arch, tuned)
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec = max(4, min(8, 16 // max(widths, default=2)))
         ragged = extents["N"] % vec != 0
@@ -116,23 +128,31 @@ class Tile:
             own = replace(own, tile_n=min(64, own.tile_n), precise=precise)
         return GemmLaunch(vec, ragged, own, self.refused(dtypes, extents, arch))
 
-    def widening(
+    def loading(
         self,
+        loaded: Loaded,
         dtypes: Mapping[str, str],
         extents: Mapping[str, int],
         precise: bool,
         arch: str,
         tuned: Tuned | None,
     ) -> GemmLaunch:
-        """The launch that converts b in registers, or that of a copy of b in the type of a, if that should take less time."""
+        """The launch that converts b in registers, or that of a copy of b in the type of a, if that should take less time. The type
+        of scales is that of "scale"."""
         copied = self.launch({**dtypes, "b": dtypes["a"]}, extents, precise, arch, tuned)
+        L, M, N, K = (extents[name] for name in "LMNK")
+        parts, bits, group = 2 if self.paired else 1, loaded.how.bits, loaded.how.group
+        tiles = narrow_tiles.tiles_for(M, N, L, parts, bits)
         if dtypes["a"] not in hopper_tiles.HALVES:
             return replace(copied, copied=f"registers convert to 16 bits, not to {dtypes['a']}")
-        L, M, N, K = (extents[name] for name in "LMNK")
-        parts = 2 if self.paired else 1
-        tiles = narrow_tiles.tiles_for(M, N, L, parts)
-        one = narrow_tiles.cycles_converting(tiles, M, parts * N, K, L)
-        two = narrow_tiles.cycles_copying(copied.tiles, M, parts * N, K, L, self.all_work)
+        if group % tiles.tile_k:
+            return replace(copied, copied=f"a tile is {tiles.tile_k} wide along K, and a scale is of {group}")
+        if group and N * DTYPES[dtypes["scale"]].size % 4:
+            return replace(copied, copied=f"a row of {N} scales is not a multiple of four bytes")
+        if not extents.get("covered", 1):
+            return replace(copied, copied="the last elements are taken several times")
+        one = narrow_tiles.cycles_converting(tiles, M, parts * N, K, L, bits)
+        two = narrow_tiles.cycles_copying(copied.tiles, M, parts * N, K, L, bits, self.all_work)
         if one <= two:
             return GemmLaunch(copied.vec, copied.ragged, tiles, "")
         us = f"{two / hopper_tiles.CYCLES:.0f} us, and {one / hopper_tiles.CYCLES:.0f} if registers convert it"
@@ -277,7 +297,7 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
         raise UserError("a GEMM kernel contracts one axis, and not the rows")
     if not a.dims or a.dims[-1].names != (first.axis,) or any(d.parts is not None for d in a.dims):
         raise UserError(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
-    if len({(p.b.dims, p.b.dtype, p.widened) for p in products}) > 1:
+    if len({(p.b.dims, p.b.dtype, p.widened and _alike(p)) for p in products}) > 1:
         raise UserError("the two products differ in shape or type")
     if (
         b.dtype != a.dtype
@@ -285,7 +305,7 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
         and not {*epilogue.dtypes(a.dtype), *epilogue.dtypes(b.dtype)} <= FLOAT8
     ):
         raise UserError(f"{a.name!r} and {b.name!r} are of two types, which only those of 8 bits may be")
-    again = {x.name for p in products for x in (p.a, p.b)} & {x.name for x in epilogue.inputs}
+    again = {x.name for p in products for x in (p.a, *p.inputs)} & {x.name for x in epilogue.inputs}
     if again:
         raise UserError(f"the epilogue reads {', '.join(sorted(again))}, a factor of the product, as well")
     batch = tuple(x for x in b.axes if x in a.axes and x != first.axis)
@@ -323,8 +343,15 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     work = 4 + sum(COSTS.get(n.op, 1) for n in nodes if n.args and n.op != "float")
     return Tile(
         spec, statements, folds, exactness, plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs,
-        a.dtype, work // (2 if paired else 1), first.widened,
+        a.dtype, work // (2 if paired else 1), first.loaded,
     )  # fmt: skip
+
+
+def _alike(product: Product) -> tuple[object, ...]:
+    """What the two products of a kernel share of how b is made."""
+    assert product.loaded is not None
+    scale = product.loaded.scale
+    return product.loaded.how, product.loaded.along, scale and (scale.dims, scale.dtype)
 
 
 def _folded(

@@ -19,7 +19,7 @@ import jax
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Leaf, Statement
 from codegen.language import sizes
-from codegen.plan.gemms.tiles import Tile
+from codegen.plan.gemms.tiles import Product, Tile
 from codegen.plan.launches import AnyLaunch, GemmLaunch, Tuned
 from codegen.plan.op import Gemm, contracted_axes
 from codegen.plan.op import Op as PlannedOp
@@ -34,6 +34,7 @@ from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.op import AnyOp, Op, P, R
 from codegen.runtime.sharding import tile_folds
 from codegen.runtime.sharding.shards import Split
+from codegen.runtime.xla.loaded import copied
 from codegen.runtime.xla.products import product
 from codegen.spec.spec import Array, Spec
 from codegen.tuning import choosing
@@ -62,7 +63,7 @@ class GemmOp(Op[P, R]):
 
     @functools.cached_property
     def multiplied(self) -> frozenset[str]:
-        return frozenset(x.name for p in self.plan.products for x in (p.a, p.b))
+        return frozenset(x.name for p in self.plan.products for x in (p.a, *p.inputs))
 
     # The products, then the epilogue
 
@@ -70,7 +71,7 @@ class GemmOp(Op[P, R]):
         """The products, in `dtype` or by default in the type of their sums."""
         exact = self.spec.math == "precise"
         return {
-            p.acc.name: product(p, arrays[p.a.name], arrays[p.b.name], axes, dtype or p.acc.dtype, exact)
+            p.acc.name: product(p, arrays[p.a.name], self._b(key, p, arrays, axes), axes, dtype or p.acc.dtype, exact)
             for p in self.plan.products
         }
 
@@ -126,7 +127,9 @@ class GemmOp(Op[P, R]):
             p, dtype = next(p for p in self.plan.products if p.acc.name == name), key.types.dtype(output)
             direct = narrow and DTYPES[dtype].kind == "float" and DTYPES[dtype].size > 1 and p.acc.dtype == "float32"
             exact = self.spec.math == "precise"
-            found = product(p, arrays[p.a.name], arrays[p.b.name], axes, dtype if direct else p.acc.dtype, exact)
+            found = product(
+                p, arrays[p.a.name], self._b(key, p, arrays, axes), axes, dtype if direct else p.acc.dtype, exact
+            )
             made.append(store(found, dtype))
         return tuple(made)
 
@@ -187,8 +190,12 @@ class GemmOp(Op[P, R]):
         how = self.launch_for(key.types, axes, arch)
         products = self.plan.products
         factors = [products[0].a, *(p.b for p in products)]
-        if how.copied:
-            arrays |= {p.b.name: _as_dtype(arrays[p.b.name], key.types.dtype(p.a)) for p in products}
+        loaded = [] if how.copied else [p.loaded for p in products if p.loaded is not None]
+        scales = [p.loaded.scale for p in products if p.loaded is not None and p.loaded.scale is not None]
+        given = [
+            arrays[products[0].a.name],
+            *(self._b(key, p, arrays, axes) if how.copied else arrays[p.b.name] for p in products),
+        ]
         own = [a for a in spec.inputs if a.name not in self.plan.accs]
 
         def factor(array: Array) -> Tensor:
@@ -197,7 +204,11 @@ class GemmOp(Op[P, R]):
             shape += [math.prod(axes.shape(tile.rows))] if array is products[0].a else []
             for dim in array.dims:
                 if not set(dim.names) & {*tile.batch, *tile.rows}:
-                    extent = [axes.extents[dim.names[0]]]
+                    name = dim.names[0]
+                    halved = (
+                        any(how.along and name == products[0].axis for how in loaded) and array is not products[0].a
+                    )
+                    extent = [axes.extents[loaded[0].along if halved else name]]
                     parts = [] if dim.parts is None else [dim.parts]
                     shape += [*parts, *extent] if dim.parts_first else [*extent, *parts]
             divisors = (*(1 for _ in shape[:-1]), views.power_of_two(shape[-1], 16))
@@ -214,7 +225,16 @@ class GemmOp(Op[P, R]):
         dynamic = [p for p in spec.params if not p.static]
         kinds = [self._scalar_dtype(key, p.kind) for p in dynamic]
         scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in (*kinds, *("int32" for _ in tile.placed))]
-        inputs = (*map(factor, factors), *map(operand, own), *scalars)
+        rows = [
+            Tensor(
+                tuple(axes.extents[n] for n in a.axes),
+                key.types.dtype(a),
+                (1, views.power_of_two(axes.extents[a.axes[1]], 16)),
+                16,
+            )
+            for a in scales
+        ]
+        inputs = (*map(factor, factors), *rows, *map(operand, own), *scalars)
         shapes = zip(tile_folds.shapes(tile, axes, how), tile.folds, strict=True)
         parts = [Tensor(shape, fold.dtype, (1, 1, 1), 4) for shape, fold in shapes]
         outputs = (*map(operand, tile.outputs), *parts)
@@ -223,7 +243,8 @@ class GemmOp(Op[P, R]):
         return LauncherCall(
             typed.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
             (
-                *(arrays[a.name] for a in factors),
+                *given,
+                *(arrays[a.name] for a in scales),
                 *(arrays.get(a.name) for a in own),
                 *(params[p.name] for p in dynamic),
                 *(firsts.get(axis) for axis in tile.placed),
@@ -234,6 +255,10 @@ class GemmOp(Op[P, R]):
             how,
             {**static, **self.passed_types(key.types), **how.constants},
         )
+
+    def _b(self, key: Key, found: Product, arrays: dict[str, Any], axes: Axes) -> Any:
+        """The b of a product, in the product's type."""
+        return arrays[found.b.name] if found.loaded is None else copied(found, arrays, axes, key.types.dtype(found.a))
 
     @property
     def _emitted(self) -> tuple[Spec, tuple[Statement, ...], frozenset[str]]:
@@ -260,7 +285,9 @@ class GemmOp(Op[P, R]):
         tile = self.plan.tile
         firsts = [f"first of {axis}" for axis in tile.placed]
         outputs = (*(a.name for a in tile.outputs), *(f"{f.name} parts" for f in tile.folds))
-        return [products[0].a.name, *(p.b.name for p in products), *own, *dynamic, *firsts, *outputs]
+        bs = [p.b.name for p in products]
+        scales = [p.loaded.scale.name for p in products if p.loaded is not None and p.loaded.scale is not None]
+        return [products[0].a.name, *bs, *scales, *own, *dynamic, *firsts, *outputs]
 
     def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
         """Whether a call is one kernel: that is possible, and it was requested by name or is faster."""
@@ -290,11 +317,6 @@ class GemmOp(Op[P, R]):
             return choose(cute, composed, *operands)
 
         return run
-
-
-def _as_dtype(x: Any, dtype: str) -> Any:
-    """An array, or the description of one, of another type."""
-    return jax.ShapeDtypeStruct(x.shape, dtype) if isinstance(x, jax.ShapeDtypeStruct) else jax.numpy.asarray(x, dtype)
 
 
 class Epilogue(DerivedOp):

@@ -95,7 +95,7 @@ class InStages(Op[P, R]):
     @property
     def multiplied(self) -> frozenset[str]:
         inputs = {a.name for a in self.spec.inputs}
-        return frozenset(x.name for p in products_in(self.plan) for x in (p.a, p.b) if x.name in inputs)
+        return frozenset(x.name for p in products_in(self.plan) for x in (p.a, *p.inputs) if x.name in inputs)
 
     def written(self, key: Key, operands: tuple[Any, ...]) -> dict[str, jax.Array]:
         """Every array that the stages write, by name."""

@@ -57,6 +57,8 @@ def whole_axes(op: CalledOp) -> set[str]:
     found |= {axis for n in picks for axis in n.args[0].dims}
     found |= {axis for a in op.plan.loads for axis, _ in a.back}
     found |= {n.attr.axis for n in topological(s.value for s in op.statements) if isinstance(n.attr, Along)}
+    positions = {n.attr for n in topological(s.value for s in op.statements) if n.op == "index"}
+    found |= contracted_axes(op.plan) & {str(axis) for axis in positions}  # other arrays have other parts of these
     for at in (s.at for s in op.statements if s.at):  # each device would write what is not its own
         found |= {at.axis, *op.spec.array(at.index).axes} - {*op.spec.array(at.table).axes} | {at.axis}
     if isinstance(op.plan, AttentionPlan):

@@ -8,7 +8,7 @@ from codegen.pipeline import read_op
 from codegen.plan.gemms.tiles import Tile
 from codegen.plan.launches import GemmLaunch
 from codegen.plan.op import Gemm, Op, Staged
-from codegen.shared import AmpereTiles, Tiles
+from codegen.shared import AmpereTiles, Loading, Tiles
 
 
 def made(inputs: str, outputs: str, chain: str, more: str = "") -> Op:
@@ -209,6 +209,28 @@ def test_a_factor_of_bytes_is_converted_in_the_product_of_few_rows():
         assert isinstance(few.tiles, AmpereTiles) and few.fast and not few.copied
     many = launch(8192, "sm_90a")
     assert isinstance(many.tiles, Tiles) and many.copied.startswith("by estimate")
+
+
+HALF = "take(q, index(K) // 2, axis=P)"
+FOUR_BITS = {  # how an unsigned or a signed number of 4 bits is written, and what the kernel computes of its bits
+    f"(({HALF} >> (index(K) % 2 * 4)) & 15) - 8": Loading(4, 0, 8, 128),
+    f"where(index(K) % 2 == 0, {HALF} & 15, {HALF} // 16)": Loading(4, 0, 0, 128),
+    f"((({HALF} >> (index(K) % 2 * 4)) & 15) ^ 8) - 8": Loading(4, 8, 8, 128),
+    f"(({HALF} >> (index(K) % 2 * 4)) & 7) - 8": None,  # of 3 bits
+    f"(({HALF} >> ((1 - index(K) % 2) * 4)) & 15) - 8": None,  # the first in a byte's upper half
+}
+
+
+@pytest.mark.parametrize("number", FOUR_BITS)
+def test_numbers_of_4_bits_in_any_spelling(number):
+    arrays = "x: bfloat16[..., K]; q: uint8[P, N]; s: float32[B, N]", "y: bfloat16[..., N]"
+    plan = made(*arrays, f"y = x @ (({number}) * take(s, index(K) // 128, axis=B))").plan
+    assert isinstance(plan, Staged)
+    found = plan.stages[-1].plan
+    assert isinstance(found, Gemm) and isinstance(found.tile, Tile)
+    assert (found.tile.loaded and found.tile.loaded.how) == FOUR_BITS[number] and len(plan.stages) == 1 + (
+        not found.tile.loaded
+    )
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])

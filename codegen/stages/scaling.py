@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from codegen.graph.nodes import DTYPES, Call, Chain, Leaf, Node, Statement, as_multiplied, lost_axes, topological
 from codegen.graph.ops import IN_STAGES
 from codegen.language.unparse import unparse
+from codegen.plan.gemms.loading import loaded
 from codegen.plan.op import Scaled
 from codegen.spec.spec import Spec
 
@@ -122,6 +123,11 @@ class _Mover:
                 cores.append(term)
         if not scales or not cores:
             return None
+        rest = cores[0]
+        for term in cores[1:]:
+            rest = self.graph.node("mul", (rest, term), kind="float", dims=(*rest.dims, *term.dims))
+        if loaded(self.spec, self.multiplied(rest, str(factor.attr)), axes) is not None:
+            return _Terms(rest, tuple(scales), ())
         core, *left = sorted(cores, key=lambda n: not self.is_free(n, str(factor.attr)))
         return _Terms(core, tuple(scales), tuple(left)) if self.is_free(core, str(factor.attr)) else None
 

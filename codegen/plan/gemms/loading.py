@@ -130,21 +130,23 @@ def _picked(spec: Spec, pick: Node, axis: str) -> tuple[Array, str, int] | None:
     table, *indices = pick.args
     if table.op != "input" or not isinstance(table.attr, Leaf) or table.attr.part is not None:
         return None
-    array, along, each = spec.array(table.attr.name), str(pick.attr), 0
+    array, along = spec.array(table.attr.name), str(pick.attr)
     if array.default is not None or any(len(d.names) != 1 or d.parts is not None for d in array.dims):
         return None
-    for own, index in zip(table.dims, indices, strict=True):
-        if own != along:
-            if index.op != "index" or index.attr != own:
-                return None
-        elif (
-            index.op == "floordiv"
-            and index.args[0].op == "index"
-            and index.args[0].attr == axis
-            and index.args[1].is_const
-        ):
-            each = int(index.args[1].attr)  # type: ignore[call-overload]
-    return (array, along, each) if each > 0 else None
+    moved = [i for i in indices if i.op != "index"]  # the others are the result's own positions
+    own = {str(i.attr) for i in indices if i.op == "index"}
+    if len(moved) != 1 or own != {*table.dims} - {along} or moved[0].op != "floordiv":
+        return None
+    position, each = moved[0].args
+    if (
+        position.op != "index"
+        or position.attr != axis
+        or not each.is_const
+        or not isinstance(each.attr, int)
+        or each.attr < 1
+    ):
+        return None
+    return array, along, each.attr
 
 
 def _computed(nodes: list[Node], given: Mapping[int, int], position: int) -> int:

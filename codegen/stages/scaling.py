@@ -14,8 +14,12 @@ from codegen.graph.nodes import DTYPES, Call, Chain, Leaf, Node, Statement, as_m
 from codegen.graph.ops import IN_STAGES
 from codegen.language.unparse import unparse
 from codegen.plan.gemms.loading import loaded
+from codegen.plan.gemms.narrow_tiles import SOURCES
 from codegen.plan.op import Scaled
 from codegen.spec.spec import Spec
+
+
+EXACT = SOURCES | {"uint8", "int4", "uint4"}  # types that every float of 16 bits holds
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class _Mover:
         array = self.spec.array(value.attr.name)
         if array.default is not None or array.dtype == dtype:
             return array.default is None
-        small = all(DTYPES[d].size == 1 and DTYPES[d].kind != "bool" for d in self.spec.dtypes(array))
+        small = {*self.spec.dtypes(array)} <= EXACT
         return small and all(DTYPES[d].size > 1 for d in self.spec.dtypes(dtype))
 
     def multiplied(self, core: Node, dtype: str) -> Node:

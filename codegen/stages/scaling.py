@@ -18,7 +18,6 @@ from codegen.plan.gemms.narrow_tiles import SOURCES
 from codegen.plan.op import Scaled
 from codegen.spec.spec import Spec
 
-
 EXACT = SOURCES | {"uint8", "int4", "uint4"}  # types that every float of 16 bits holds
 
 

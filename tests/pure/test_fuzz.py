@@ -222,11 +222,11 @@ FAMILIES = {  # what outputs are, and what else inputs may be
     "..., N": (["..., N", "..., (2 N)", "..., (N 2)", "..., (N 3)"], ["", "...", "N", "(2 N)", "(N 2)", "..., 2", "5", "2, N"]),
     "N, M": (["N, M", "N, (2 M)", "N, M, 2", "2, N, M"], ["", "N", "M", "(M 2)", "(2 N)"]),
     "..., N, M": (["..., N, M", "..., N, (M 4)", "..., (2 N), M"], ["...", "..., N", "N, M", "..., M", "M", "N", "..., (2 M)"]),
-    "..., (B G=4)": (["..., (B G=4)"], ["..., B", "B", "G", "...", "..., G", "B, 2", ""]),
+    "..., (B G=4)": (["..., (B G=4)", "..., (2 B G=4)", "..., (B G=4 2)"], ["..., B", "B", "G", "...", "..., G", "B, 2", ""]),
     "A, B, C, D": (["A, B, C, D", "A, B, C, (2 D)", "A, (B C=8), D"], ["A, C", "B, C", "A, B, D", "D", "C", "A, B, C", "B, C, D", ""]),
     "": (["", "2"], ["3"]),
 }  # fmt: skip
-DTYPES_USED = ["T", "T", "T", "float32", "float16", "float64", "float8_e4m3fn", "int8", "int64", "bool"]
+DTYPES_USED = ["T", "T", "T", "float32", "float16", "float64", "float8_e4m3fn", "float4_e2m1fn", "int8", "int4", "int64", "bool"]
 
 
 def elements(name: str, dims: str) -> list[str]:

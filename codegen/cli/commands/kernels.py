@@ -80,7 +80,8 @@ def explain(
     if op not in paths:
         raise UsageError(no_op(op, list(paths), project.specs))
     found = read_op(paths[op])
-    report = explained(found, _shape(found.spec, shape) if shape else default_shape(found.spec))
+    with usage():
+        report = explained(found, _shape(found.spec, shape) if shape else default_shape(found.spec))
     if interpret:
         (made,) = load_ops(project.package, [op])
         from codegen.measuring.explained import check_size, interpreted_calls, small

@@ -59,8 +59,7 @@ def whole_bytes(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm
         if isinstance(plan, Elementwise):
             inner = len(plan.groups) - 1
             fits = plan.turned is None and all(
-                a.mode in ("flat", "tile") and a.tokens[-1:] == (inner,) and not (a.into or a.back)
-                for a in own
+                a.mode in ("flat", "tile") and a.tokens[-1:] == (inner,) and not (a.into or a.back) for a in own
             )
         else:
             fits = isinstance(plan, Reduction) and plan.kind == "row" and not plan.collapsed

@@ -226,7 +226,20 @@ FAMILIES = {  # what outputs are, and what else inputs may be
     "A, B, C, D": (["A, B, C, D", "A, B, C, (2 D)", "A, (B C=8), D"], ["A, C", "B, C", "A, B, D", "D", "C", "A, B, C", "B, C, D", ""]),
     "": (["", "2"], ["3"]),
 }  # fmt: skip
-DTYPES_USED = ["T", "T", "T", "float32", "float16", "float64", "float8_e4m3fn", "float4_e2m1fn", "int8", "int4", "int64", "bool"]
+DTYPES_USED = [
+    "T",
+    "T",
+    "T",
+    "float32",
+    "float16",
+    "float64",
+    "float8_e4m3fn",
+    "float4_e2m1fn",
+    "int8",
+    "int4",
+    "int64",
+    "bool",
+]
 
 
 def elements(name: str, dims: str) -> list[str]:

@@ -186,10 +186,10 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     from which a thread loads whole vectors, the one with the widest type fills 16 bytes, and the others have as many
     elements at a time."""
     together = {array.name: count for array, count in op.plan.full}
-    sizes = {a.name: DTYPES[variant.types.dtype(a)].size for a in op.spec.arrays}
+    sizes = {a.name: DTYPES[variant.types.dtype(a)].bits / 8 for a in op.spec.arrays}
     columns = {id(s.node) for s in op.plan.columns}
     folded = {s.name for s in op.statements if any(id(n) in columns for n in topological([s.value]))}
-    widest = max((sizes[name] * count for name, count in together.items() if name not in folded), default=4)
+    widest = max((max(1, int(sizes[n])) * count for n, count in together.items() if n not in folded), default=4)
     vec = max(1, overrides(op.spec, arch).get("vector_bytes", 16) // widest)
     if variant.ragged and op.plan.kind != "elementwise" and not op.plan.columns and widest >= 4:
         vec = 1  # elements of at least 4 bytes in whole rows: none is shifted

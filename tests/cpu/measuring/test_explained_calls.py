@@ -17,6 +17,11 @@ from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.shared import RowLaunch, ScanLaunch, WalkLaunch
 
 
+def bits(dtype):
+    """The bits of an element in a GPU's memory."""
+    return 4 if dtype in ("int4", "uint4", "float4_e2m1fn") else 8 * jnp.dtype(dtype).itemsize
+
+
 @pytest.mark.parametrize(
     "name", [n for n in generated.__all__ if getattr(generated, n).plan.kind not in ("staged", "attention")]
 )
@@ -29,7 +34,7 @@ def test_explained_launches_and_bytes_are_those_of_a_call(name):
         for binding in bindings(op.spec):
             own = op.epilogue if isinstance(op, GemmOp) else op
             shapes = {a: views.user_shape(a, axes) for a in op.spec.arrays}
-            sizes = [math.prod(shapes[a]) * jnp.dtype(binding.dtype(a)).itemsize for a in op.spec.arrays]
+            sizes = [math.prod(shapes[a]) * bits(binding.dtype(a)) // 8 for a in op.spec.arrays]
             if not any(n.op == "take" for n in topological(s.value for s in op.statements)) and not put_inputs(
                 op.statements
             ):

@@ -227,6 +227,8 @@ def test_the_language_has_every_function_that_its_description_names():
 
 def test_integer_limits():
     assert {d.name: (d.low, d.high) for d in DTYPES.values() if d.kind == "int"} == {
+        "int4": (-8, 7),
+        "uint4": (0, 15),
         "int8": (-128, 127),
         "int16": (-(2**15), 2**15 - 1),
         "int32": (-(2**31), 2**31 - 1),

@@ -53,6 +53,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "grad_forms": {11: "  x: sum(dy * (y > 0), axis=...)"},
     "grad_formulas": {14: "  p[1]: sum(dy * (y > 0), axis=...)", 17: None, 18: "  bias: sum(where(y > 0, dy, 0), axis=...)", 19: None},
     "grad_integer": {9: "grad: none"},
+    "quantised_gradient": {10: "reference: q * s\ngrad: none"},
     "grad_list": {9: "grad:\n  x: dy * (y > 0)"},
     "grad_of_integers": {11: None},
     "integers": {
@@ -138,6 +139,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
 # What is changed stands in other lines than the error
 ELSEWHERE = {
     "grad_cotangent",
+    "quantised_gradient",
     "products_in_float64",
     "products_with_formulas",
     "size_in_a_reduction",

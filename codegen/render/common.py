@@ -107,6 +107,7 @@ class Context:
             doc=self.doc(),
         )
 
+    @functools.cached_property
     def dialect(self) -> emit.Dialect:
         """How a kernel writes the chain."""
         approx = {"precise": "False", "fast": "True", "auto": "False"}[self.spec.math]

@@ -45,7 +45,7 @@ class ElementwiseContext(Context):
 
     def chain(self) -> Chain:
         names = self.target_names()
-        lines = emit.emit(self.statements, names, self.dialect())
+        lines = emit.emit(self.statements, names, self.dialect)
         extra = [n for n in ("compute", *self.flags, *dict(self.spec.types)) if self.mentions(lines, n)]
         returns = [s.name for s in self.plan.stores]
         return Chain(

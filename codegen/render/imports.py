@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 # The names by the module that they come from, "" for modules themselves, in the order of the import lines. An empty line
@@ -54,6 +53,10 @@ def _lines(module: str, names: tuple[str, ...], code: str) -> Iterator[str]:
 
 def _uses(code: str, name: str) -> bool:
     """Whether code uses a module or a class; a path such as `templates/row.py` does not."""
-    # The name first: a pattern that begins with a look-behind is tried at each character
-    found = re.finditer(rf"{name}[.\])]", code)
-    return any(not re.match(r"[./\w]", code[max(0, match.start() - 1) : match.start()]) for match in found)
+    at = code.find(name)
+    while at >= 0:
+        before, after = code[max(0, at - 1) : at], code[at + len(name) : at + len(name) + 1]
+        if after in (".", "]", ")") and not (before in ("_", ".", "/") or before.isalnum()):
+            return True
+        at = code.find(name, at + 1)
+    return False

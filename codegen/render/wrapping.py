@@ -16,7 +16,9 @@ STRING = r"""\"\"\"(?:\\.|[^\\])*?\"{3}|'''(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])
 _STRING = re.compile(rf"{STRING}|#[^\n]*", re.DOTALL)
 _NUMBER = r"(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
 _SIGN = r"\.\.\.|->|:=|(?:\*\*|//|<<|>>|[-+*/%&|^@=<>!])=|\*\*|//|<<|>>|\S"
-_TOKEN = re.compile(rf"\s*(?:(#.*)|((?:[A-Za-z]{{1,2}})?(?:{STRING})|[^\W\d]\w*|{_NUMBER}|{_SIGN}))")
+_TOKEN = re.compile(
+    rf"(\s*)(?:(#.*)|((?=[A-Za-z]{{0,2}}[\"'])[A-Za-z]{{0,2}}(?:{STRING})|[^\W\d]\w*|{_NUMBER}|{_SIGN}))"
+)
 
 
 def wrapped(text: str, width: int = WIDTH) -> str:
@@ -43,7 +45,7 @@ def _lines_of_strings(text: str) -> set[int]:
 
 class _Word(NamedTuple):  # a build makes hundreds of thousands
     text: str
-    space: bool  # whether one stands before it
+    spaced: str  # with the space before it, if there is one
 
 
 def _broken(line: str, width: int) -> list[str]:
@@ -59,16 +61,16 @@ def _broken(line: str, width: int) -> list[str]:
 def _words(code: str) -> tuple[list[_Word], str]:
     """The tokens of a piece of code, and the comment after it."""
     found, comment = [], ""
-    for token in _TOKEN.finditer(code):
-        if token[1]:
-            comment = token[1]
+    for space, after, text in _TOKEN.findall(code):
+        if after:
+            comment = after
         else:
-            found.append(_Word(token[2], token.start(2) > token.start()))
+            found.append(_Word(text, " " + text if space else text))
     return found, comment
 
 
 def _join(words: list[_Word]) -> str:
-    return "".join((" " if w.space and i else "") + w.text for i, w in enumerate(words))
+    return "".join([w.spaced for w in words]).removeprefix(" ")
 
 
 def _laid_out(words: list[_Word], indent: str, tail: str, width: int) -> list[str]:
@@ -91,7 +93,7 @@ def _at_targets(words: list[_Word], indent: str, tail: str, width: int) -> list[
     equals = next((i for i, w in enumerate(words) if w.text == "=" and not _depth(words[:i])), 0)
     if not any(w.text == "," for w in words[:equals]):
         return []
-    rest = [_Word(")", False), *words[equals:]]
+    rest = [_Word(")", ")"), *words[equals:]]
     return [indent + "(", *_filled(words[:equals], indent + "    ", width), *_laid_out(rest, indent, tail, width)]
 
 
@@ -120,7 +122,7 @@ def _filled(words: list[_Word], indent: str, width: int) -> list[str]:
     if len(items) == 1:
         return _at_operators(items[0], indent, "", width) or _laid_out(items[0], indent, "", width)
     if items[-1][-1].text != "," and not any(w.text == "for" for w in words):
-        items[-1] = [*items[-1], _Word(",", False)]
+        items[-1] = [*items[-1], _Word(",", ",")]
     lines, current = [], ""
     for item in items:
         text = _join(item)
@@ -175,7 +177,7 @@ def _split(words: list[_Word], at: tuple[str, ...], after: bool) -> Iterator[lis
     piece: list[_Word] = []
     depth = 0
     for word in words:
-        split = depth == 0 and word.text in at and (after or (bool(piece) and word.space))
+        split = depth == 0 and word.text in at and (after or (bool(piece) and word.spaced != word.text))
         if split and not after:
             yield piece
             piece = []

@@ -92,7 +92,7 @@ class RowContext(RowAccess):
         widths = {id(s.node): s.width for s in self.plan.inner}
         given = {id(c.node): c.name for c in self.plan.expensive if c.node is not alone}
         dialect = replace(
-            self.dialect(), leaves={**self.leaves(), **leaves}, columns=columns, widths=widths, given=given,
+            self.dialect, leaves={**self.leaves(), **leaves}, columns=columns, widths=widths, given=given,
             like=like or self.like(),
         )  # fmt: skip
         lines, results = emit.emit_values(self.statements, targets, dialect, values)

@@ -144,7 +144,7 @@ class ScanContext(ElementwiseContext):
         scan: Node | None = None,
     ) -> ScanFunction:
         """The function of some values; those `given` are parameters."""
-        dialect = replace(self.dialect(), given=given)
+        dialect = replace(self.dialect, given=given)
         if dialect.like not in params:
             dialect = replace(dialect, like=params[0])
         lines, results = emit.emit_values(self.statements, self.target_names(), dialect, values)

@@ -23,12 +23,11 @@ def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8) -> AmpereTiles:
     few = CLUSTERS[1] > -(-N // 64) * L * -(-M // 64)
     if M <= 32:
         warps = 2 if few else 4
-        return AmpereTiles(
-            16 if M <= 16 else 32, 16 * parts * warps, deep, warps_m=1, warps_n=warps, stages=6, blocks=2
-        )
-    return AmpereTiles(
-        64 if M <= 64 or few else 128, 64 * parts, deep, warps_m=2, warps_n=2, stages=3, blocks=2 if parts == 1 else 1
-    )
+        rows = 16 if M <= 16 else 32
+        return AmpereTiles(rows, 16 * parts * warps, deep, warps_m=1, warps_n=warps, stages=6, blocks=2)
+    # In 4 bits, registers have a's fragments for 64 elements along K, and beside sums those of a group
+    rows = 64 if M <= 64 or few or bits < 8 else 128
+    return AmpereTiles(rows, 64 * parts, deep, warps_m=2, warps_n=2, stages=3, blocks=3 - parts)
 
 
 def cycles_converting(tiles: AmpereTiles, M: int, N: int, K: int, L: int, bits: int = 8) -> float:

@@ -122,6 +122,18 @@ def test_ragged_rows_of_products_for_hopper(name):
     assert "wgmma.mma_async" in compiled.ptx and compiled.spills == 0
 
 
+def test_factors_that_are_converted_compile():
+    """In numbers of 4 bits with scales, which take the most registers."""
+    op = PRODUCTS["dense_int4_stage1"]
+    types = next(v for v in variants(op) if "bfloat16" in str(v)).types
+    extents = {"...": 100, "K": 4096, "N": 14336, "P": 2048, "B": 32}
+    arrays = {a.name: jax.ShapeDtypeStruct(sizes.array_shape(a, extents), types.dtype(a)) for a in op.spec.inputs}
+    key, operands = op.bind((), {**arrays, "implementation": "cute"})
+    compiled = compile_call(op, op._kernel_call(key, operands, "sm_80"), "sm_80")
+    assert "fma.rn.bf16x2" in compiled.ptx and compiled.spills == 0
+    assert unlisted(compiled.ptx) == []
+
+
 # More of the ops' own kernels than of derived ones
 DERIVED = [name for name in KERNELS if name not in generated.__all__]
 SOME_KERNELS = [*some([name for name in KERNELS if name in generated.__all__], 17), *some(DERIVED, 60)]

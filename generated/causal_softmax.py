@@ -39,7 +39,7 @@ y = jax.nn.softmax(x * scale, axis=-1, where=key <= query)
 }
 
 
-def causal_softmax_keep_value(x, index_k, index_q, scale, row_max, approx):
+def causal_softmax_held_value(x, index_k, index_q, scale, row_max, approx):
     """value, on one vector of each operand: several passes need it."""
     seen = index_k <= index_q
     return device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, approx)
@@ -76,7 +76,7 @@ def causal_softmax_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -109,18 +109,18 @@ def causal_softmax_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    value = causal_softmax_keep_value(
+                    value = causal_softmax_held_value(
                         device.floats(rX[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), device.full(vec, row_max),
                         approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueKept[None, v].store(value)
+                        rValueHeld[None, v].store(value)
                     values = causal_softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
+            reduce.rescale_held(rValueHeld, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -129,9 +129,9 @@ def causal_softmax_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = causal_softmax_keep_value(
+                    value = causal_softmax_held_value(
                         device.floats(rX[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), device.full(vec, row_max),
                         approx,
@@ -168,7 +168,7 @@ def causal_softmax_reference(x, scale):
     return y
 
 
-def causal_softmax_forward_keep_value(x, index_k, index_q, scale, row_max_, approx):
+def causal_softmax_forward_held_value(x, index_k, index_q, scale, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
     seen = index_k <= index_q
     t0 = device.where(seen, device.multiply(x, scale), -float("inf"))
@@ -219,7 +219,7 @@ def causal_softmax_forward_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -254,18 +254,18 @@ def causal_softmax_forward_kernel(
                 )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    value = causal_softmax_forward_keep_value(
+                    value = causal_softmax_forward_held_value(
                         device.floats(rX[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), device.full(vec, row_max_),
                         approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueKept[None, v].store(value)
+                        rValueHeld[None, v].store(value)
                     values = causal_softmax_forward_row_sum_(value)
                     reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_max_, row_sum_ = row.reduce([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
+            reduce.rescale_held(rValueHeld, rRowMax_Seen, row_max_, "exp", 1.0)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -274,9 +274,9 @@ def causal_softmax_forward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = causal_softmax_forward_keep_value(
+                    value = causal_softmax_forward_held_value(
                         device.floats(rX[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), device.full(vec, row_max_),
                         approx,
@@ -316,7 +316,7 @@ def causal_softmax_forward_xla(x, index_k, index_q, scale):
     return y, row_max, row_sum
 
 
-def causal_softmax_frozen_keep_t0(row_max, row_sum, x, index_k, index_q, scale, approx):
+def causal_softmax_frozen_held_t0(row_max, row_sum, x, index_k, index_q, scale, approx):
     """t0, on one vector of each operand: several passes need it."""
     seen = index_k <= index_q
     t0 = device.divide_by_row(
@@ -359,7 +359,7 @@ def causal_softmax_frozen_kernel(
     rRowSum = access.registers(mRowSum, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -384,14 +384,14 @@ def causal_softmax_frozen_kernel(
             part.load(mX, (iRows, iQ, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                t0 = causal_softmax_frozen_keep_t0(
+                t0 = causal_softmax_frozen_held_t0(
                     device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                     device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)), device.floats(rX[None, v, u]),
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, iQ, cutlass.Int32),
                     device.full(vec, mScale[0]), approx,
                 )
                 if cutlass.const_expr(how.holds_expensive):
-                    rT0Kept[None, v].store(t0)
+                    rT0Held[None, v].store(t0)
                 values = causal_softmax_frozen_row_sum_(
                     device.floats(rDy[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                     device.full(vec, iQ, cutlass.Int32), t0,
@@ -407,9 +407,9 @@ def causal_softmax_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    t0 = rT0Kept[None, v].load()
+                    t0 = rT0Held[None, v].load()
                 else:
-                    t0 = causal_softmax_frozen_keep_t0(
+                    t0 = causal_softmax_frozen_held_t0(
                         device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                         device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
                         device.floats(rX[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),

@@ -183,7 +183,7 @@ def dense_rms_scaled_forward_launch(
     )
 
 
-def dense_rms_scaled_frozen_keep_t5(acc, rstd, weight):
+def dense_rms_scaled_frozen_held_t5(acc, rstd, weight):
     """t5, on one vector of each operand: several passes need it."""
     z = acc * rstd * weight
     t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
@@ -231,7 +231,7 @@ def dense_rms_scaled_frozen_kernel(
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
     rDrstd = access.registers(mDrstd, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT5Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT5Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -253,12 +253,12 @@ def dense_rms_scaled_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
-                t5 = dense_rms_scaled_frozen_keep_t5(
+                t5 = dense_rms_scaled_frozen_held_t5(
                     device.floats(rAcc[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                     device.floats(rWeight[None, 0]),
                 )
                 if cutlass.const_expr(how.holds_expensive):
-                    rT5Kept[None, v].store(t5)
+                    rT5Held[None, v].store(t5)
                 values = dense_rms_scaled_frozen_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rWeight[None, 0]),
                     t5,
@@ -275,9 +275,9 @@ def dense_rms_scaled_frozen_kernel(
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
                 if cutlass.const_expr(how.holds_expensive):
-                    t5 = rT5Kept[None, v].load()
+                    t5 = rT5Held[None, v].load()
                 else:
-                    t5 = dense_rms_scaled_frozen_keep_t5(
+                    t5 = dense_rms_scaled_frozen_held_t5(
                         device.floats(rAcc[None, v, u]),
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                         device.floats(rWeight[None, 0]),

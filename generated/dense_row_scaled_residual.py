@@ -169,7 +169,7 @@ def dense_row_scaled_residual_forward_launch(
     )
 
 
-def dense_row_scaled_residual_backward_keep_t4(acc, scale):
+def dense_row_scaled_residual_backward_held_t4(acc, scale):
     """t4, on one vector of each operand: several passes need it."""
     z = scale * acc
     t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
@@ -215,7 +215,7 @@ def dense_row_scaled_residual_backward_kernel(
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
     rDscale = access.registers(mDscale, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT4Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT4Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -235,11 +235,11 @@ def dense_row_scaled_residual_backward_kernel(
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mAcc, (index, 0), rAcc[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                t4 = dense_row_scaled_residual_backward_keep_t4(
+                t4 = dense_row_scaled_residual_backward_held_t4(
                     device.floats(rAcc[None, v, u]), device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                 )
                 if cutlass.const_expr(how.holds_expensive):
-                    rT4Kept[None, v].store(t4)
+                    rT4Held[None, v].store(t4)
                 values = dense_row_scaled_residual_backward_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), t4,
                 )
@@ -254,9 +254,9 @@ def dense_row_scaled_residual_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    t4 = rT4Kept[None, v].load()
+                    t4 = rT4Held[None, v].load()
                 else:
-                    t4 = dense_row_scaled_residual_backward_keep_t4(
+                    t4 = dense_row_scaled_residual_backward_held_t4(
                         device.floats(rAcc[None, v, u]),
                         device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                     )

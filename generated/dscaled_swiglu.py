@@ -45,7 +45,7 @@ dscale = jnp.sum(dy * silu_g * u, axis=-1)
 }
 
 
-def dscaled_swiglu_keep_value(x0):
+def dscaled_swiglu_held_value(x0):
     """value, on one vector of each operand: several passes need it."""
     g = x0
     s = device.sigmoid(g, False)
@@ -91,7 +91,7 @@ def dscaled_swiglu_kernel(
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -110,9 +110,9 @@ def dscaled_swiglu_kernel(
             part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
             part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
-                value = dscaled_swiglu_keep_value(device.floats(rX0[None, v, u]))
+                value = dscaled_swiglu_held_value(device.floats(rX0[None, v, u]))
                 if cutlass.const_expr(how.holds_expensive):
-                    rValueKept[None, v].store(value)
+                    rValueHeld[None, v].store(value)
                 values = dscaled_swiglu_row_sum(device.floats(rDy[None, v, u]), device.floats(rX1[None, v, u]), value)
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
@@ -126,9 +126,9 @@ def dscaled_swiglu_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = dscaled_swiglu_keep_value(device.floats(rX0[None, v, u]))
+                    value = dscaled_swiglu_held_value(device.floats(rX0[None, v, u]))
                 dx0, dx1 = dscaled_swiglu_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)), value,

@@ -201,7 +201,7 @@ def global_response_norm_stage1_xla(x):
     return sum_of_b_c
 
 
-def global_response_norm_stage2_keep_length(sum_of_b_c, approx):
+def global_response_norm_stage2_held_length(sum_of_b_c, approx):
     """length, on one vector of each operand: several passes need it."""
     length = device.sqrt(sum_of_b_c, approx)
     return length
@@ -236,7 +236,7 @@ def global_response_norm_stage2_kernel(
     rBeta = access.registers(mBeta, (vec, 1))
     rSumOfBC = access.registers(mSumOfBC, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rLengthKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rLengthHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMean = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -253,9 +253,9 @@ def global_response_norm_stage2_kernel(
             part = row.part(p)
             part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
-                length = global_response_norm_stage2_keep_length(device.floats(rSumOfBC[None, v, u]), approx)
+                length = global_response_norm_stage2_held_length(device.floats(rSumOfBC[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
-                    rLengthKept[None, v].store(length)
+                    rLengthHeld[None, v].store(length)
                 values = global_response_norm_stage2_row_mean(length)
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
@@ -270,9 +270,9 @@ def global_response_norm_stage2_kernel(
                 at.load_shared(mGamma, (0,), rGamma)
                 at.load_shared(mBeta, (0,), rBeta)
                 if cutlass.const_expr(how.holds_expensive):
-                    length = rLengthKept[None, v].load()
+                    length = rLengthHeld[None, v].load()
                 else:
-                    length = global_response_norm_stage2_keep_length(device.floats(rSumOfBC[None, v, u]), approx)
+                    length = global_response_norm_stage2_held_length(device.floats(rSumOfBC[None, v, u]), approx)
                 y = global_response_norm_stage2_chain(
                     device.floats(rX[None, v, u]), device.floats(rGamma[None, 0]), device.floats(rBeta[None, 0]),
                     device.full(vec, eps), length, device.full(vec, row_mean), approx,

@@ -34,7 +34,7 @@ y = softmax((x + noise) / temperature, axis=N)
 }
 
 
-def gumbel_softmax_keep_value(x, key0, key1, index_rows, size_n, index_n, temperature, row_max, approx):
+def gumbel_softmax_held_value(x, key0, key1, index_rows, size_n, index_n, temperature, row_max, approx):
     """value, on one vector of each operand: several passes need it."""
     t0 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9).to(cutlass.Float32)
     t1 = device.settled(device.log(device.maximum(t0 * 1.1920928955078125e-07, 1.1754943508222875e-38), approx))
@@ -78,7 +78,7 @@ def gumbel_softmax_kernel(
     rKey1 = access.registers(mKey, (1,))
     rY = access.registers(mY, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -113,7 +113,7 @@ def gumbel_softmax_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    value = gumbel_softmax_keep_value(
+                    value = gumbel_softmax_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, rKey0[0], rKey0.element_type).to(cutlass.Int64),
                         device.full(vec, rKey1[0], rKey1.element_type).to(cutlass.Int64),
                         device.full(vec, index, cutlass.Int64), device.full(vec, N, cutlass.Int64),
@@ -121,12 +121,12 @@ def gumbel_softmax_kernel(
                         device.full(vec, row_max), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueKept[None, v].store(value)
+                        rValueHeld[None, v].store(value)
                     values = gumbel_softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
+            reduce.rescale_held(rValueHeld, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -135,9 +135,9 @@ def gumbel_softmax_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = gumbel_softmax_keep_value(
+                    value = gumbel_softmax_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, rKey0[0], rKey0.element_type).to(cutlass.Int64),
                         device.full(vec, rKey1[0], rKey1.element_type).to(cutlass.Int64),
                         device.full(vec, index, cutlass.Int64), device.full(vec, N, cutlass.Int64),

@@ -39,7 +39,7 @@ y = jnp.take_along_axis(z, label[..., None], axis=-1)[..., 0] - jax.nn.logsumexp
 }
 
 
-def label_log_prob_keep_z(x, temperature, approx):
+def label_log_prob_held_z(x, temperature, approx):
     """z, on one vector of each operand: several passes need it."""
     z = device.settled(device.divide_by_row(x, temperature, approx))
     return z
@@ -77,7 +77,7 @@ def label_log_prob_kernel(
     rLabel = access.registers(mLabel, (1, at_once))
     rY = access.registers(mY, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rZHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -102,9 +102,9 @@ def label_log_prob_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    z = label_log_prob_keep_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx)
+                    z = label_log_prob_held_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx)
                     if cutlass.const_expr(how.holds_expensive):
-                        rZKept[None, v].store(z)
+                        rZHeld[None, v].store(z)
                     values = label_log_prob_stage0(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), z,
@@ -113,9 +113,9 @@ def label_log_prob_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     if cutlass.const_expr(how.holds_expensive):
-                        z = rZKept[None, v].load()
+                        z = rZHeld[None, v].load()
                     else:
-                        z = label_log_prob_keep_z(
+                        z = label_log_prob_held_z(
                             device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
                         )
                     values = label_log_prob_row_sum2(z, device.full(vec, row_max), approx)
@@ -157,7 +157,7 @@ def label_log_prob_reference(x, label, temperature):
     return y
 
 
-def label_log_prob_forward_keep_z(x, temperature, approx):
+def label_log_prob_forward_held_z(x, temperature, approx):
     """z, on one vector of each operand: several passes need it."""
     z = device.settled(device.divide_by_row(x, temperature, approx))
     return z
@@ -198,7 +198,7 @@ def label_log_prob_forward_kernel(
     rY = access.registers(mY, (1, at_once))
     rRowLogsumexp = access.registers(mRowLogsumexp, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rZKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rZHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -223,11 +223,11 @@ def label_log_prob_forward_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    z = label_log_prob_forward_keep_z(
+                    z = label_log_prob_forward_held_z(
                         device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rZKept[None, v].store(z)
+                        rZHeld[None, v].store(z)
                     values = label_log_prob_forward_stage0(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), z,
@@ -236,9 +236,9 @@ def label_log_prob_forward_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     if cutlass.const_expr(how.holds_expensive):
-                        z = rZKept[None, v].load()
+                        z = rZHeld[None, v].load()
                     else:
-                        z = label_log_prob_forward_keep_z(
+                        z = label_log_prob_forward_held_z(
                             device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
                         )
                     values = label_log_prob_forward_row_sum2(z, device.full(vec, row_max), approx)

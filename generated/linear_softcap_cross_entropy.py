@@ -105,7 +105,7 @@ def linear_softcap_cross_entropy_reference(x, w, label, cap):
     return loss
 
 
-def linear_softcap_cross_entropy_epilogue_keep_logits(acc, cap):
+def linear_softcap_cross_entropy_epilogue_held_logits(acc, cap):
     """logits, on one vector of each operand: several passes need it."""
     z = device.settled(device.divide_by_row(acc, cap, False))
     logits = device.multiply(cap, device.tanh(z, False))
@@ -142,7 +142,7 @@ def linear_softcap_cross_entropy_epilogue_kernel(
     rLabel = access.registers(mLabel, (1, at_once))
     rLoss = access.registers(mLoss, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rLogitsKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rLogitsHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -167,11 +167,11 @@ def linear_softcap_cross_entropy_epilogue_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    logits = linear_softcap_cross_entropy_epilogue_keep_logits(
+                    logits = linear_softcap_cross_entropy_epilogue_held_logits(
                         device.floats(rAcc[None, v, u]), device.full(vec, cap),
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rLogitsKept[None, v].store(logits)
+                        rLogitsHeld[None, v].store(logits)
                     values = linear_softcap_cross_entropy_epilogue_stage0(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), logits,
@@ -180,9 +180,9 @@ def linear_softcap_cross_entropy_epilogue_kernel(
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     if cutlass.const_expr(how.holds_expensive):
-                        logits = rLogitsKept[None, v].load()
+                        logits = rLogitsHeld[None, v].load()
                     else:
-                        logits = linear_softcap_cross_entropy_epilogue_keep_logits(
+                        logits = linear_softcap_cross_entropy_epilogue_held_logits(
                             device.floats(rAcc[None, v, u]), device.full(vec, cap),
                         )
                     values = linear_softcap_cross_entropy_epilogue_row_sum(logits, device.full(vec, row_max))
@@ -280,7 +280,7 @@ def linear_softcap_cross_entropy_forward_launch(
     )
 
 
-def linear_softcap_cross_entropy_backward_keep_logits(acc, cap, approx):
+def linear_softcap_cross_entropy_backward_held_logits(acc, cap, approx):
     """logits, on one vector of each operand: several passes need it."""
     t0 = device.tanh(device.settled(device.divide_by_row(acc, cap, approx)), approx)
     logits = device.multiply(cap, t0)
@@ -324,7 +324,7 @@ def linear_softcap_cross_entropy_backward_kernel(
     rLabel = access.registers(mLabel, (1, at_once))
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rLogitsKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rLogitsHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -348,19 +348,19 @@ def linear_softcap_cross_entropy_backward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    logits = linear_softcap_cross_entropy_backward_keep_logits(
+                    logits = linear_softcap_cross_entropy_backward_held_logits(
                         device.floats(rAcc[None, v, u]), device.full(vec, cap), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rLogitsKept[None, v].store(logits)
+                        rLogitsHeld[None, v].store(logits)
                     values = linear_softcap_cross_entropy_backward_row_max(logits)
                     reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     if cutlass.const_expr(how.holds_expensive):
-                        logits = rLogitsKept[None, v].load()
+                        logits = rLogitsHeld[None, v].load()
                     else:
-                        logits = linear_softcap_cross_entropy_backward_keep_logits(
+                        logits = linear_softcap_cross_entropy_backward_held_logits(
                             device.floats(rAcc[None, v, u]), device.full(vec, cap), approx,
                         )
                     values = linear_softcap_cross_entropy_backward_row_sum(logits, device.full(vec, row_max), approx)
@@ -374,9 +374,9 @@ def linear_softcap_cross_entropy_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    logits = rLogitsKept[None, v].load()
+                    logits = rLogitsHeld[None, v].load()
                 else:
-                    logits = linear_softcap_cross_entropy_backward_keep_logits(
+                    logits = linear_softcap_cross_entropy_backward_held_logits(
                         device.floats(rAcc[None, v, u]), device.full(vec, cap), approx,
                     )
                 dacc = linear_softcap_cross_entropy_backward_chain(

@@ -31,7 +31,7 @@ y = where(mask, softmax(where(mask, x, -inf), axis=N), 0)
 }
 
 
-def masked_softmax_keep_value(x, mask, row_max, approx):
+def masked_softmax_held_value(x, mask, row_max, approx):
     """value, on one vector of each operand: several passes need it."""
     return device.exp(device.where(mask, x, -float("inf")) - row_max, approx)
 
@@ -66,7 +66,7 @@ def masked_softmax_kernel(
     rMask = access.registers(mMask, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -95,16 +95,16 @@ def masked_softmax_kernel(
                     reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    value = masked_softmax_keep_value(
+                    value = masked_softmax_held_value(
                         device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0, device.full(vec, row_max), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueKept[None, v].store(value)
+                        rValueHeld[None, v].store(value)
                     values = masked_softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
+            reduce.rescale_held(rValueHeld, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX), (mMask, rMask))
         for p in cutlass.range(row.passes):
@@ -114,9 +114,9 @@ def masked_softmax_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = masked_softmax_keep_value(
+                    value = masked_softmax_held_value(
                         device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0, device.full(vec, row_max), approx,
                     )
                 y = masked_softmax_chain(rMask[None, v, u].load() != 0, value, device.full(vec, row_sum), approx)
@@ -146,7 +146,7 @@ def masked_softmax_reference(x, mask):
     return jax.nn.softmax(x, axis=-1, where=mask)
 
 
-def masked_softmax_forward_keep_value(x, mask, row_max_, approx):
+def masked_softmax_forward_held_value(x, mask, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
     t0 = device.where(mask, x, -float("inf"))
     row_max = row_max_
@@ -195,7 +195,7 @@ def masked_softmax_forward_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -228,17 +228,17 @@ def masked_softmax_forward_kernel(
                     rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0,
                 )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    value = masked_softmax_forward_keep_value(
+                    value = masked_softmax_forward_held_value(
                         device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0, device.full(vec, row_max_),
                         approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueKept[None, v].store(value)
+                        rValueHeld[None, v].store(value)
                     values = masked_softmax_forward_row_sum_(value)
                     reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_max_, row_sum_ = row.reduce([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
+            reduce.rescale_held(rValueHeld, rRowMax_Seen, row_max_, "exp", 1.0)
 
         row = row.forget((mX, rX), (mMask, rMask))
         for p in cutlass.range(row.passes):
@@ -248,9 +248,9 @@ def masked_softmax_forward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = masked_softmax_forward_keep_value(
+                    value = masked_softmax_forward_held_value(
                         device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0, device.full(vec, row_max_),
                         approx,
                     )
@@ -288,7 +288,7 @@ def masked_softmax_forward_xla(x, mask):
     return y, row_max, row_sum
 
 
-def masked_softmax_backward_keep_t0(row_max, row_sum, x, mask, approx):
+def masked_softmax_backward_held_t0(row_max, row_sum, x, mask, approx):
     """t0, on one vector of each operand: several passes need it."""
     t0 = device.divide_by_row(device.exp(device.where(mask, x, -float("inf")) - row_max, approx), row_sum, approx)
     return t0
@@ -327,7 +327,7 @@ def masked_softmax_backward_kernel(
     rRowSum = access.registers(mRowSum, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -351,13 +351,13 @@ def masked_softmax_backward_kernel(
             part.load(mX, (index, 0), rX[None, None, u])
             part.load(mMask, (index, 0), rMask[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                t0 = masked_softmax_backward_keep_t0(
+                t0 = masked_softmax_backward_held_t0(
                     device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                     device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)), device.floats(rX[None, v, u]),
                     rMask[None, v, u].load() != 0, approx,
                 )
                 if cutlass.const_expr(how.holds_expensive):
-                    rT0Kept[None, v].store(t0)
+                    rT0Held[None, v].store(t0)
                 values = masked_softmax_backward_row_sum_(
                     device.floats(rDy[None, v, u]), rMask[None, v, u].load() != 0, t0,
                 )
@@ -373,9 +373,9 @@ def masked_softmax_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    t0 = rT0Kept[None, v].load()
+                    t0 = rT0Held[None, v].load()
                 else:
-                    t0 = masked_softmax_backward_keep_t0(
+                    t0 = masked_softmax_backward_held_t0(
                         device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                         device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
                         device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0, approx,

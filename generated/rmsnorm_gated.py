@@ -120,7 +120,7 @@ def rmsnorm_gated_reference(x, z, weight, eps):
     return jax.nn.silu(z) * x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
 
 
-def rmsnorm_gated_frozen_keep_t0(z, approx):
+def rmsnorm_gated_frozen_held_t0(z, approx):
     """t0, on one vector of each operand: several passes need it."""
     t0 = z * device.sigmoid(z, approx)
     return t0
@@ -161,7 +161,7 @@ def rmsnorm_gated_frozen_kernel(
     rDx = access.registers(mDx, (vec, vectors, at_once))
     rDz = access.registers(mDz, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -186,9 +186,9 @@ def rmsnorm_gated_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
-                t0 = rmsnorm_gated_frozen_keep_t0(device.floats(rZ[None, v, u]), approx)
+                t0 = rmsnorm_gated_frozen_held_t0(device.floats(rZ[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
-                    rT0Kept[None, v].store(t0)
+                    rT0Held[None, v].store(t0)
                 values = rmsnorm_gated_frozen_stage0(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), t0,
                 )
@@ -205,9 +205,9 @@ def rmsnorm_gated_frozen_kernel(
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
                 if cutlass.const_expr(how.holds_expensive):
-                    t0 = rT0Kept[None, v].load()
+                    t0 = rT0Held[None, v].load()
                 else:
-                    t0 = rmsnorm_gated_frozen_keep_t0(device.floats(rZ[None, v, u]), approx)
+                    t0 = rmsnorm_gated_frozen_held_t0(device.floats(rZ[None, v, u]), approx)
                 dx, dz = rmsnorm_gated_frozen_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rZ[None, v, u]),
                     device.floats(rWeight[None, 0]), device.full(vec, N, cutlass.Int32), device.full(vec, eps), t0,

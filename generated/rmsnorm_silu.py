@@ -208,14 +208,14 @@ def rmsnorm_silu_forward_xla(x, weight, eps):
     return rstd, y
 
 
-def rmsnorm_silu_frozen_keep_t2(rstd, x, weight, approx):
+def rmsnorm_silu_frozen_held_t2(rstd, x, weight, approx):
     """t2, on one vector of each operand: several passes need it."""
     t1 = device.multiply(x * rstd, weight)
     t2 = device.sigmoid(t1, approx)
     return t2
 
 
-def rmsnorm_silu_frozen_keep_t3(rstd, x, weight, approx):
+def rmsnorm_silu_frozen_held_t3(rstd, x, weight, approx):
     """t3, on one vector of each operand: several passes need it."""
     t1 = device.multiply(x * rstd, weight)
     t3 = 1.0 + device.multiply(t1, device.sigmoid(-t1, approx))
@@ -253,9 +253,9 @@ def rmsnorm_silu_frozen_kernel(
     rRstd = access.registers(mRstd, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT2Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(how.holds_expensive):
-        rT3Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT3Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -277,18 +277,18 @@ def rmsnorm_silu_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
-                t2 = rmsnorm_silu_frozen_keep_t2(
+                t2 = rmsnorm_silu_frozen_held_t2(
                     device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
                     device.floats(rWeight[None, 0]), approx,
                 )
                 if cutlass.const_expr(how.holds_expensive):
-                    rT2Kept[None, v].store(t2)
-                t3 = rmsnorm_silu_frozen_keep_t3(
+                    rT2Held[None, v].store(t2)
+                t3 = rmsnorm_silu_frozen_held_t3(
                     device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
                     device.floats(rWeight[None, 0]), approx,
                 )
                 if cutlass.const_expr(how.holds_expensive):
-                    rT3Kept[None, v].store(t3)
+                    rT3Held[None, v].store(t3)
                 values = rmsnorm_silu_frozen_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), t2,
                     t3,
@@ -305,16 +305,16 @@ def rmsnorm_silu_frozen_kernel(
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
                 if cutlass.const_expr(how.holds_expensive):
-                    t2 = rT2Kept[None, v].load()
+                    t2 = rT2Held[None, v].load()
                 else:
-                    t2 = rmsnorm_silu_frozen_keep_t2(
+                    t2 = rmsnorm_silu_frozen_held_t2(
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
                         device.floats(rWeight[None, 0]), approx,
                     )
                 if cutlass.const_expr(how.holds_expensive):
-                    t3 = rT3Kept[None, v].load()
+                    t3 = rT3Held[None, v].load()
                 else:
-                    t3 = rmsnorm_silu_frozen_keep_t3(
+                    t3 = rmsnorm_silu_frozen_held_t3(
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
                         device.floats(rWeight[None, 0]), approx,
                     )

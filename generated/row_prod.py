@@ -94,7 +94,7 @@ def row_prod_reference(x):
     return jnp.prod(x, axis=-1)
 
 
-def row_prod_backward_keep_t8(x, approx):
+def row_prod_backward_held_t8(x, approx):
     """t8, on one vector of each operand: several passes need it."""
     t0 = device.isnan(x)
     t2 = x == 0.0
@@ -148,7 +148,7 @@ def row_prod_backward_kernel(
     rDy = access.registers(mDy, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT8Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT8Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -168,9 +168,9 @@ def row_prod_backward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                t8 = row_prod_backward_keep_t8(device.floats(rX[None, v, u]), approx)
+                t8 = row_prod_backward_held_t8(device.floats(rX[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
-                    rT8Kept[None, v].store(t8)
+                    rT8Held[None, v].store(t8)
                 values = row_prod_backward_stage0(device.floats(rX[None, v, u]), t8)
                 reduce.accumulate(
                     [rRowSum, rRowSum2, rT9, rRowSum3], ("sum", "sum", "prod", "sum"), values, part.vector(v).inside(),
@@ -186,9 +186,9 @@ def row_prod_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    t8 = rT8Kept[None, v].load()
+                    t8 = rT8Held[None, v].load()
                 else:
-                    t8 = row_prod_backward_keep_t8(device.floats(rX[None, v, u]), approx)
+                    t8 = row_prod_backward_held_t8(device.floats(rX[None, v, u]), approx)
                 dx = row_prod_backward_chain(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rX[None, v, u]), t8,
                     device.full(vec, row_sum), device.full(vec, row_sum2), device.full(vec, t9),

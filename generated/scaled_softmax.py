@@ -34,7 +34,7 @@ y = softmax(x * scale, axis=N)
 }
 
 
-def scaled_softmax_keep_value(x, scale, row_max, approx):
+def scaled_softmax_held_value(x, scale, row_max, approx):
     """value, on one vector of each operand: several passes need it."""
     return device.exp(device.multiply(x, scale) - row_max, approx)
 
@@ -68,7 +68,7 @@ def scaled_softmax_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -94,16 +94,16 @@ def scaled_softmax_kernel(
                     reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    value = scaled_softmax_keep_value(
+                    value = scaled_softmax_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, mScale[0]), device.full(vec, row_max), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueKept[None, v].store(value)
+                        rValueHeld[None, v].store(value)
                     values = scaled_softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
+            reduce.rescale_held(rValueHeld, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -112,9 +112,9 @@ def scaled_softmax_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = scaled_softmax_keep_value(
+                    value = scaled_softmax_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, mScale[0]), device.full(vec, row_max), approx,
                     )
                 y = scaled_softmax_chain(value, device.full(vec, row_sum), approx)
@@ -143,7 +143,7 @@ def scaled_softmax_reference(x, scale):
     return jax.nn.softmax(scale * x, axis=-1)
 
 
-def scaled_softmax_forward_keep_value(x, scale, row_max_, approx):
+def scaled_softmax_forward_held_value(x, scale, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
     t0 = device.multiply(x, scale)
     row_max = row_max_
@@ -191,7 +191,7 @@ def scaled_softmax_forward_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -219,16 +219,16 @@ def scaled_softmax_forward_kernel(
                     rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0,
                 )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    value = scaled_softmax_forward_keep_value(
+                    value = scaled_softmax_forward_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, mScale[0]), device.full(vec, row_max_), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueKept[None, v].store(value)
+                        rValueHeld[None, v].store(value)
                     values = scaled_softmax_forward_row_sum_(value)
                     reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_max_, row_sum_ = row.reduce([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
+            reduce.rescale_held(rValueHeld, rRowMax_Seen, row_max_, "exp", 1.0)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -237,9 +237,9 @@ def scaled_softmax_forward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = scaled_softmax_forward_keep_value(
+                    value = scaled_softmax_forward_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, mScale[0]), device.full(vec, row_max_), approx,
                     )
                 y = scaled_softmax_forward_chain(value, device.full(vec, row_sum_), approx)
@@ -273,7 +273,7 @@ def scaled_softmax_forward_xla(x, scale):
     return y, row_max, row_sum
 
 
-def scaled_softmax_frozen_keep_t0(row_max, row_sum, x, scale, approx):
+def scaled_softmax_frozen_held_t0(row_max, row_sum, x, scale, approx):
     """t0, on one vector of each operand: several passes need it."""
     t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, approx), row_sum, approx)
     return t0
@@ -309,7 +309,7 @@ def scaled_softmax_frozen_kernel(
     rRowSum = access.registers(mRowSum, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -330,13 +330,13 @@ def scaled_softmax_frozen_kernel(
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                t0 = scaled_softmax_frozen_keep_t0(
+                t0 = scaled_softmax_frozen_held_t0(
                     device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                     device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)), device.floats(rX[None, v, u]),
                     device.full(vec, mScale[0]), approx,
                 )
                 if cutlass.const_expr(how.holds_expensive):
-                    rT0Kept[None, v].store(t0)
+                    rT0Held[None, v].store(t0)
                 values = scaled_softmax_frozen_row_sum_(device.floats(rDy[None, v, u]), t0)
                 reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_sum_, = row.reduce([rRowSum_], ("sum",), sRowSum_)
@@ -349,9 +349,9 @@ def scaled_softmax_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    t0 = rT0Kept[None, v].load()
+                    t0 = rT0Held[None, v].load()
                 else:
-                    t0 = scaled_softmax_frozen_keep_t0(
+                    t0 = scaled_softmax_frozen_held_t0(
                         device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                         device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
                         device.floats(rX[None, v, u]), device.full(vec, mScale[0]), approx,

@@ -82,7 +82,7 @@ def scaled_swiglu_reference(x, scale):
     return y
 
 
-def scaled_swiglu_backward_keep_t1(x0, approx):
+def scaled_swiglu_backward_held_t1(x0, approx):
     """t1, on one vector of each operand: several passes need it."""
     t1 = x0 * device.sigmoid(x0, approx)
     return t1
@@ -125,7 +125,7 @@ def scaled_swiglu_backward_kernel(
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT1Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -144,9 +144,9 @@ def scaled_swiglu_backward_kernel(
             part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
             part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
-                t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]), approx)
+                t1 = scaled_swiglu_backward_held_t1(device.floats(rX0[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
-                    rT1Kept[None, v].store(t1)
+                    rT1Held[None, v].store(t1)
                 values = scaled_swiglu_backward_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX1[None, v, u]), t1,
                 )
@@ -162,9 +162,9 @@ def scaled_swiglu_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    t1 = rT1Kept[None, v].load()
+                    t1 = rT1Held[None, v].load()
                 else:
-                    t1 = scaled_swiglu_backward_keep_t1(device.floats(rX0[None, v, u]), approx)
+                    t1 = scaled_swiglu_backward_held_t1(device.floats(rX0[None, v, u]), approx)
                 dx0, dx1 = scaled_swiglu_backward_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)), t1, approx,

@@ -43,7 +43,7 @@ q = (blocks / scale[..., None]).reshape(up.shape)
 }
 
 
-def silu_mul_group_fp8_keep_y(gate, up, approx):
+def silu_mul_group_fp8_held_y(gate, up, approx):
     """y, on one vector of each operand: several passes need it."""
     y = gate * device.sigmoid(gate, approx) * up
     return y
@@ -84,7 +84,7 @@ def silu_mul_group_fp8_kernel(
     rQ = access.registers(mQ, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rYKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rYHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -104,9 +104,9 @@ def silu_mul_group_fp8_kernel(
             part.load(mGate, (index, 0), rGate[None, None, u])
             part.load(mUp, (index, 0), rUp[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                y = silu_mul_group_fp8_keep_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx)
+                y = silu_mul_group_fp8_held_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
-                    rYKept[None, v].store(y)
+                    rYHeld[None, v].store(y)
                 values = silu_mul_group_fp8_row_max(y)
                 reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
@@ -119,9 +119,9 @@ def silu_mul_group_fp8_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    y = rYKept[None, v].load()
+                    y = rYHeld[None, v].load()
                 else:
-                    y = silu_mul_group_fp8_keep_y(
+                    y = silu_mul_group_fp8_held_y(
                         device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx,
                     )
                 q = silu_mul_group_fp8_chain(device.full(vec, amax_min), y, device.full(vec, row_max))

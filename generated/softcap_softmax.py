@@ -33,7 +33,7 @@ y = softmax(cap * tanh(x / cap), axis=N)
 }
 
 
-def softcap_softmax_keep_value(x, cap, row_max, approx):
+def softcap_softmax_held_value(x, cap, row_max, approx):
     """value, on one vector of each operand: several passes need it."""
     t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx)) - row_max
     return device.exp(t0, approx)
@@ -68,7 +68,7 @@ def softcap_softmax_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -94,16 +94,16 @@ def softcap_softmax_kernel(
                     reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    value = softcap_softmax_keep_value(
+                    value = softcap_softmax_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueKept[None, v].store(value)
+                        rValueHeld[None, v].store(value)
                     values = softcap_softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
+            reduce.rescale_held(rValueHeld, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -112,9 +112,9 @@ def softcap_softmax_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = softcap_softmax_keep_value(
+                    value = softcap_softmax_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max), approx,
                     )
                 y = softcap_softmax_chain(value, device.full(vec, row_sum), approx)
@@ -143,7 +143,7 @@ def softcap_softmax_reference(x, cap):
     return jax.nn.softmax(cap * jnp.tanh(x / cap), axis=-1)
 
 
-def softcap_softmax_forward_keep_value(x, cap, row_max_, approx):
+def softcap_softmax_forward_held_value(x, cap, row_max_, approx):
     """value, on one vector of each operand: several passes need it."""
     t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx))
     row_max = row_max_
@@ -191,7 +191,7 @@ def softcap_softmax_forward_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -221,16 +221,16 @@ def softcap_softmax_forward_kernel(
                     rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0,
                 )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    value = softcap_softmax_forward_keep_value(
+                    value = softcap_softmax_forward_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max_), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueKept[None, v].store(value)
+                        rValueHeld[None, v].store(value)
                     values = softcap_softmax_forward_row_sum_(value)
                     reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_max_, row_sum_ = row.reduce([rRowMax_, rRowSum_], ("max", "sum"), sRowMax_, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_kept(rValueKept, rRowMax_Seen, row_max_, "exp", 1.0)
+            reduce.rescale_held(rValueHeld, rRowMax_Seen, row_max_, "exp", 1.0)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -239,9 +239,9 @@ def softcap_softmax_forward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = softcap_softmax_forward_keep_value(
+                    value = softcap_softmax_forward_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max_), approx,
                     )
                 y = softcap_softmax_forward_chain(value, device.full(vec, row_sum_), approx)
@@ -275,7 +275,7 @@ def softcap_softmax_forward_xla(x, cap):
     return y, row_max, row_sum
 
 
-def softcap_softmax_frozen_keep_t2(row_max, row_sum, x, cap, approx):
+def softcap_softmax_frozen_held_t2(row_max, row_sum, x, cap, approx):
     """t2, on one vector of each operand: several passes need it."""
     t1 = device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx)
     t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, approx)
@@ -313,7 +313,7 @@ def softcap_softmax_frozen_kernel(
     rRowSum = access.registers(mRowSum, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT2Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -334,13 +334,13 @@ def softcap_softmax_frozen_kernel(
             part.load(mDy, (index, 0), rDy[None, None, u])
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                t2 = softcap_softmax_frozen_keep_t2(
+                t2 = softcap_softmax_frozen_held_t2(
                     device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                     device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)), device.floats(rX[None, v, u]),
                     device.full(vec, mCap[0]), approx,
                 )
                 if cutlass.const_expr(how.holds_expensive):
-                    rT2Kept[None, v].store(t2)
+                    rT2Held[None, v].store(t2)
                 values = softcap_softmax_frozen_row_sum_(device.floats(rDy[None, v, u]), t2)
                 reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
         row_sum_, = row.reduce([rRowSum_], ("sum",), sRowSum_)
@@ -353,9 +353,9 @@ def softcap_softmax_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    t2 = rT2Kept[None, v].load()
+                    t2 = rT2Held[None, v].load()
                 else:
-                    t2 = softcap_softmax_frozen_keep_t2(
+                    t2 = softcap_softmax_frozen_held_t2(
                         device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                         device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), approx,

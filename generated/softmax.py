@@ -32,7 +32,7 @@ y = softmax(x, axis=N)
 }
 
 
-def softmax_keep_value(x, row_max, approx):
+def softmax_held_value(x, row_max, approx):
     """value, on one vector of each operand: several passes need it."""
     return device.exp(x - row_max, approx)
 
@@ -65,7 +65,7 @@ def softmax_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rValueKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -91,14 +91,14 @@ def softmax_kernel(
                     reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    value = softmax_keep_value(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
+                    value = softmax_held_value(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueKept[None, v].store(value)
+                        rValueHeld[None, v].store(value)
                     values = softmax_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_kept(rValueKept, rRowMaxSeen, row_max, "exp", 1.0)
+            reduce.rescale_held(rValueHeld, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -107,9 +107,9 @@ def softmax_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    value = rValueKept[None, v].load()
+                    value = rValueHeld[None, v].load()
                 else:
-                    value = softmax_keep_value(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
+                    value = softmax_held_value(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
                 y = softmax_chain(value, device.full(vec, row_sum), approx)
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
     rowwise.store_together(rY, mY, first_row, place)

@@ -259,7 +259,7 @@ def softmax_entropy_forward_xla(x):
     return entropy, row_max, row_log
 
 
-def softmax_entropy_backward_keep_t2(dentropy, row_max, row_log, x, approx):
+def softmax_entropy_backward_held_t2(dentropy, row_max, row_log, x, approx):
     """t2, on one vector of each operand: several passes need it."""
     log_p = x - row_max - row_log
     t0 = device.where(log_p == -float("inf"), 0.0, -dentropy)
@@ -299,7 +299,7 @@ def softmax_entropy_backward_kernel(
     rRowLog = access.registers(mRowLog, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT2Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT2Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -318,14 +318,14 @@ def softmax_entropy_backward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                t2 = softmax_entropy_backward_keep_t2(
+                t2 = softmax_entropy_backward_held_t2(
                     device.floats(device.full(vec, rDentropy[0, u], rDentropy.element_type)),
                     device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                     device.floats(device.full(vec, rRowLog[0, u], rRowLog.element_type)), device.floats(rX[None, v, u]),
                     approx,
                 )
                 if cutlass.const_expr(how.holds_expensive):
-                    rT2Kept[None, v].store(t2)
+                    rT2Held[None, v].store(t2)
                 values = softmax_entropy_backward_row_sum(t2)
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
@@ -337,9 +337,9 @@ def softmax_entropy_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    t2 = rT2Kept[None, v].load()
+                    t2 = rT2Held[None, v].load()
                 else:
-                    t2 = softmax_entropy_backward_keep_t2(
+                    t2 = softmax_entropy_backward_held_t2(
                         device.floats(device.full(vec, rDentropy[0, u], rDentropy.element_type)),
                         device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                         device.floats(device.full(vec, rRowLog[0, u], rRowLog.element_type)),

@@ -52,7 +52,7 @@ q = (blocks / scale[..., None]).reshape(y.shape)
 }
 
 
-def swiglu_group_fp8_keep_y(x0, x1, approx):
+def swiglu_group_fp8_held_y(x0, x1, approx):
     """y, on one vector of each operand: several passes need it."""
     y = x0 * device.sigmoid(x0, approx) * x1
     return y
@@ -91,7 +91,7 @@ def swiglu_group_fp8_kernel(
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rYKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rYHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -110,9 +110,9 @@ def swiglu_group_fp8_kernel(
             part.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False)
             part.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False)
             for v in cutlass.range_constexpr(vectors):
-                y = swiglu_group_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
+                y = swiglu_group_fp8_held_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
-                    rYKept[None, v].store(y)
+                    rYHeld[None, v].store(y)
                 values = swiglu_group_fp8_row_max(y)
                 reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
         row_max, = row.reduce([rRowMax], ("max",), sRowMax)
@@ -125,9 +125,9 @@ def swiglu_group_fp8_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    y = rYKept[None, v].load()
+                    y = rYHeld[None, v].load()
                 else:
-                    y = swiglu_group_fp8_keep_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
+                    y = swiglu_group_fp8_held_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 q = swiglu_group_fp8_chain(
                     device.full(vec, qmax), device.full(vec, amax_min), y, device.full(vec, row_max),
                 )

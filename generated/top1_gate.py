@@ -141,7 +141,7 @@ def top1_gate_reference(x):
     return gate, expert
 
 
-def top1_gate_backward_keep_t1(x, top, approx):
+def top1_gate_backward_held_t1(x, top, approx):
     """t1, on one vector of each operand: several passes need it."""
     t1 = device.exp(x - top, approx)
     return t1
@@ -180,7 +180,7 @@ def top1_gate_backward_kernel(
     rDgate = access.registers(mDgate, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT1Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sTop = rowwise.shared(how, cutlass.Float32)
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
@@ -209,9 +209,9 @@ def top1_gate_backward_kernel(
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                t1 = top1_gate_backward_keep_t1(device.floats(rX[None, v, u]), device.full(vec, top), approx)
+                t1 = top1_gate_backward_held_t1(device.floats(rX[None, v, u]), device.full(vec, top), approx)
                 if cutlass.const_expr(how.holds_expensive):
-                    rT1Kept[None, v].store(t1)
+                    rT1Held[None, v].store(t1)
                 values = top1_gate_backward_stage1(device.floats(rX[None, v, u]), t1, device.full(vec, top))
                 reduce.accumulate([rT2, rRowSum], ("sum", "sum"), values, part.vector(v).inside())
         t2, row_sum = row.reduce([rT2, rRowSum], ("sum", "sum"), sStage1)
@@ -223,9 +223,9 @@ def top1_gate_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    t1 = rT1Kept[None, v].load()
+                    t1 = rT1Held[None, v].load()
                 else:
-                    t1 = top1_gate_backward_keep_t1(device.floats(rX[None, v, u]), device.full(vec, top), approx)
+                    t1 = top1_gate_backward_held_t1(device.floats(rX[None, v, u]), device.full(vec, top), approx)
                 dx = top1_gate_backward_chain(
                     device.floats(device.full(vec, rDgate[0, u], rDgate.element_type)), device.floats(rX[None, v, u]),
                     t1, device.full(vec, top), device.full(vec, t2), device.full(vec, row_sum), approx,

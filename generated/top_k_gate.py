@@ -54,7 +54,7 @@ def top_k_gate_reference(logits):
     return weights, experts
 
 
-def top_k_gate_stage1_keep_t0(logits, row_max):
+def top_k_gate_stage1_held_t0(logits, row_max):
     """t0, on one vector of each operand: several passes need it."""
     t0 = device.exp(logits - row_max, False)
     return t0
@@ -87,7 +87,7 @@ def top_k_gate_stage1_kernel(
     rLogits = access.registers(mLogits, (vec, vectors, at_once))
     rP_ = access.registers(mP, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT0Kept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
@@ -115,9 +115,9 @@ def top_k_gate_stage1_kernel(
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                t0 = top_k_gate_stage1_keep_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
+                t0 = top_k_gate_stage1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
                 if cutlass.const_expr(how.holds_expensive):
-                    rT0Kept[None, v].store(t0)
+                    rT0Held[None, v].store(t0)
                 values = top_k_gate_stage1_row_sum(t0)
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
@@ -129,9 +129,9 @@ def top_k_gate_stage1_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    t0 = rT0Kept[None, v].load()
+                    t0 = rT0Held[None, v].load()
                 else:
-                    t0 = top_k_gate_stage1_keep_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
+                    t0 = top_k_gate_stage1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
                 p_ = top_k_gate_stage1_chain(t0, device.full(vec, row_sum))
                 at.store(p_.to(mP.element_type), mP, (index, 0), rP_[None, v, u])
     rowwise.store_together(rP_, mP, first_row, place)

@@ -178,7 +178,7 @@ FAULTS = [
     Fault("norm", "a power of a gradient's factor", "row_sum * row_rsqrt * row_rsqrt * row_rsqrt, t1", "row_sum * row_rsqrt * row_rsqrt, t1", 1),
     Fault("norm", "the gradient of what rows do not share", "    dx = t0 - device.divide(row_sum2, t1, approx)\n    return dx\n", "    dx = t0\n    return dx\n"),
     Fault("peak", "a sum that is not rescaled", ', ((1, 0, "exp", 1.0),))', ")"),
-    Fault("peak", "values that are not rescaled", 'reduce.rescale_kept(rEKept, rRowMaxSeen, row_max, "exp", 1.0)', "pass"),
+    Fault("peak", "values that are not rescaled", 'reduce.rescale_held(rEHeld, rRowMaxSeen, row_max, "exp", 1.0)', "pass"),
     Fault("peak", "a maximum that begins at 0", 'rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)', 'rRowMax = reduce.accumulator(vec, "sum", cutlass.Float32)', calls=80),
     # down the rows
     Fault("columns", "a maximum that drops NaN", "    return x, x * x", "    return device.where(device.isnan(x), float('-inf'), x), x * x"),

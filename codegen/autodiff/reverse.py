@@ -80,7 +80,7 @@ class Saved:
 class Reverse(Adjoints):
     """The derivative of a checked spec, and the backwards that compute it. They differ in the values that the forward saves.
 
-    `kept` is the type of saved values. If it is not float32, the backward's inputs are rounded to it, but the forward had them in
+    `dtype` is the type of saved values. If it is not float32, the backward's inputs are rounded to it, but the forward had them in
     more bits; so the backward does not take statistics from outputs, since they are not statistics of the rounded inputs. With
     `by_index`, the gradients of all tables are added up by index, also if each index selects from its own row. `held` are the
     values, by name, that the op's stages write in any case, and `constant` values are not differentiated. Raises `UserError` if
@@ -90,14 +90,14 @@ class Reverse(Adjoints):
     def __init__(
         self,
         spec: Spec,
-        kept: str = "float32",
+        dtype: str = "float32",
         by_index: bool = False,
         held: Iterable[tuple[str, Node]] = (),
         constant: Collection[int] = frozenset(),
     ):
         super().__init__(spec, by_index, held, constant)
-        self.kept, self.save = kept, spec.save
-        self.saved_type = spec.compute if kept == "float32" else kept
+        self.dtype, self.save = dtype, spec.save
+        self.saved_type = spec.compute if dtype == "float32" else dtype
         self.results, self.assigned = self.outputs(self.gradients() | self.written_formulas())
         self.known = frozenset(self.taken)
 
@@ -131,7 +131,7 @@ class Reverse(Adjoints):
         if not {a.name for a in more} <= self.held.keys():
             forward = replace(
                 self.spec, op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none",
-                save=(), kept=tuple(chosen.more), bench=(),
+                save=(), for_backward=tuple(chosen.more), bench=(),
             )  # fmt: skip
             named = {s.name for s in self.statements}
             unnamed = [Statement(name, None, value) for name, value in saved.items() if name not in named]
@@ -254,7 +254,7 @@ class Reverse(Adjoints):
         most = max(len(a.axes) for a in self.spec.inputs)
         now = self.cost(assigned, chosen)
         for name, value in values.items():
-            if self.kept != "float32" and len(value.dims) < most:
+            if self.dtype != "float32" and len(value.dims) < most:
                 continue
             if name not in self.cotangents or (id(value) in compared and not self.exact(name, value)):
                 continue
@@ -271,7 +271,7 @@ class Reverse(Adjoints):
     def statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
         """The statistics of rows that the forward saves as well. With them the backward waits for fewer reductions along a row, so it
         has fewer sweeps. A statistic costs four bytes a row."""
-        if self.kept != "float32":
+        if self.dtype != "float32":
             return {}
         leaves = {id(v) for v in saved.values()}
         forward = list(topological(s.value for s in self.statements))
@@ -395,7 +395,7 @@ class Reverse(Adjoints):
         while source.op in ("float", "abs", "neg"):  # these do not round
             (source,) = source.args
         if not isinstance(source.attr, Leaf):
-            return kept == self.spec.compute and self.kept == "float32" and is_definite(source)
+            return kept == self.spec.compute and self.dtype == "float32" and is_definite(source)
         return isinstance(source.attr, Leaf) and kept in (self.spec.compute, self.spec.array(source.attr.name).dtype)
 
     def extra_outputs(self, saved: Mapping[str, Node]) -> list[Array]:

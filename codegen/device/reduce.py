@@ -376,6 +376,6 @@ def risen(
     return now
 
 
-def rescale_kept(kept: cute.Tensor, seen: cute.Tensor, maximum: Numeric, power: str, scale: float) -> None:
+def rescale_held(held: cute.Tensor, seen: cute.Tensor, maximum: Numeric, power: str, scale: float) -> None:
     """Rescales the exponentials that a thread holds from the maximum that it has `seen` to the row's maximum."""
-    kept.store(rescale(kept.load(), seen[0], maximum, power, scale))
+    held.store(rescale(held.load(), seen[0], maximum, power, scale))

@@ -112,7 +112,7 @@ class Spec:
     schedule: tuple[tuple[str, object], ...] = ()
     bench: tuple[tuple[tuple[str, int], ...], ...] = ()
     graph: Chain | None = field(default=None, compare=False, repr=False)  # the chain, once it is read
-    kept: tuple[str, ...] = ()  # outputs of a derived forward that only the backward takes
+    for_backward: tuple[str, ...] = ()  # outputs of a derived forward that only the backward takes
     places: collections.abc.Mapping[tuple[str, str], Span] = field(default_factory=dict, compare=False, repr=False)
 
     def place(self, key: str, name: str) -> Span:
@@ -145,7 +145,7 @@ class Spec:
     @property
     def asking(self) -> tuple[Array, ...]:
         """The outputs whose types decide how exact the values that reach them are: all but outputs for a backward only."""
-        return tuple(a for a in self.outputs if a.name not in self.kept)
+        return tuple(a for a in self.outputs if a.name not in self.for_backward)
 
     @property
     def asked_types(self) -> dict[str, str]:

@@ -60,7 +60,7 @@ dlogits = weight * (jnp.exp(log_p) - one_hot) / jnp.square(jnp.cosh(logits / cap
 }
 
 
-def capped_cross_entropy_keep_term(logits, cap, approx):
+def capped_cross_entropy_held_term(logits, cap, approx):
     """term, on one vector of each operand: several passes need it."""
     s = device.settled(device.sigmoid(device.multiply(logits, device.divide(2.0, cap, False)), approx))
     term = device.exp(2.0 * cap * device.subtract(s, 1.0), approx)
@@ -110,7 +110,7 @@ def capped_cross_entropy_kernel(
     rDlogits = access.registers(mDlogits, (vec, vectors, at_once))
     rLoss = access.registers(mLoss, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rTermKept = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rTermHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sTotal_ = rowwise.shared(how, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -132,9 +132,9 @@ def capped_cross_entropy_kernel(
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                term = capped_cross_entropy_keep_term(device.floats(rLogits[None, v, u]), device.full(vec, cap), approx)
+                term = capped_cross_entropy_held_term(device.floats(rLogits[None, v, u]), device.full(vec, cap), approx)
                 if cutlass.const_expr(how.holds_expensive):
-                    rTermKept[None, v].store(term)
+                    rTermHeld[None, v].store(term)
                 values = capped_cross_entropy_total_(term)
                 reduce.accumulate([rTotal_], ("sum",), values, part.vector(v).inside())
         total_, = row.reduce([rTotal_], ("sum",), sTotal_)
@@ -146,9 +146,9 @@ def capped_cross_entropy_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
-                    term = rTermKept[None, v].load()
+                    term = rTermHeld[None, v].load()
                 else:
-                    term = capped_cross_entropy_keep_term(
+                    term = capped_cross_entropy_held_term(
                         device.floats(rLogits[None, v, u]), device.full(vec, cap), approx,
                     )
                 dlogits = capped_cross_entropy_chain(

@@ -108,7 +108,7 @@ class Rising:
 
     maxima: list[Maximum]
     rescaled: str
-    kept_values: list[str]
+    held_values: list[str]
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class RowsKernel(Kernel):
     sweeps: list[Sweep]
     meeting: str
     row_outputs: RowOutputs | None
-    kept_values: list[HeldRegisters]
+    held_values: list[HeldRegisters]
     columns: str
     launch_arguments: str
 

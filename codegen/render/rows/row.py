@@ -64,8 +64,8 @@ class RowContext(RowAccess):
             sweeps=[self.sweep(stages) for stages in self.plan.sweeps],
             meeting=", ".join(f"*{self.shared(sweep[0])}" for sweep in self.plan.sweeps),
             row_outputs=self.row_outputs(),
-            kept_values=[
-                HeldRegisters(register=f"r{camel(c.name)}Kept", type=self.compute()) for c in self.plan.expensive
+            held_values=[
+                HeldRegisters(register=f"r{camel(c.name)}Held", type=self.compute()) for c in self.plan.expensive
             ],
             columns=self.columns_text(),
             launch_arguments=self.launch_arguments(),
@@ -145,7 +145,7 @@ class RowContext(RowAccess):
     def expensive_function(self, value: Expensive) -> Function:
         before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < value.stage}
         doc = f"{value.name}, on one vector of each operand: several passes need it."
-        return self.function(f"{self.spec.op}_keep_{value.name}", doc, [value.node], before, value.node)
+        return self.function(f"{self.spec.op}_held_{value.name}", doc, [value.node], before, value.node)
 
     def held_values(self, function: Function, stage: int) -> list[HeldValue]:
         """The held values that a sweep needs."""
@@ -154,7 +154,7 @@ class RowContext(RowAccess):
             if c.name in function.params:
                 own = self.expensive_function(c)
                 rows.append(HeldValue(
-                    name=c.name, register=f"r{camel(c.name)}Kept", first=c.stage == stage, function=own,
+                    name=c.name, register=f"r{camel(c.name)}Held", first=c.stage == stage, function=own,
                     arguments=self.arguments(own, "vec"),
                 ))  # fmt: skip
         return rows
@@ -289,18 +289,18 @@ class RowContext(RowAccess):
                     name=maximum.name, seen=f"r{name}Seen", type=self.statistic_type(maximum),
                     risen=f"reduce.risen(r{name}, r{name}Seen, [{sums}], {texts}, how.holds_row and begin == 0)",
                 ))  # fmt: skip
-        kept = []
+        held = []
         for s, way in ways:
             place = next(i for i, m in enumerate(statistics) if m.node is way.maximum)
             text = f'"{way.power}", {emit.literal(way.scale)}'
             places.append(f"({statistics.index(s)}, {place}, {text})")
             name = statistics[place].name
-            kept += [
-                f"reduce.rescale_kept(r{camel(c.name)}Kept, r{camel(name)}Seen, {name}, {text})"
+            held += [
+                f"reduce.rescale_held(r{camel(c.name)}Held, r{camel(name)}Seen, {name}, {text})"
                 for c in self.plan.expensive
                 if c.node is s.operand
             ]
-        return Rising(maxima=maxima, rescaled=in_tuple(places), kept_values=kept)
+        return Rising(maxima=maxima, rescaled=in_tuple(places), held_values=held)
 
     def shared(self, stage: int) -> str:
         """The shared memory of a stage."""

@@ -106,19 +106,19 @@ def dense_reglu_pairs_epilogue_xla(acc0, acc1):
 def dense_reglu_pairs_forward_chain(acc0, acc1):
     """The chain, on one vector of each operand."""
     y = device.where(acc0 <= 0.0, 0.0, acc0) * acc1
-    acc_kept0 = acc0
-    acc_kept1 = acc1
-    return y, acc_kept0, acc_kept1
+    acc_saved0 = acc0
+    acc_saved1 = acc1
+    return y, acc_saved0, acc_saved1
 
 
 def dense_reglu_pairs_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mY, mAccKept = tensors
+    mY, mAccSaved = tensors
     row = at.row
     iN = at.column
-    y, acc_kept0, acc_kept1 = dense_reglu_pairs_forward_chain(acc[0].load(), acc[1].load())
+    y, acc_saved0, acc_saved1 = dense_reglu_pairs_forward_chain(acc[0].load(), acc[1].load())
     at.store(y.to(mY.element_type), mY, (row, iN))
-    at.store((acc_kept0.to(mAccKept.element_type), acc_kept1.to(mAccKept.element_type)), mAccKept, (row, iN, 0))
+    at.store((acc_saved0.to(mAccSaved.element_type), acc_saved1.to(mAccSaved.element_type)), mAccSaved, (row, iN, 0))
     return ()
 
 
@@ -128,11 +128,11 @@ def dense_reglu_pairs_forward_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N, 2) T
     mY: cute.Tensor,  # (rows, N) T
-    mAccKept: cute.Tensor,  # (rows, N, 2) wide T
+    mAccSaved: cute.Tensor,  # (rows, N, 2) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mY, mAccKept,), dense_reglu_pairs_forward_tile, batched=False, b_is_nk=False,
+        stream, mX, (mW,), (mY, mAccSaved,), dense_reglu_pairs_forward_tile, batched=False, b_is_nk=False,
         paired="interleaved", reads=(None, None), how=how,
     )
 

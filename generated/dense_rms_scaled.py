@@ -133,13 +133,13 @@ def dense_rms_scaled_forward_chain(acc, rstd, weight, approx):
     """The chain, on one vector of each operand."""
     z = acc * rstd * weight
     y = z * device.sigmoid(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)), approx)
-    acc_kept = acc
-    return y, acc_kept
+    acc_saved = acc
+    return y, acc_saved
 
 
 def dense_rms_scaled_forward_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    mRstd, mWeight, mY, mAccKept = tensors
+    mRstd, mWeight, mY, mAccSaved = tensors
     iN = at.column
     rWeight = at.load(mWeight, (iN,))
     return (rWeight,)
@@ -147,7 +147,7 @@ def dense_rms_scaled_forward_columns(at: gemm.Vector, tensors: tuple):
 
 def dense_rms_scaled_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mRstd, mWeight, mY, mAccKept = tensors
+    mRstd, mWeight, mY, mAccSaved = tensors
     row = at.row
     rRstd = at.load_one(mRstd, (row,))
     return (rRstd,)
@@ -155,14 +155,14 @@ def dense_rms_scaled_forward_tiles(at: gemm.Vector, tensors: tuple):
 
 def dense_rms_scaled_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mRstd, mWeight, mY, mAccKept = tensors
+    mRstd, mWeight, mY, mAccSaved = tensors
     row = at.row
     iN = at.column
     rWeight, rRstd = operands
     approx = device.narrow(mY)
-    y, acc_kept = dense_rms_scaled_forward_chain(acc[0].load(), device.floats(rRstd), device.floats(rWeight), approx)
+    y, acc_saved = dense_rms_scaled_forward_chain(acc[0].load(), device.floats(rRstd), device.floats(rWeight), approx)
     at.store(y.to(mY.element_type), mY, (row, iN))
-    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
+    at.store(acc_saved.to(mAccSaved.element_type), mAccSaved, (row, iN))
     return ()
 
 
@@ -174,12 +174,12 @@ def dense_rms_scaled_forward_launch(
     mRstd: cute.Tensor,  # (rows) float32
     mWeight: cute.Tensor,  # (N) T
     mY: cute.Tensor,  # (rows, N) T
-    mAccKept: cute.Tensor,  # (rows, N) wide T
+    mAccSaved: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mRstd, mWeight, mY, mAccKept,), dense_rms_scaled_forward_tile, batched=False, b_is_nk=False,
-        paired="", reads=(dense_rms_scaled_forward_columns, dense_rms_scaled_forward_tiles), how=how,
+        stream, mX, (mW,), (mRstd, mWeight, mY, mAccSaved,), dense_rms_scaled_forward_tile, batched=False,
+        b_is_nk=False, paired="", reads=(dense_rms_scaled_forward_columns, dense_rms_scaled_forward_tiles), how=how,
     )
 
 

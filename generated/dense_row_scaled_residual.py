@@ -123,13 +123,13 @@ def dense_row_scaled_residual_forward_chain(acc, residual, scale):
     """The chain, on one vector of each operand."""
     z = scale * acc
     y = residual + z * device.sigmoid(z * (1.5957691216057308 + 0.07135481627260025 * (z * z)), True)
-    acc_kept = acc
-    return y, acc_kept
+    acc_saved = acc
+    return y, acc_saved
 
 
 def dense_row_scaled_residual_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mResidual, mScale, mY, mAccKept = tensors
+    mResidual, mScale, mY, mAccSaved = tensors
     row = at.row
     iN = at.column
     rResidual = at.load(mResidual, (row, iN))
@@ -139,15 +139,15 @@ def dense_row_scaled_residual_forward_tiles(at: gemm.Vector, tensors: tuple):
 
 def dense_row_scaled_residual_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mResidual, mScale, mY, mAccKept = tensors
+    mResidual, mScale, mY, mAccSaved = tensors
     row = at.row
     iN = at.column
     rResidual, rScale = operands
-    y, acc_kept = dense_row_scaled_residual_forward_chain(
+    y, acc_saved = dense_row_scaled_residual_forward_chain(
         acc[0].load(), device.floats(rResidual), device.floats(rScale),
     )
     at.store(y.to(mY.element_type), mY, (row, iN))
-    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
+    at.store(acc_saved.to(mAccSaved.element_type), mAccSaved, (row, iN))
     return ()
 
 
@@ -159,11 +159,11 @@ def dense_row_scaled_residual_forward_launch(
     mResidual: cute.Tensor,  # (rows, N) T
     mScale: cute.Tensor,  # (rows) float32
     mY: cute.Tensor,  # (rows, N) T
-    mAccKept: cute.Tensor,  # (rows, N) wide T
+    mAccSaved: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mResidual, mScale, mY, mAccKept,), dense_row_scaled_residual_forward_tile, batched=False,
+        stream, mX, (mW,), (mResidual, mScale, mY, mAccSaved,), dense_row_scaled_residual_forward_tile, batched=False,
         b_is_nk=False, paired="", reads=(None, dense_row_scaled_residual_forward_tiles), whole=((mResidual, 1, True),),
         how=how,
     )

@@ -145,13 +145,13 @@ def dense_scaled_columns_forward_chain(acc, c, alpha, beta, bias):
     """The chain, on one vector of each operand."""
     z = alpha * acc + bias
     y = device.where(z <= 0.0, 0.0, z) + beta * c
-    acc_kept = acc
-    return y, acc_kept
+    acc_saved = acc
+    return y, acc_saved
 
 
 def dense_scaled_columns_forward_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    mC, mAlpha, mBeta, mBias, mY, mAccKept = tensors
+    mC, mAlpha, mBeta, mBias, mY, mAccSaved = tensors
     iN = at.column
     rAlpha = at.load(mAlpha, (iN,))
     rBeta = at.load(mBeta, (iN,))
@@ -161,7 +161,7 @@ def dense_scaled_columns_forward_columns(at: gemm.Vector, tensors: tuple):
 
 def dense_scaled_columns_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mC, mAlpha, mBeta, mBias, mY, mAccKept = tensors
+    mC, mAlpha, mBeta, mBias, mY, mAccSaved = tensors
     row = at.row
     iN = at.column
     rC = at.load(mC, (row, iN))
@@ -170,15 +170,15 @@ def dense_scaled_columns_forward_tiles(at: gemm.Vector, tensors: tuple):
 
 def dense_scaled_columns_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mC, mAlpha, mBeta, mBias, mY, mAccKept = tensors
+    mC, mAlpha, mBeta, mBias, mY, mAccSaved = tensors
     row = at.row
     iN = at.column
     rAlpha, rBeta, rBias, rC = operands
-    y, acc_kept = dense_scaled_columns_forward_chain(
+    y, acc_saved = dense_scaled_columns_forward_chain(
         acc[0].load(), device.floats(rC), device.floats(rAlpha), device.floats(rBeta), device.floats(rBias),
     )
     at.store(y.to(mY.element_type), mY, (row, iN))
-    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
+    at.store(acc_saved.to(mAccSaved.element_type), mAccSaved, (row, iN))
     return ()
 
 
@@ -192,11 +192,11 @@ def dense_scaled_columns_forward_launch(
     mBeta: cute.Tensor,  # (N) float32
     mBias: cute.Tensor | None,  # (N) T
     mY: cute.Tensor,  # (rows, N) T
-    mAccKept: cute.Tensor,  # (rows, N) wide T
+    mAccSaved: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mC, mAlpha, mBeta, mBias, mY, mAccKept,), dense_scaled_columns_forward_tile, batched=False,
+        stream, mX, (mW,), (mC, mAlpha, mBeta, mBias, mY, mAccSaved,), dense_scaled_columns_forward_tile, batched=False,
         b_is_nk=False, paired="", reads=(dense_scaled_columns_forward_columns, dense_scaled_columns_forward_tiles),
         whole=((mC, 1, True),), how=how,
     )

@@ -107,19 +107,19 @@ def dense_softcap_forward_chain(acc, cap, approx):
     """The chain, on one vector of each operand."""
     z = device.divide_by_shared(acc, cap, approx)
     y = cap * device.tanh(z, approx)
-    acc_kept = acc
-    return y, acc_kept
+    acc_saved = acc
+    return y, acc_saved
 
 
 def dense_softcap_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, cap: float):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mY, mAccKept = tensors
+    mY, mAccSaved = tensors
     row = at.row
     iN = at.column
     approx = device.narrow(mY)
-    y, acc_kept = dense_softcap_forward_chain(acc[0].load(), device.full(at.vec, cap), approx)
+    y, acc_saved = dense_softcap_forward_chain(acc[0].load(), device.full(at.vec, cap), approx)
     at.store(y.to(mY.element_type), mY, (row, iN))
-    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
+    at.store(acc_saved.to(mAccSaved.element_type), mAccSaved, (row, iN))
     return ()
 
 
@@ -129,12 +129,12 @@ def dense_softcap_forward_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
     mY: cute.Tensor,  # (rows, N) T
-    mAccKept: cute.Tensor,  # (rows, N) wide T
+    mAccSaved: cute.Tensor,  # (rows, N) wide T
     cap: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mY, mAccKept,), functools.partial(dense_softcap_forward_tile, cap=cap), batched=False,
+        stream, mX, (mW,), (mY, mAccSaved,), functools.partial(dense_softcap_forward_tile, cap=cap), batched=False,
         b_is_nk=False, paired="", reads=(None, None), how=how,
     )
 

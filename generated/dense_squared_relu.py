@@ -98,18 +98,18 @@ def dense_squared_relu_forward_chain(acc):
     """The chain, on one vector of each operand."""
     t0 = device.where(acc <= 0.0, 0.0, acc)
     y = t0 * t0
-    acc_kept = acc
-    return y, acc_kept
+    acc_saved = acc
+    return y, acc_saved
 
 
 def dense_squared_relu_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mY, mAccKept = tensors
+    mY, mAccSaved = tensors
     row = at.row
     iN = at.column
-    y, acc_kept = dense_squared_relu_forward_chain(acc[0].load())
+    y, acc_saved = dense_squared_relu_forward_chain(acc[0].load())
     at.store(y.to(mY.element_type), mY, (row, iN))
-    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
+    at.store(acc_saved.to(mAccSaved.element_type), mAccSaved, (row, iN))
     return ()
 
 
@@ -119,11 +119,11 @@ def dense_squared_relu_forward_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (K, N) T
     mY: cute.Tensor,  # (rows, N) T
-    mAccKept: cute.Tensor,  # (rows, N) wide T
+    mAccSaved: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mY, mAccKept,), dense_squared_relu_forward_tile, batched=False, b_is_nk=False, paired="",
+        stream, mX, (mW,), (mY, mAccSaved,), dense_squared_relu_forward_tile, batched=False, b_is_nk=False, paired="",
         reads=(None, None), how=how,
     )
 

@@ -106,21 +106,21 @@ def dense_swiglu_epilogue_xla(acc0, acc1):
 def dense_swiglu_forward_chain(acc0, acc1, approx):
     """The chain, on one vector of each operand."""
     y = acc0 * device.sigmoid(acc0, approx) * acc1
-    acc_kept0 = acc0
-    acc_kept1 = acc1
-    return y, acc_kept0, acc_kept1
+    acc_saved0 = acc0
+    acc_saved1 = acc1
+    return y, acc_saved0, acc_saved1
 
 
 def dense_swiglu_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mY, mAccKept = tensors
+    mY, mAccSaved = tensors
     row = at.row
     iN = at.column
     approx = device.narrow(mY)
-    y, acc_kept0, acc_kept1 = dense_swiglu_forward_chain(acc[0].load(), acc[1].load(), approx)
+    y, acc_saved0, acc_saved1 = dense_swiglu_forward_chain(acc[0].load(), acc[1].load(), approx)
     at.store(y.to(mY.element_type), mY, (row, iN))
-    at.store(acc_kept0.to(mAccKept.element_type), mAccKept, (row, 0, iN))
-    at.store(acc_kept1.to(mAccKept.element_type), mAccKept, (row, 1, iN))
+    at.store(acc_saved0.to(mAccSaved.element_type), mAccSaved, (row, 0, iN))
+    at.store(acc_saved1.to(mAccSaved.element_type), mAccSaved, (row, 1, iN))
     return ()
 
 
@@ -130,11 +130,11 @@ def dense_swiglu_forward_launch(
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (2, N, K) T
     mY: cute.Tensor,  # (rows, N) T
-    mAccKept: cute.Tensor,  # (rows, 2, N) wide T
+    mAccSaved: cute.Tensor,  # (rows, 2, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mY, mAccKept,), dense_swiglu_forward_tile, batched=False, b_is_nk=True, paired="halves",
+        stream, mX, (mW,), (mY, mAccSaved,), dense_swiglu_forward_tile, batched=False, b_is_nk=True, paired="halves",
         reads=(None, None), how=how,
     )
 

@@ -107,21 +107,21 @@ def dense_swiglu_weights_epilogue_xla(g, u):
 def dense_swiglu_weights_forward_chain(g, u, approx):
     """The chain, on one vector of each operand."""
     y = g * device.sigmoid(g, approx) * u
-    g_kept = g
-    u_kept = u
-    return y, g_kept, u_kept
+    g_saved = g
+    u_saved = u
+    return y, g_saved, u_saved
 
 
 def dense_swiglu_weights_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mY, mGKept, mUKept = tensors
+    mY, mGSaved, mUSaved = tensors
     row = at.row
     iN = at.column
     approx = device.narrow(mY)
-    y, g_kept, u_kept = dense_swiglu_weights_forward_chain(acc[0].load(), acc[1].load(), approx)
+    y, g_saved, u_saved = dense_swiglu_weights_forward_chain(acc[0].load(), acc[1].load(), approx)
     at.store(y.to(mY.element_type), mY, (row, iN))
-    at.store(g_kept.to(mGKept.element_type), mGKept, (row, iN))
-    at.store(u_kept.to(mUKept.element_type), mUKept, (row, iN))
+    at.store(g_saved.to(mGSaved.element_type), mGSaved, (row, iN))
+    at.store(u_saved.to(mUSaved.element_type), mUSaved, (row, iN))
     return ()
 
 
@@ -132,13 +132,13 @@ def dense_swiglu_weights_forward_launch(
     mWg: cute.Tensor,  # (K, N) T
     mWu: cute.Tensor,  # (K, N) T
     mY: cute.Tensor,  # (rows, N) T
-    mGKept: cute.Tensor,  # (rows, N) wide T
-    mUKept: cute.Tensor,  # (rows, N) wide T
+    mGSaved: cute.Tensor,  # (rows, N) wide T
+    mUSaved: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mWg, mWu), (mY, mGKept, mUKept,), dense_swiglu_weights_forward_tile, batched=False, b_is_nk=False,
-        paired="two", reads=(None, None), how=how,
+        stream, mX, (mWg, mWu), (mY, mGSaved, mUSaved,), dense_swiglu_weights_forward_tile, batched=False,
+        b_is_nk=False, paired="two", reads=(None, None), how=how,
     )
 
 

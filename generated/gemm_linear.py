@@ -134,13 +134,13 @@ def gemm_linear_epilogue_xla(acc, c, bias, alpha, beta):
 def gemm_linear_forward_chain(acc, c, bias, alpha, beta):
     """The chain, on one vector of each operand."""
     y = alpha * acc + beta * c + bias
-    acc_kept = acc
-    return y, acc_kept
+    acc_saved = acc
+    return y, acc_saved
 
 
 def gemm_linear_forward_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    mC, mBias, mAlpha, mBeta, mY, mAccKept = tensors
+    mC, mBias, mAlpha, mBeta, mY, mAccSaved = tensors
     iN = at.column
     rBias = at.load(mBias, (iN,), default=0.0)
     return (rBias,)
@@ -148,7 +148,7 @@ def gemm_linear_forward_columns(at: gemm.Vector, tensors: tuple):
 
 def gemm_linear_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mC, mBias, mAlpha, mBeta, mY, mAccKept = tensors
+    mC, mBias, mAlpha, mBeta, mY, mAccSaved = tensors
     row = at.row
     iN = at.column
     rC = at.load(mC, (row, iN))
@@ -157,16 +157,16 @@ def gemm_linear_forward_tiles(at: gemm.Vector, tensors: tuple):
 
 def gemm_linear_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mC, mBias, mAlpha, mBeta, mY, mAccKept = tensors
+    mC, mBias, mAlpha, mBeta, mY, mAccSaved = tensors
     row = at.row
     iN = at.column
     rBias, rC = operands
-    y, acc_kept = gemm_linear_forward_chain(
+    y, acc_saved = gemm_linear_forward_chain(
         acc[0].load(), device.floats(rC), device.floats(rBias), device.full(at.vec, mAlpha[0]),
         device.full(at.vec, mBeta[0]),
     )
     at.store(y.to(mY.element_type), mY, (row, iN))
-    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
+    at.store(acc_saved.to(mAccSaved.element_type), mAccSaved, (row, iN))
     return ()
 
 
@@ -180,11 +180,11 @@ def gemm_linear_forward_launch(
     mAlpha: cute.Tensor,  # (1) alpha
     mBeta: cute.Tensor,  # (1) beta
     mY: cute.Tensor,  # (rows, N) T
-    mAccKept: cute.Tensor,  # (rows, N) wide T
+    mAccSaved: cute.Tensor,  # (rows, N) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mC, mBias, mAlpha, mBeta, mY, mAccKept,), gemm_linear_forward_tile, batched=False,
+        stream, mX, (mW,), (mC, mBias, mAlpha, mBeta, mY, mAccSaved,), gemm_linear_forward_tile, batched=False,
         b_is_nk=False, paired="", reads=(gemm_linear_forward_columns, gemm_linear_forward_tiles),
         whole=((mC, 1, True),), how=how,
     )

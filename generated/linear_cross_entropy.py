@@ -190,15 +190,15 @@ def linear_cross_entropy_epilogue_xla(logits, label, index_n):
 
 def linear_cross_entropy_forward_chain(logits, label, index_n):
     """The chain, on one vector of each operand."""
-    logits_kept = logits
-    loss_of = logits_kept
+    logits_saved = logits
+    loss_of = logits_saved
     loss_of2 = device.where(device.equal_index(index_n, label), loss_of, 0.0)
-    return logits_kept, loss_of, loss_of2
+    return logits_saved, loss_of, loss_of2
 
 
 def linear_cross_entropy_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mLabel, mFirstN, mLogitsKept = tensors
+    mLabel, mFirstN, mLogitsSaved = tensors
     row = at.row
     rLabel = at.load_one(mLabel, (row,))
     return (rLabel,)
@@ -206,15 +206,15 @@ def linear_cross_entropy_forward_tiles(at: gemm.Vector, tensors: tuple):
 
 def linear_cross_entropy_forward_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mLabel, mFirstN, mLogitsKept = tensors
+    mLabel, mFirstN, mLogitsSaved = tensors
     row = at.row
     iN = at.column
     rLabel, = operands
     rIndexN = at.count_up(device.place(iN, mFirstN))
-    logits_kept, loss_of, loss_of2 = linear_cross_entropy_forward_chain(
+    logits_saved, loss_of, loss_of2 = linear_cross_entropy_forward_chain(
         acc[0].load(), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
     )
-    at.store(logits_kept.to(mLogitsKept.element_type), mLogitsKept, (row, iN))
+    at.store(logits_saved.to(mLogitsSaved.element_type), mLogitsSaved, (row, iN))
     return (loss_of, loss_of, loss_of2)
 
 
@@ -225,14 +225,14 @@ def linear_cross_entropy_forward_launch(
     mW: cute.Tensor,  # (N, K) T
     mLabel: cute.Tensor,  # (rows) int32
     mFirstN: cute.Tensor | None,  # (1) int32: where N begins, if not at 0
-    mLogitsKept: cute.Tensor,  # (rows, N) float32
+    mLogitsSaved: cute.Tensor,  # (rows, N) float32
     mLossMax: cute.Tensor,  # (L, rows, parts) max of loss_of
     mLossSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of loss_of
     mLossSum2: cute.Tensor,  # (L, rows, parts) sum of loss_of2
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mLabel, mFirstN, mLogitsKept,), linear_cross_entropy_forward_tile, batched=False,
+        stream, mX, (mW,), (mLabel, mFirstN, mLogitsSaved,), linear_cross_entropy_forward_tile, batched=False,
         b_is_nk=True, paired="", reads=(None, linear_cross_entropy_forward_tiles), how=how,
         row_ops=("max", "sum", "sum"), column_ops=(), rescaled=((1, 0, "exp", 1.0, True),),
         row_parts=(mLossMax, mLossSum, mLossSum2), column_parts=(),

@@ -225,15 +225,15 @@ def linear_softcap_cross_entropy_forward_chain(acc, label, index_n, cap, approx)
     """The chain, on one vector of each operand."""
     z = device.settled(device.divide_by_shared(acc, cap, approx))
     logits = device.multiply(cap, device.tanh(z, approx))
-    acc_kept = acc
+    acc_saved = acc
     loss_of = logits
     loss_of2 = device.where(device.equal_index(index_n, label), loss_of, 0.0)
-    return acc_kept, loss_of, loss_of2
+    return acc_saved, loss_of, loss_of2
 
 
 def linear_softcap_cross_entropy_forward_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mLabel, mFirstN, mAccKept = tensors
+    mLabel, mFirstN, mAccSaved = tensors
     row = at.row
     rLabel = at.load_one(mLabel, (row,))
     return (rLabel,)
@@ -243,17 +243,17 @@ def linear_softcap_cross_entropy_forward_tile(
     at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, cap: float, narrow_factors: bool,
 ):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mLabel, mFirstN, mAccKept = tensors
+    mLabel, mFirstN, mAccSaved = tensors
     row = at.row
     iN = at.column
     rLabel, = operands
     rIndexN = at.count_up(device.place(iN, mFirstN))
     approx = narrow_factors
-    acc_kept, loss_of, loss_of2 = linear_softcap_cross_entropy_forward_chain(
+    acc_saved, loss_of, loss_of2 = linear_softcap_cross_entropy_forward_chain(
         acc[0].load(), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32), device.full(at.vec, cap),
         approx,
     )
-    at.store(acc_kept.to(mAccKept.element_type), mAccKept, (row, iN))
+    at.store(acc_saved.to(mAccSaved.element_type), mAccSaved, (row, iN))
     return (loss_of, loss_of, loss_of2)
 
 
@@ -264,7 +264,7 @@ def linear_softcap_cross_entropy_forward_launch(
     mW: cute.Tensor,  # (N, K) T
     mLabel: cute.Tensor,  # (rows) int32
     mFirstN: cute.Tensor | None,  # (1) int32: where N begins, if not at 0
-    mAccKept: cute.Tensor,  # (rows, N) float32
+    mAccSaved: cute.Tensor,  # (rows, N) float32
     mLossMax: cute.Tensor,  # (L, rows, parts) max of loss_of
     mLossSum: cute.Tensor,  # (L, rows, parts) sum of exp of its difference from the maximum of loss_of
     mLossSum2: cute.Tensor,  # (L, rows, parts) sum of loss_of2
@@ -272,7 +272,7 @@ def linear_softcap_cross_entropy_forward_launch(
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mLabel, mFirstN, mAccKept,),
+        stream, mX, (mW,), (mLabel, mFirstN, mAccSaved,),
         functools.partial(linear_softcap_cross_entropy_forward_tile, cap=cap, narrow_factors=device.narrow(mX)),
         batched=False, b_is_nk=True, paired="", reads=(None, linear_softcap_cross_entropy_forward_tiles), how=how,
         row_ops=("max", "sum", "sum"), column_ops=(), rescaled=((1, 0, "exp", 1.0, True),),

@@ -232,7 +232,7 @@ def mlp_geglu_dropout_stage2_epilogue_xla(acc, residual):
 
 def mlp_geglu_dropout_forward_stage1_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    mKey, mFirstRow, mFirstF, mFactorOfRowsF, mProductKept, mProductKept2 = tensors
+    mKey, mFirstRow, mFirstF, mFactorOfRowsF, mProductSaved, mProductSaved2 = tensors
     rKey0 = at.load_one(mKey, (0,))
     rKey1 = at.load_one(mKey, (1,))
     return (rKey0, rKey1,)
@@ -240,7 +240,7 @@ def mlp_geglu_dropout_forward_stage1_columns(at: gemm.Vector, tensors: tuple):
 
 def mlp_geglu_dropout_forward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, rate: float):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mKey, mFirstRow, mFirstF, mFactorOfRowsF, mProductKept, mProductKept2 = tensors
+    mKey, mFirstRow, mFirstF, mFactorOfRowsF, mProductSaved, mProductSaved2 = tensors
     F = mFactorOfRowsF.shape[1]
     row = at.row
     iF = at.column
@@ -248,14 +248,14 @@ def mlp_geglu_dropout_forward_stage1_tile(at: gemm.Vector, acc: tuple, operands:
     rIndexRows = at.fill(device.place(row, mFirstRow))
     rIndexF = at.count_up(device.place(iF, mFirstF))
     approx = device.narrow(mFactorOfRowsF)
-    factor_of_rows_f, product_kept, product_kept2 = mlp_geglu_dropout_forward_stage1_epilogue_chain(
+    factor_of_rows_f, product_saved, product_saved2 = mlp_geglu_dropout_forward_stage1_epilogue_chain(
         acc[0].load(), acc[1].load(), rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64),
         rIndexRows.load().to(cutlass.Int64), device.full(at.vec, F, cutlass.Int64), rIndexF.load().to(cutlass.Int64),
         device.full(at.vec, rate), approx, mFactorOfRowsF.element_type,
     )
     at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, iF))
-    at.store(product_kept.to(mProductKept.element_type), mProductKept, (row, iF))
-    at.store(product_kept2.to(mProductKept2.element_type), mProductKept2, (row, iF))
+    at.store(product_saved.to(mProductSaved.element_type), mProductSaved, (row, iF))
+    at.store(product_saved2.to(mProductSaved2.element_type), mProductSaved2, (row, iF))
     return ()
 
 
@@ -269,13 +269,13 @@ def mlp_geglu_dropout_forward_stage1_launch(
     mFirstRow: cute.Tensor | None,  # (1) int32: where ... begins, if not at 0
     mFirstF: cute.Tensor | None,  # (1) int32: where F begins, if not at 0
     mFactorOfRowsF: cute.Tensor,  # (rows, F) T
-    mProductKept: cute.Tensor,  # (rows, F) wide T
-    mProductKept2: cute.Tensor,  # (rows, F) wide T
+    mProductSaved: cute.Tensor,  # (rows, F) wide T
+    mProductSaved2: cute.Tensor,  # (rows, F) wide T
     rate: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mGate, mUp), (mKey, mFirstRow, mFirstF, mFactorOfRowsF, mProductKept, mProductKept2,),
+        stream, mX, (mGate, mUp), (mKey, mFirstRow, mFirstF, mFactorOfRowsF, mProductSaved, mProductSaved2,),
         functools.partial(mlp_geglu_dropout_forward_stage1_tile, rate=rate), batched=False, b_is_nk=True, paired="two",
         reads=(mlp_geglu_dropout_forward_stage1_columns, None), how=how,
     )
@@ -290,9 +290,9 @@ def mlp_geglu_dropout_forward_stage1_epilogue_chain(t1, t2, key0, key1, index_ro
     t3 = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9).to(cutlass.Float32)
     t4 = device.where(t3 * 1.1920928955078125e-07 < device.cast(t0, cutlass.Float32).to(cutlass.Float32), z, 0.0)
     factor_of_rows_f = device.cast(t4, T).to(cutlass.Float32)
-    product_kept = t2
-    product_kept2 = t1
-    return factor_of_rows_f, product_kept, product_kept2
+    product_saved = t2
+    product_saved2 = t1
+    return factor_of_rows_f, product_saved, product_saved2
 
 
 @cute.kernel
@@ -301,8 +301,8 @@ def mlp_geglu_dropout_forward_stage1_epilogue_kernel(
     mT2: cute.Tensor,  # (rows, F) float32
     mKey: cute.Tensor,  # (2) uint32
     mFactorOfRowsF: cute.Tensor,  # (rows, F) T
-    mProductKept: cute.Tensor,  # (rows, F) wide T
-    mProductKept2: cute.Tensor,  # (rows, F) wide T
+    mProductSaved: cute.Tensor,  # (rows, F) wide T
+    mProductSaved2: cute.Tensor,  # (rows, F) wide T
     rate: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
@@ -313,24 +313,24 @@ def mlp_geglu_dropout_forward_stage1_epilogue_kernel(
         rT1, rT2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
             mT1, mT2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
         )
-        factor_of_rows_f, product_kept, product_kept2 = mlp_geglu_dropout_forward_stage1_epilogue_chain(
+        factor_of_rows_f, product_saved, product_saved2 = mlp_geglu_dropout_forward_stage1_epilogue_chain(
             device.floats(rT1), device.floats(rT2), rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64),
             rIndexRows.load().to(cutlass.Int64), device.full(how.vec, mFactorOfRowsF.shape[1], cutlass.Int64),
             rIndexF.load().to(cutlass.Int64), device.full(how.vec, rate), approx, mFactorOfRowsF.element_type,
         )
         at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF)
-        at.store(product_kept.to(mProductKept.element_type), mProductKept)
-        at.store(product_kept2.to(mProductKept2.element_type), mProductKept2)
+        at.store(product_saved.to(mProductSaved.element_type), mProductSaved)
+        at.store(product_saved2.to(mProductSaved2.element_type), mProductSaved2)
 
 
 @cute.jit
 def mlp_geglu_dropout_forward_stage1_epilogue_launch(
     stream: cuda.CUstream, mT1: cute.Tensor, mT2: cute.Tensor, mKey: cute.Tensor, mFactorOfRowsF: cute.Tensor,
-    mProductKept: cute.Tensor, mProductKept2: cute.Tensor, rate: cutlass.Constexpr[float],
+    mProductSaved: cute.Tensor, mProductSaved2: cute.Tensor, rate: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
     mlp_geglu_dropout_forward_stage1_epilogue_kernel(
-        mT1, mT2, mKey, mFactorOfRowsF, mProductKept, mProductKept2, rate, how,
+        mT1, mT2, mKey, mFactorOfRowsF, mProductSaved, mProductSaved2, rate, how,
     ).launch(**flat.grid(how, mFactorOfRowsF.shape, stream))
 
 
@@ -344,9 +344,9 @@ def mlp_geglu_dropout_forward_stage1_epilogue_xla(t1, t2, key0, key1, index_rows
     factor_of_rows_f = runtime.cast(
         jnp.where(t3 < runtime.cast(t0, jnp.float32).astype(jnp.float32), z, 0.0), T,
     ).astype(jnp.float32)
-    product_kept = t2
-    product_kept2 = t1
-    return factor_of_rows_f, product_kept, product_kept2
+    product_saved = t2
+    product_saved2 = t1
+    return factor_of_rows_f, product_saved, product_saved2
 
 
 def mlp_geglu_dropout_forward_stage2_tiles(at: gemm.Vector, tensors: tuple):
@@ -422,7 +422,7 @@ def mlp_geglu_dropout_forward_stage2_epilogue_xla(acc, residual):
 
 def mlp_geglu_dropout_frozen_stage1_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    mProductKept, mProductKept2, mKey, mFirstRow, mFirstF, mFactorOfRowsF, mFactorOfRowsF2 = tensors
+    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mFactorOfRowsF, mFactorOfRowsF2 = tensors
     rKey0 = at.load_one(mKey, (0,))
     rKey1 = at.load_one(mKey, (1,))
     return (rKey0, rKey1,)
@@ -430,26 +430,26 @@ def mlp_geglu_dropout_frozen_stage1_columns(at: gemm.Vector, tensors: tuple):
 
 def mlp_geglu_dropout_frozen_stage1_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mProductKept, mProductKept2, mKey, mFirstRow, mFirstF, mFactorOfRowsF, mFactorOfRowsF2 = tensors
+    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mFactorOfRowsF, mFactorOfRowsF2 = tensors
     row = at.row
     iF = at.column
-    rProductKept = at.load(mProductKept, (row, iF))
-    rProductKept2 = at.load(mProductKept2, (row, iF))
-    return (rProductKept, rProductKept2,)
+    rProductSaved = at.load(mProductSaved, (row, iF))
+    rProductSaved2 = at.load(mProductSaved2, (row, iF))
+    return (rProductSaved, rProductSaved2,)
 
 
 def mlp_geglu_dropout_frozen_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, rate: float):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mProductKept, mProductKept2, mKey, mFirstRow, mFirstF, mFactorOfRowsF, mFactorOfRowsF2 = tensors
+    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mFactorOfRowsF, mFactorOfRowsF2 = tensors
     F = mFactorOfRowsF.shape[1]
     row = at.row
     iF = at.column
-    rKey0, rKey1, rProductKept, rProductKept2 = operands
+    rKey0, rKey1, rProductSaved, rProductSaved2 = operands
     rIndexRows = at.fill(device.place(row, mFirstRow))
     rIndexF = at.count_up(device.place(iF, mFirstF))
     approx = device.narrow(mFactorOfRowsF)
     factor_of_rows_f, factor_of_rows_f2 = mlp_geglu_dropout_frozen_stage1_epilogue_chain(
-        acc[0].load(), device.floats(rProductKept), device.floats(rProductKept2), rKey0.load().to(cutlass.Int64),
+        acc[0].load(), device.floats(rProductSaved), device.floats(rProductSaved2), rKey0.load().to(cutlass.Int64),
         rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64), device.full(at.vec, F, cutlass.Int64),
         rIndexF.load().to(cutlass.Int64), device.full(at.vec, rate), approx, mFactorOfRowsF.element_type,
     )
@@ -463,8 +463,8 @@ def mlp_geglu_dropout_frozen_stage1_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,  # (rows, K) T
     mDown: cute.Tensor,  # (K, F) T
-    mProductKept: cute.Tensor,  # (rows, F) wide T
-    mProductKept2: cute.Tensor,  # (rows, F) wide T
+    mProductSaved: cute.Tensor,  # (rows, F) wide T
+    mProductSaved2: cute.Tensor,  # (rows, F) wide T
     mKey: cute.Tensor,  # (2) uint32
     mFirstRow: cute.Tensor | None,  # (1) int32: where ... begins, if not at 0
     mFirstF: cute.Tensor | None,  # (1) int32: where F begins, if not at 0
@@ -475,15 +475,15 @@ def mlp_geglu_dropout_frozen_stage1_launch(
 ):
     gemm.launch(
         stream, mDy, (mDown,),
-        (mProductKept, mProductKept2, mKey, mFirstRow, mFirstF, mFactorOfRowsF, mFactorOfRowsF2,),
+        (mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mFactorOfRowsF, mFactorOfRowsF2,),
         functools.partial(mlp_geglu_dropout_frozen_stage1_tile, rate=rate), batched=False, b_is_nk=False, paired="",
         reads=(mlp_geglu_dropout_frozen_stage1_columns, mlp_geglu_dropout_frozen_stage1_tiles),
-        whole=((mProductKept, 1, True), (mProductKept2, 1, True),), how=how,
+        whole=((mProductSaved, 1, True), (mProductSaved2, 1, True),), how=how,
     )
 
 
 def mlp_geglu_dropout_frozen_stage1_epilogue_chain(
-    acc, product_kept, product_kept2, key0, key1, index_rows, size_f, index_f, rate, approx, T,
+    acc, product_saved, product_saved2, key0, key1, index_rows, size_f, index_f, rate, approx, T,
 ):
     """The chain, on one vector of each operand."""
     t0 = 1.0 - rate
@@ -491,15 +491,15 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_chain(
     t3 = device.where(t2 * 1.1920928955078125e-07 < device.cast(t0, cutlass.Float32).to(cutlass.Float32), acc, 0.0)
     t1 = device.divide_by_shared(t3, t0, approx)
     t8 = device.sigmoid(
-        product_kept2 * (1.5957691216057308 + 0.07135481627260025 * (product_kept2 * product_kept2)), approx,
+        product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2)), approx,
     )
-    factor_of_rows_f = device.cast(t1 * (product_kept2 * t8), T).to(cutlass.Float32)
-    t4 = device.minimum(device.maximum(product_kept2, -1000.0), 1000.0)
+    factor_of_rows_f = device.cast(t1 * (product_saved2 * t8), T).to(cutlass.Float32)
+    t4 = device.minimum(device.maximum(product_saved2, -1000.0), 1000.0)
     t5 = t4 * t4
     t6 = (t4 + t5 * t4 * 0.044715) * 1.5957691216057308
     t9, t10 = device.both_sigmoids(t6, approx)
     t7 = t9
-    t11 = t1 * product_kept * (t7 + product_kept2 * t7 * t10 * (1.5957691216057308 + t5 * 0.2140644488178048))
+    t11 = t1 * product_saved * (t7 + product_saved2 * t7 * t10 * (1.5957691216057308 + t5 * 0.2140644488178048))
     factor_of_rows_f2 = device.cast(t11, T).to(cutlass.Float32)
     return factor_of_rows_f, factor_of_rows_f2
 
@@ -507,8 +507,8 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_chain(
 @cute.kernel
 def mlp_geglu_dropout_frozen_stage1_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, F) float32
-    mProductKept: cute.Tensor,  # (rows, F) wide T
-    mProductKept2: cute.Tensor,  # (rows, F) wide T
+    mProductSaved: cute.Tensor,  # (rows, F) wide T
+    mProductSaved2: cute.Tensor,  # (rows, F) wide T
     mKey: cute.Tensor,  # (2) uint32
     mFactorOfRowsF: cute.Tensor,  # (rows, F) T
     mFactorOfRowsF2: cute.Tensor,  # (rows, F) T
@@ -519,11 +519,11 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_kernel(
     row, iF = at.axes
     approx = device.narrow(mFactorOfRowsF)
     if at.valid > 0:
-        rAcc, rProductKept, rProductKept2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
-            mAcc, mProductKept, mProductKept2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
+        rAcc, rProductSaved, rProductSaved2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
+            mAcc, mProductSaved, mProductSaved2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
         )
         factor_of_rows_f, factor_of_rows_f2 = mlp_geglu_dropout_frozen_stage1_epilogue_chain(
-            device.floats(rAcc), device.floats(rProductKept), device.floats(rProductKept2),
+            device.floats(rAcc), device.floats(rProductSaved), device.floats(rProductSaved2),
             rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64),
             device.full(how.vec, mFactorOfRowsF.shape[1], cutlass.Int64), rIndexF.load().to(cutlass.Int64),
             device.full(how.vec, rate), approx, mFactorOfRowsF.element_type,
@@ -534,17 +534,17 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_kernel(
 
 @cute.jit
 def mlp_geglu_dropout_frozen_stage1_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mProductKept: cute.Tensor, mProductKept2: cute.Tensor, mKey: cute.Tensor,
-    mFactorOfRowsF: cute.Tensor, mFactorOfRowsF2: cute.Tensor, rate: cutlass.Constexpr[float],
+    stream: cuda.CUstream, mAcc: cute.Tensor, mProductSaved: cute.Tensor, mProductSaved2: cute.Tensor,
+    mKey: cute.Tensor, mFactorOfRowsF: cute.Tensor, mFactorOfRowsF2: cute.Tensor, rate: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
     mlp_geglu_dropout_frozen_stage1_epilogue_kernel(
-        mAcc, mProductKept, mProductKept2, mKey, mFactorOfRowsF, mFactorOfRowsF2, rate, how,
+        mAcc, mProductSaved, mProductSaved2, mKey, mFactorOfRowsF, mFactorOfRowsF2, rate, how,
     ).launch(**flat.grid(how, mFactorOfRowsF.shape, stream))
 
 
 def mlp_geglu_dropout_frozen_stage1_epilogue_xla(
-    acc, product_kept, product_kept2, key0, key1, index_rows, size_f, index_f, rate, T,
+    acc, product_saved, product_saved2, key0, key1, index_rows, size_f, index_f, rate, T,
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 - rate
@@ -552,16 +552,16 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_xla(
         runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9
     ).astype(jnp.float32) * 1.1920928955078125e-07
     t1 = jnp.where(t2 < runtime.cast(t0, jnp.float32).astype(jnp.float32), acc, 0.0) / t0
-    t3 = jax.lax.logistic(product_kept2 * (1.5957691216057308 + 0.07135481627260025 * (product_kept2 * product_kept2)))
-    factor_of_rows_f = runtime.cast(t1 * (product_kept2 * t3), T).astype(jnp.float32)
-    t4 = jnp.minimum(jnp.maximum(product_kept2, -1000.0), 1000.0)
+    t3 = jax.lax.logistic(
+        product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2))
+    )
+    factor_of_rows_f = runtime.cast(t1 * (product_saved2 * t3), T).astype(jnp.float32)
+    t4 = jnp.minimum(jnp.maximum(product_saved2, -1000.0), 1000.0)
     t5 = t4 * t4
     t6 = (t4 + t5 * t4 * 0.044715) * 1.5957691216057308
     t7 = jax.lax.logistic(t6)
-    t8 = t1 * product_kept * (
-        t7 + product_kept2 * t7 * jax.lax.logistic(-t6) * (1.5957691216057308 + t5 * 0.2140644488178048)
-    )
-    factor_of_rows_f2 = runtime.cast(t8, T).astype(jnp.float32)
+    t8 = t7 + product_saved2 * t7 * jax.lax.logistic(-t6) * (1.5957691216057308 + t5 * 0.2140644488178048)
+    factor_of_rows_f2 = runtime.cast(t1 * product_saved * t8, T).astype(jnp.float32)
     return factor_of_rows_f, factor_of_rows_f2
 
 
@@ -697,7 +697,7 @@ def mlp_geglu_dropout_frozen_stage3_epilogue_xla(acc, product_of_rows_k):
 
 def mlp_geglu_dropout_backward_stage1_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    mProductKept, mProductKept2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF = tensors
+    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF = tensors
     rKey0 = at.load_one(mKey, (0,))
     rKey1 = at.load_one(mKey, (1,))
     return (rKey0, rKey1,)
@@ -705,26 +705,26 @@ def mlp_geglu_dropout_backward_stage1_columns(at: gemm.Vector, tensors: tuple):
 
 def mlp_geglu_dropout_backward_stage1_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mProductKept, mProductKept2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF = tensors
+    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF = tensors
     row = at.row
     iF = at.column
-    rProductKept = at.load(mProductKept, (row, iF))
-    rProductKept2 = at.load(mProductKept2, (row, iF))
-    return (rProductKept, rProductKept2,)
+    rProductSaved = at.load(mProductSaved, (row, iF))
+    rProductSaved2 = at.load(mProductSaved2, (row, iF))
+    return (rProductSaved, rProductSaved2,)
 
 
 def mlp_geglu_dropout_backward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, rate: float):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mProductKept, mProductKept2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF = tensors
+    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF = tensors
     F = mT3.shape[1]
     row = at.row
     iF = at.column
-    rKey0, rKey1, rProductKept, rProductKept2 = operands
+    rKey0, rKey1, rProductSaved, rProductSaved2 = operands
     rIndexRows = at.fill(device.place(row, mFirstRow))
     rIndexF = at.count_up(device.place(iF, mFirstF))
     approx = device.narrow(mT3)
     t3, t8, factor_of_rows_f = mlp_geglu_dropout_backward_stage1_epilogue_chain(
-        acc[0].load(), device.floats(rProductKept), device.floats(rProductKept2), rKey0.load().to(cutlass.Int64),
+        acc[0].load(), device.floats(rProductSaved), device.floats(rProductSaved2), rKey0.load().to(cutlass.Int64),
         rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64), device.full(at.vec, F, cutlass.Int64),
         rIndexF.load().to(cutlass.Int64), device.full(at.vec, rate), approx, mT3.element_type,
     )
@@ -739,8 +739,8 @@ def mlp_geglu_dropout_backward_stage1_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,  # (rows, K) T
     mDown: cute.Tensor,  # (K, F) T
-    mProductKept: cute.Tensor,  # (rows, F) wide T
-    mProductKept2: cute.Tensor,  # (rows, F) wide T
+    mProductSaved: cute.Tensor,  # (rows, F) wide T
+    mProductSaved2: cute.Tensor,  # (rows, F) wide T
     mKey: cute.Tensor,  # (2) uint32
     mFirstRow: cute.Tensor | None,  # (1) int32: where ... begins, if not at 0
     mFirstF: cute.Tensor | None,  # (1) int32: where F begins, if not at 0
@@ -751,15 +751,15 @@ def mlp_geglu_dropout_backward_stage1_launch(
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mDy, (mDown,), (mProductKept, mProductKept2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF,),
+        stream, mDy, (mDown,), (mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF,),
         functools.partial(mlp_geglu_dropout_backward_stage1_tile, rate=rate), batched=False, b_is_nk=False, paired="",
         reads=(mlp_geglu_dropout_backward_stage1_columns, mlp_geglu_dropout_backward_stage1_tiles),
-        whole=((mProductKept, 1, True), (mProductKept2, 1, True),), how=how,
+        whole=((mProductSaved, 1, True), (mProductSaved2, 1, True),), how=how,
     )
 
 
 def mlp_geglu_dropout_backward_stage1_epilogue_chain(
-    acc, product_kept, product_kept2, key0, key1, index_rows, size_f, index_f, rate, approx, T,
+    acc, product_saved, product_saved2, key0, key1, index_rows, size_f, index_f, rate, approx, T,
 ):
     """The chain, on one vector of each operand."""
     t0 = 1.0 - rate
@@ -767,19 +767,19 @@ def mlp_geglu_dropout_backward_stage1_epilogue_chain(
     kept = t9 * 1.1920928955078125e-07 < device.cast(t0, cutlass.Float32).to(cutlass.Float32)
     t1 = device.divide_by_shared(device.where(kept, acc, 0.0), t0, approx)
     t10 = device.sigmoid(
-        product_kept2 * (1.5957691216057308 + 0.07135481627260025 * (product_kept2 * product_kept2)), approx,
+        product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2)), approx,
     )
-    t2 = product_kept2 * t10
+    t2 = product_saved2 * t10
     t3 = device.cast(t1 * t2, T).to(cutlass.Float32)
-    t4 = device.minimum(device.maximum(product_kept2, -1000.0), 1000.0)
+    t4 = device.minimum(device.maximum(product_saved2, -1000.0), 1000.0)
     t5 = t4 * t4
     t6 = (t4 + t5 * t4 * 0.044715) * 1.5957691216057308
     t11, t12 = device.both_sigmoids(t6, approx)
     t7 = t11
-    t13 = t1 * product_kept * (t7 + product_kept2 * t7 * t12 * (1.5957691216057308 + t5 * 0.2140644488178048))
+    t13 = t1 * product_saved * (t7 + product_saved2 * t7 * t12 * (1.5957691216057308 + t5 * 0.2140644488178048))
     t8 = device.cast(t13, T).to(cutlass.Float32)
     factor_of_rows_f = device.cast(
-        device.where(kept, device.divide_by_shared(t2 * product_kept, t0, approx), 0.0), T,
+        device.where(kept, device.divide_by_shared(t2 * product_saved, t0, approx), 0.0), T,
     ).to(cutlass.Float32)
     return t3, t8, factor_of_rows_f
 
@@ -787,8 +787,8 @@ def mlp_geglu_dropout_backward_stage1_epilogue_chain(
 @cute.kernel
 def mlp_geglu_dropout_backward_stage1_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, F) float32
-    mProductKept: cute.Tensor,  # (rows, F) wide T
-    mProductKept2: cute.Tensor,  # (rows, F) wide T
+    mProductSaved: cute.Tensor,  # (rows, F) wide T
+    mProductSaved2: cute.Tensor,  # (rows, F) wide T
     mKey: cute.Tensor,  # (2) uint32
     mT3: cute.Tensor,  # (rows, F) T
     mT8: cute.Tensor,  # (rows, F) T
@@ -800,11 +800,11 @@ def mlp_geglu_dropout_backward_stage1_epilogue_kernel(
     row, iF = at.axes
     approx = device.narrow(mT3)
     if at.valid > 0:
-        rAcc, rProductKept, rProductKept2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
-            mAcc, mProductKept, mProductKept2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
+        rAcc, rProductSaved, rProductSaved2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
+            mAcc, mProductSaved, mProductSaved2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
         )
         t3, t8, factor_of_rows_f = mlp_geglu_dropout_backward_stage1_epilogue_chain(
-            device.floats(rAcc), device.floats(rProductKept), device.floats(rProductKept2),
+            device.floats(rAcc), device.floats(rProductSaved), device.floats(rProductSaved2),
             rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64),
             device.full(how.vec, mT3.shape[1], cutlass.Int64), rIndexF.load().to(cutlass.Int64),
             device.full(how.vec, rate), approx, mT3.element_type,
@@ -816,17 +816,17 @@ def mlp_geglu_dropout_backward_stage1_epilogue_kernel(
 
 @cute.jit
 def mlp_geglu_dropout_backward_stage1_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mProductKept: cute.Tensor, mProductKept2: cute.Tensor, mKey: cute.Tensor,
-    mT3: cute.Tensor, mT8: cute.Tensor, mFactorOfRowsF: cute.Tensor, rate: cutlass.Constexpr[float],
+    stream: cuda.CUstream, mAcc: cute.Tensor, mProductSaved: cute.Tensor, mProductSaved2: cute.Tensor,
+    mKey: cute.Tensor, mT3: cute.Tensor, mT8: cute.Tensor, mFactorOfRowsF: cute.Tensor, rate: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
     mlp_geglu_dropout_backward_stage1_epilogue_kernel(
-        mAcc, mProductKept, mProductKept2, mKey, mT3, mT8, mFactorOfRowsF, rate, how,
+        mAcc, mProductSaved, mProductSaved2, mKey, mT3, mT8, mFactorOfRowsF, rate, how,
     ).launch(**flat.grid(how, mT3.shape, stream))
 
 
 def mlp_geglu_dropout_backward_stage1_epilogue_xla(
-    acc, product_kept, product_kept2, key0, key1, index_rows, size_f, index_f, rate, T,
+    acc, product_saved, product_saved2, key0, key1, index_rows, size_f, index_f, rate, T,
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 - rate
@@ -835,18 +835,18 @@ def mlp_geglu_dropout_backward_stage1_epilogue_xla(
     ).astype(jnp.float32) * 1.1920928955078125e-07
     kept = t9 < runtime.cast(t0, jnp.float32).astype(jnp.float32)
     t1 = jnp.where(kept, acc, 0.0) / t0
-    t10 = jax.lax.logistic(product_kept2 * (1.5957691216057308 + 0.07135481627260025 * (product_kept2 * product_kept2)))
-    t2 = product_kept2 * t10
+    t10 = jax.lax.logistic(
+        product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2))
+    )
+    t2 = product_saved2 * t10
     t3 = runtime.cast(t1 * t2, T).astype(jnp.float32)
-    t4 = jnp.minimum(jnp.maximum(product_kept2, -1000.0), 1000.0)
+    t4 = jnp.minimum(jnp.maximum(product_saved2, -1000.0), 1000.0)
     t5 = t4 * t4
     t6 = (t4 + t5 * t4 * 0.044715) * 1.5957691216057308
     t7 = jax.lax.logistic(t6)
-    t11 = t1 * product_kept * (
-        t7 + product_kept2 * t7 * jax.lax.logistic(-t6) * (1.5957691216057308 + t5 * 0.2140644488178048)
-    )
-    t8 = runtime.cast(t11, T).astype(jnp.float32)
-    factor_of_rows_f = runtime.cast(jnp.where(kept, t2 * product_kept / t0, 0.0), T).astype(jnp.float32)
+    t11 = t7 + product_saved2 * t7 * jax.lax.logistic(-t6) * (1.5957691216057308 + t5 * 0.2140644488178048)
+    t8 = runtime.cast(t1 * product_saved * t11, T).astype(jnp.float32)
+    factor_of_rows_f = runtime.cast(jnp.where(kept, t2 * product_saved / t0, 0.0), T).astype(jnp.float32)
     return t3, t8, factor_of_rows_f
 
 

@@ -158,16 +158,16 @@ def mlp_swiglu_stage2_epilogue_xla(acc):
 
 def mlp_swiglu_forward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mU, mProductKept, mProductKept2 = tensors
+    mU, mProductSaved, mProductSaved2 = tensors
     row = at.row
     iF = at.column
     approx = device.narrow(mU)
-    u, product_kept, product_kept2 = mlp_swiglu_forward_stage1_epilogue_chain(
+    u, product_saved, product_saved2 = mlp_swiglu_forward_stage1_epilogue_chain(
         acc[0].load(), acc[1].load(), approx, mU.element_type,
     )
     at.store(u.to(mU.element_type), mU, (row, iF))
-    at.store(product_kept.to(mProductKept.element_type), mProductKept, (row, iF))
-    at.store(product_kept2.to(mProductKept2.element_type), mProductKept2, (row, iF))
+    at.store(product_saved.to(mProductSaved.element_type), mProductSaved, (row, iF))
+    at.store(product_saved2.to(mProductSaved2.element_type), mProductSaved2, (row, iF))
     return ()
 
 
@@ -178,12 +178,12 @@ def mlp_swiglu_forward_stage1_launch(
     mGate: cute.Tensor,  # (F, K) T
     mUp: cute.Tensor,  # (F, K) T
     mU: cute.Tensor,  # (rows, F) T
-    mProductKept: cute.Tensor,  # (rows, F) wide T
-    mProductKept2: cute.Tensor,  # (rows, F) wide T
+    mProductSaved: cute.Tensor,  # (rows, F) wide T
+    mProductSaved2: cute.Tensor,  # (rows, F) wide T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mGate, mUp), (mU, mProductKept, mProductKept2,), mlp_swiglu_forward_stage1_tile, batched=False,
+        stream, mX, (mGate, mUp), (mU, mProductSaved, mProductSaved2,), mlp_swiglu_forward_stage1_tile, batched=False,
         b_is_nk=True, paired="two", reads=(None, None), how=how,
     )
 
@@ -192,9 +192,9 @@ def mlp_swiglu_forward_stage1_epilogue_chain(t0, t1, approx, T):
     """The chain, on one vector of each operand."""
     z = t0 * device.sigmoid(t0, approx) * t1
     u = device.cast(z, T).to(cutlass.Float32)
-    product_kept = t1
-    product_kept2 = t0
-    return u, product_kept, product_kept2
+    product_saved = t1
+    product_saved2 = t0
+    return u, product_saved, product_saved2
 
 
 @cute.kernel
@@ -202,29 +202,29 @@ def mlp_swiglu_forward_stage1_epilogue_kernel(
     mT0: cute.Tensor,  # (rows, cols) float32
     mT1: cute.Tensor,  # (rows, cols) float32
     mU: cute.Tensor,  # (rows, cols) T
-    mProductKept: cute.Tensor,  # (rows, cols) wide T
-    mProductKept2: cute.Tensor,  # (rows, cols) wide T
+    mProductSaved: cute.Tensor,  # (rows, cols) wide T
+    mProductSaved2: cute.Tensor,  # (rows, cols) wide T
     how: cutlass.Constexpr[Launch],
 ):
     at = flat.vector(how, mU.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mU)
     if at.valid > 0:
         rT0, rT1 = at.load(mT0, mT1)
-        u, product_kept, product_kept2 = mlp_swiglu_forward_stage1_epilogue_chain(
+        u, product_saved, product_saved2 = mlp_swiglu_forward_stage1_epilogue_chain(
             device.floats(rT0), device.floats(rT1), approx, mU.element_type,
         )
         at.store(u.to(mU.element_type), mU)
-        at.store(product_kept.to(mProductKept.element_type), mProductKept)
-        at.store(product_kept2.to(mProductKept2.element_type), mProductKept2)
+        at.store(product_saved.to(mProductSaved.element_type), mProductSaved)
+        at.store(product_saved2.to(mProductSaved2.element_type), mProductSaved2)
 
 
 @cute.jit
 def mlp_swiglu_forward_stage1_epilogue_launch(
-    stream: cuda.CUstream, mT0: cute.Tensor, mT1: cute.Tensor, mU: cute.Tensor, mProductKept: cute.Tensor,
-    mProductKept2: cute.Tensor, how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mT0: cute.Tensor, mT1: cute.Tensor, mU: cute.Tensor, mProductSaved: cute.Tensor,
+    mProductSaved2: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
     mlp_swiglu_forward_stage1_epilogue_kernel(
-        mT0, mT1, mU, mProductKept, mProductKept2, how,
+        mT0, mT1, mU, mProductSaved, mProductSaved2, how,
     ).launch(**flat.grid(how, mU.shape, stream))
 
 
@@ -232,9 +232,9 @@ def mlp_swiglu_forward_stage1_epilogue_xla(t0, t1, T):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = t0 * jax.lax.logistic(t0) * t1
     u = runtime.cast(z, T).astype(jnp.float32)
-    product_kept = t1
-    product_kept2 = t0
-    return u, product_kept, product_kept2
+    product_saved = t1
+    product_saved2 = t0
+    return u, product_saved, product_saved2
 
 
 def mlp_swiglu_forward_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
@@ -295,23 +295,23 @@ def mlp_swiglu_forward_stage2_epilogue_xla(acc):
 
 def mlp_swiglu_frozen_stage1_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mProductKept, mProductKept2, mFactorOfRowsF, mFactorOfRowsF2 = tensors
+    mProductSaved, mProductSaved2, mFactorOfRowsF, mFactorOfRowsF2 = tensors
     row = at.row
     iF = at.column
-    rProductKept = at.load(mProductKept, (row, iF))
-    rProductKept2 = at.load(mProductKept2, (row, iF))
-    return (rProductKept, rProductKept2,)
+    rProductSaved = at.load(mProductSaved, (row, iF))
+    rProductSaved2 = at.load(mProductSaved2, (row, iF))
+    return (rProductSaved, rProductSaved2,)
 
 
 def mlp_swiglu_frozen_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mProductKept, mProductKept2, mFactorOfRowsF, mFactorOfRowsF2 = tensors
+    mProductSaved, mProductSaved2, mFactorOfRowsF, mFactorOfRowsF2 = tensors
     row = at.row
     iF = at.column
-    rProductKept, rProductKept2 = operands
+    rProductSaved, rProductSaved2 = operands
     approx = device.narrow(mFactorOfRowsF)
     factor_of_rows_f, factor_of_rows_f2 = mlp_swiglu_frozen_stage1_epilogue_chain(
-        acc[0].load(), device.floats(rProductKept), device.floats(rProductKept2), approx, mFactorOfRowsF.element_type,
+        acc[0].load(), device.floats(rProductSaved), device.floats(rProductSaved2), approx, mFactorOfRowsF.element_type,
     )
     at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, iF))
     at.store(factor_of_rows_f2.to(mFactorOfRowsF2.element_type), mFactorOfRowsF2, (row, iF))
@@ -323,25 +323,25 @@ def mlp_swiglu_frozen_stage1_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,  # (rows, K) T
     mDown: cute.Tensor,  # (K, F) T
-    mProductKept: cute.Tensor,  # (rows, F) wide T
-    mProductKept2: cute.Tensor,  # (rows, F) wide T
+    mProductSaved: cute.Tensor,  # (rows, F) wide T
+    mProductSaved2: cute.Tensor,  # (rows, F) wide T
     mFactorOfRowsF: cute.Tensor,  # (rows, F) T
     mFactorOfRowsF2: cute.Tensor,  # (rows, F) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mDy, (mDown,), (mProductKept, mProductKept2, mFactorOfRowsF, mFactorOfRowsF2,),
+        stream, mDy, (mDown,), (mProductSaved, mProductSaved2, mFactorOfRowsF, mFactorOfRowsF2,),
         mlp_swiglu_frozen_stage1_tile, batched=False, b_is_nk=False, paired="",
-        reads=(None, mlp_swiglu_frozen_stage1_tiles), whole=((mProductKept, 1, True), (mProductKept2, 1, True),),
+        reads=(None, mlp_swiglu_frozen_stage1_tiles), whole=((mProductSaved, 1, True), (mProductSaved2, 1, True),),
         how=how,
     )
 
 
-def mlp_swiglu_frozen_stage1_epilogue_chain(t0, product_kept, product_kept2, approx, T):
+def mlp_swiglu_frozen_stage1_epilogue_chain(t0, product_saved, product_saved2, approx, T):
     """The chain, on one vector of each operand."""
-    t1, t2 = device.both_sigmoids(product_kept2, approx)
-    z = t0 * (product_kept2 * t1)
-    z2 = t0 * product_kept * t1 * (1.0 + product_kept2 * t2)
+    t1, t2 = device.both_sigmoids(product_saved2, approx)
+    z = t0 * (product_saved2 * t1)
+    z2 = t0 * product_saved * t1 * (1.0 + product_saved2 * t2)
     factor_of_rows_f = device.cast(z, T).to(cutlass.Float32)
     factor_of_rows_f2 = device.cast(z2, T).to(cutlass.Float32)
     return factor_of_rows_f, factor_of_rows_f2
@@ -350,8 +350,8 @@ def mlp_swiglu_frozen_stage1_epilogue_chain(t0, product_kept, product_kept2, app
 @cute.kernel
 def mlp_swiglu_frozen_stage1_epilogue_kernel(
     mT0: cute.Tensor,  # (rows, cols) float32
-    mProductKept: cute.Tensor,  # (rows, cols) wide T
-    mProductKept2: cute.Tensor,  # (rows, cols) wide T
+    mProductSaved: cute.Tensor,  # (rows, cols) wide T
+    mProductSaved2: cute.Tensor,  # (rows, cols) wide T
     mFactorOfRowsF: cute.Tensor,  # (rows, cols) T
     mFactorOfRowsF2: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
@@ -359,9 +359,9 @@ def mlp_swiglu_frozen_stage1_epilogue_kernel(
     at = flat.vector(how, mFactorOfRowsF.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mFactorOfRowsF)
     if at.valid > 0:
-        rT0, rProductKept, rProductKept2 = at.load(mT0, mProductKept, mProductKept2)
+        rT0, rProductSaved, rProductSaved2 = at.load(mT0, mProductSaved, mProductSaved2)
         factor_of_rows_f, factor_of_rows_f2 = mlp_swiglu_frozen_stage1_epilogue_chain(
-            device.floats(rT0), device.floats(rProductKept), device.floats(rProductKept2), approx,
+            device.floats(rT0), device.floats(rProductSaved), device.floats(rProductSaved2), approx,
             mFactorOfRowsF.element_type,
         )
         at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF)
@@ -370,19 +370,19 @@ def mlp_swiglu_frozen_stage1_epilogue_kernel(
 
 @cute.jit
 def mlp_swiglu_frozen_stage1_epilogue_launch(
-    stream: cuda.CUstream, mT0: cute.Tensor, mProductKept: cute.Tensor, mProductKept2: cute.Tensor,
+    stream: cuda.CUstream, mT0: cute.Tensor, mProductSaved: cute.Tensor, mProductSaved2: cute.Tensor,
     mFactorOfRowsF: cute.Tensor, mFactorOfRowsF2: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
     mlp_swiglu_frozen_stage1_epilogue_kernel(
-        mT0, mProductKept, mProductKept2, mFactorOfRowsF, mFactorOfRowsF2, how,
+        mT0, mProductSaved, mProductSaved2, mFactorOfRowsF, mFactorOfRowsF2, how,
     ).launch(**flat.grid(how, mFactorOfRowsF.shape, stream))
 
 
-def mlp_swiglu_frozen_stage1_epilogue_xla(t0, product_kept, product_kept2, T):
+def mlp_swiglu_frozen_stage1_epilogue_xla(t0, product_saved, product_saved2, T):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jax.lax.logistic(product_kept2)
-    z = t0 * (product_kept2 * t1)
-    z2 = t0 * product_kept * t1 * (1.0 + product_kept2 * jax.lax.logistic(-product_kept2))
+    t1 = jax.lax.logistic(product_saved2)
+    z = t0 * (product_saved2 * t1)
+    z2 = t0 * product_saved * t1 * (1.0 + product_saved2 * jax.lax.logistic(-product_saved2))
     factor_of_rows_f = runtime.cast(z, T).astype(jnp.float32)
     factor_of_rows_f2 = runtime.cast(z2, T).astype(jnp.float32)
     return factor_of_rows_f, factor_of_rows_f2
@@ -520,23 +520,23 @@ def mlp_swiglu_frozen_stage3_epilogue_xla(acc, product_of_rows_k):
 
 def mlp_swiglu_backward_stage1_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mProductKept, mProductKept2, mT2, mT3, mFactorOfRowsF = tensors
+    mProductSaved, mProductSaved2, mT2, mT3, mFactorOfRowsF = tensors
     row = at.row
     iF = at.column
-    rProductKept = at.load(mProductKept, (row, iF))
-    rProductKept2 = at.load(mProductKept2, (row, iF))
-    return (rProductKept, rProductKept2,)
+    rProductSaved = at.load(mProductSaved, (row, iF))
+    rProductSaved2 = at.load(mProductSaved2, (row, iF))
+    return (rProductSaved, rProductSaved2,)
 
 
 def mlp_swiglu_backward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mProductKept, mProductKept2, mT2, mT3, mFactorOfRowsF = tensors
+    mProductSaved, mProductSaved2, mT2, mT3, mFactorOfRowsF = tensors
     row = at.row
     iF = at.column
-    rProductKept, rProductKept2 = operands
+    rProductSaved, rProductSaved2 = operands
     approx = device.narrow(mT2)
     t2, t3, factor_of_rows_f = mlp_swiglu_backward_stage1_epilogue_chain(
-        acc[0].load(), device.floats(rProductKept), device.floats(rProductKept2), approx, mT2.element_type,
+        acc[0].load(), device.floats(rProductSaved), device.floats(rProductSaved2), approx, mT2.element_type,
     )
     at.store(t2.to(mT2.element_type), mT2, (row, iF))
     at.store(t3.to(mT3.element_type), mT3, (row, iF))
@@ -549,38 +549,38 @@ def mlp_swiglu_backward_stage1_launch(
     stream: cuda.CUstream,
     mDy: cute.Tensor,  # (rows, K) T
     mDown: cute.Tensor,  # (K, F) T
-    mProductKept: cute.Tensor,  # (rows, F) wide T
-    mProductKept2: cute.Tensor,  # (rows, F) wide T
+    mProductSaved: cute.Tensor,  # (rows, F) wide T
+    mProductSaved2: cute.Tensor,  # (rows, F) wide T
     mT2: cute.Tensor,  # (rows, F) T
     mT3: cute.Tensor,  # (rows, F) T
     mFactorOfRowsF: cute.Tensor,  # (rows, F) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mDy, (mDown,), (mProductKept, mProductKept2, mT2, mT3, mFactorOfRowsF,),
+        stream, mDy, (mDown,), (mProductSaved, mProductSaved2, mT2, mT3, mFactorOfRowsF,),
         mlp_swiglu_backward_stage1_tile, batched=False, b_is_nk=False, paired="",
-        reads=(None, mlp_swiglu_backward_stage1_tiles), whole=((mProductKept, 1, True), (mProductKept2, 1, True),),
+        reads=(None, mlp_swiglu_backward_stage1_tiles), whole=((mProductSaved, 1, True), (mProductSaved2, 1, True),),
         how=how,
     )
 
 
-def mlp_swiglu_backward_stage1_epilogue_chain(t0, product_kept, product_kept2, approx, T):
+def mlp_swiglu_backward_stage1_epilogue_chain(t0, product_saved, product_saved2, approx, T):
     """The chain, on one vector of each operand."""
-    t4, t5 = device.both_sigmoids(product_kept2, approx)
-    t1 = product_kept2 * t4
+    t4, t5 = device.both_sigmoids(product_saved2, approx)
+    t1 = product_saved2 * t4
     z = t0 * t1
-    z2 = t0 * product_kept * t4 * (1.0 + product_kept2 * t5)
+    z2 = t0 * product_saved * t4 * (1.0 + product_saved2 * t5)
     t2 = device.cast(z, T).to(cutlass.Float32)
     t3 = device.cast(z2, T).to(cutlass.Float32)
-    factor_of_rows_f = device.cast(t1 * product_kept, T).to(cutlass.Float32)
+    factor_of_rows_f = device.cast(t1 * product_saved, T).to(cutlass.Float32)
     return t2, t3, factor_of_rows_f
 
 
 @cute.kernel
 def mlp_swiglu_backward_stage1_epilogue_kernel(
     mT0: cute.Tensor,  # (rows, cols) float32
-    mProductKept: cute.Tensor,  # (rows, cols) wide T
-    mProductKept2: cute.Tensor,  # (rows, cols) wide T
+    mProductSaved: cute.Tensor,  # (rows, cols) wide T
+    mProductSaved2: cute.Tensor,  # (rows, cols) wide T
     mT2: cute.Tensor,  # (rows, cols) T
     mT3: cute.Tensor,  # (rows, cols) T
     mFactorOfRowsF: cute.Tensor,  # (rows, cols) T
@@ -589,9 +589,9 @@ def mlp_swiglu_backward_stage1_epilogue_kernel(
     at = flat.vector(how, mT2.shape)  # this thread's elements, which lie next to each other in the outputs
     approx = device.narrow(mT2)
     if at.valid > 0:
-        rT0, rProductKept, rProductKept2 = at.load(mT0, mProductKept, mProductKept2)
+        rT0, rProductSaved, rProductSaved2 = at.load(mT0, mProductSaved, mProductSaved2)
         t2, t3, factor_of_rows_f = mlp_swiglu_backward_stage1_epilogue_chain(
-            device.floats(rT0), device.floats(rProductKept), device.floats(rProductKept2), approx, mT2.element_type,
+            device.floats(rT0), device.floats(rProductSaved), device.floats(rProductSaved2), approx, mT2.element_type,
         )
         at.store(t2.to(mT2.element_type), mT2)
         at.store(t3.to(mT3.element_type), mT3)
@@ -600,23 +600,23 @@ def mlp_swiglu_backward_stage1_epilogue_kernel(
 
 @cute.jit
 def mlp_swiglu_backward_stage1_epilogue_launch(
-    stream: cuda.CUstream, mT0: cute.Tensor, mProductKept: cute.Tensor, mProductKept2: cute.Tensor, mT2: cute.Tensor,
+    stream: cuda.CUstream, mT0: cute.Tensor, mProductSaved: cute.Tensor, mProductSaved2: cute.Tensor, mT2: cute.Tensor,
     mT3: cute.Tensor, mFactorOfRowsF: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
     mlp_swiglu_backward_stage1_epilogue_kernel(
-        mT0, mProductKept, mProductKept2, mT2, mT3, mFactorOfRowsF, how,
+        mT0, mProductSaved, mProductSaved2, mT2, mT3, mFactorOfRowsF, how,
     ).launch(**flat.grid(how, mT2.shape, stream))
 
 
-def mlp_swiglu_backward_stage1_epilogue_xla(t0, product_kept, product_kept2, T):
+def mlp_swiglu_backward_stage1_epilogue_xla(t0, product_saved, product_saved2, T):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t4 = jax.lax.logistic(product_kept2)
-    t1 = product_kept2 * t4
+    t4 = jax.lax.logistic(product_saved2)
+    t1 = product_saved2 * t4
     z = t0 * t1
-    z2 = t0 * product_kept * t4 * (1.0 + product_kept2 * jax.lax.logistic(-product_kept2))
+    z2 = t0 * product_saved * t4 * (1.0 + product_saved2 * jax.lax.logistic(-product_saved2))
     t2 = runtime.cast(z, T).astype(jnp.float32)
     t3 = runtime.cast(z2, T).astype(jnp.float32)
-    factor_of_rows_f = runtime.cast(t1 * product_kept, T).astype(jnp.float32)
+    factor_of_rows_f = runtime.cast(t1 * product_saved, T).astype(jnp.float32)
     return t2, t3, factor_of_rows_f
 
 

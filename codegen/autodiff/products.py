@@ -77,7 +77,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     if not kept and not more:
         return Pulled(how, None, shared)
     taken = {a.name for a in epilogue.arrays} | {s.name for s in own.read.statements}
-    names = {acc.name: fresh(taken, f"{acc.name}_kept") for acc in kept}
+    names = {acc.name: fresh(taken, f"{acc.name}_saved") for acc in kept}
     graph = epilogue.read.graph.fork()
     lines = [
         Statement(

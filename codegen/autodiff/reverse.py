@@ -356,7 +356,7 @@ class Reverse(Adjoints):
 
     def name_saved(self, node: Node) -> str:
         name = self.named.get(id(node))
-        return name if name and name not in self.held else fresh(self.taken, f"{name or 'product'}_kept")
+        return name if name and name not in self.held else fresh(self.taken, f"{name or 'product'}_saved")
 
     def row_reductions(
         self, assigned: list[Statement], saved: Mapping[str, Node], widest: tuple[str, ...]

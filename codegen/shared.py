@@ -319,3 +319,15 @@ class Contraction:
     vec: int  # elements of the epilogue's vectors
     ragged: bool  # whether N is not a multiple of vec
     tiles: Tiles | AmpereTiles  # which say the main loop
+
+
+# A sample of elements, from which a centre is made: one of several, evenly spaced
+SPACING = 32  # at most: accuracy and the bytes of the sample decide
+LEAST_SAMPLED = 2**20  # elements of an array: a smaller one is in a cache when it is read again
+
+
+def spacing(size: object) -> int:
+    """The distance between an axis' elements that are in a sample: the largest that divides its size; 1 if that is not known."""
+    if not isinstance(size, int) or size <= 0:
+        return 1
+    return next(s for s in range(SPACING, 0, -1) if size % s == 0)

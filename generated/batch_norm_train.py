@@ -61,21 +61,21 @@ def batch_norm_train_reference(x, weight, bias, eps):
 
 
 def batch_norm_train_stage1_chain(x):
-    """The values to reduce into column_mean, from one vector of each operand."""
+    """The values to reduce into t0, from one vector of each operand."""
     return x
 
 
-def batch_norm_train_stage1_columns(column_mean):
+def batch_norm_train_stage1_columns(t0):
     """The columns' results, from their statistics."""
-    mean = column_mean
-    return mean
+    centre_of_n = device.where(device.isfinite(t0), t0, 0.0)
+    return centre_of_n
 
 
 @cute.kernel
 def batch_norm_train_stage1_kernel(
     mX: cute.Tensor,  # (rows, N) T
-    mMean: cute.Tensor,  # (N) float32
-    mColumnMeanParts: cute.Tensor,  # (parts, N) column_mean of each part
+    mCentreOfN: cute.Tensor,  # (N) float32
+    mT0Parts: cute.Tensor,  # (parts, N) t0 of each part
     how: cutlass.Constexpr[Walk],
 ):
     tidx, _, _ = cute.arch.thread_idx()
@@ -85,13 +85,13 @@ def batch_norm_train_stage1_kernel(
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
-    parts = mColumnMeanParts.shape[0]
+    parts = mT0Parts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
-    fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
+    fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
@@ -105,75 +105,77 @@ def batch_norm_train_stage1_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of = batch_norm_train_stage1_chain(device.floats(rX[None, v, u]))
+                    t0_of = batch_norm_train_stage1_chain(device.floats(rX[None, v, u]))
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnMean], ("mean",), [mColumnMeanParts], sColumns, part, first, step, N, per_row, how.ragged,
-    )
+    partials.store_parts([fT0], ("mean",), [mT0Parts], sColumns, part, first, step, N, per_row, how.ragged)
 
 
 @cute.kernel
 def batch_norm_train_stage1_finish(
-    mMean: cute.Tensor,  # (N) float32
-    mColumnMeanParts: cute.Tensor,  # (parts, N) column_mean of each part
+    mCentreOfN: cute.Tensor,  # (N) float32
+    mT0Parts: cute.Tensor,  # (parts, N) t0 of each part
     row_count: cutlass.Int64,
 ):
     partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mColumnMeanParts)
-    (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    column_mean = column_mean / cutlass.Float32(row_count)
+    c, there = partials.column_to_finish(mT0Parts)
+    (t0,) = partials.over_parts([mT0Parts], ("mean",), c)
+    t0 = t0 / cutlass.Float32(row_count)
     if there:
-        mean = batch_norm_train_stage1_columns(device.full(1, column_mean))
-        mMean[c] = mean.to(mMean.element_type)[0]
+        centre_of_n = batch_norm_train_stage1_columns(device.full(1, t0))
+        mCentreOfN[c] = centre_of_n.to(mCentreOfN.element_type)[0]
 
 
 @cute.jit
 def batch_norm_train_stage1_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mMean: cute.Tensor, mColumnMeanParts: cute.Tensor,
+    stream: cuda.CUstream, mX: cute.Tensor, mCentreOfN: cute.Tensor, mT0Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
     rows, N = mX.shape[0], mX.shape[1]
     pieces = rowwise.pieces(how, N)
-    blocks = mColumnMeanParts.shape[0] * pieces
+    blocks = mT0Parts.shape[0] * pieces
     if blocks > 0:
-        batch_norm_train_stage1_kernel(mX, mMean, mColumnMeanParts, how).launch(
+        batch_norm_train_stage1_kernel(mX, mCentreOfN, mT0Parts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    blocks = partials.blocks_to_finish(mColumnMeanParts, N)
+    blocks = partials.blocks_to_finish(mT0Parts, N)
     if blocks > 0:
-        batch_norm_train_stage1_finish(
-            mMean, mColumnMeanParts, cutlass.Int64(rows),
-        ).launch(**partials.finishing_grid(blocks, stream))
+        batch_norm_train_stage1_finish(mCentreOfN, mT0Parts, cutlass.Int64(rows)).launch(
+            **partials.finishing_grid(blocks, stream)
+        )
 
 
 def batch_norm_train_stage1_xla(x, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    mean = jnp.mean(x, axis=row_axes, keepdims=True)
-    return mean
+    t0 = jnp.mean(x, axis=row_axes, keepdims=True)
+    centre_of_n = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    return centre_of_n
 
 
-def batch_norm_train_stage2_chain(x, mean):
-    """The values to reduce into column_mean, from one vector of each operand."""
-    t0 = x - mean
-    return t0 * t0
+def batch_norm_train_stage2_chain(x, centre_of_n):
+    """The values to reduce into t1, column_mean, from one vector of each operand."""
+    t0 = x - centre_of_n
+    return t0, t0 * t0
 
 
-def batch_norm_train_stage2_columns(column_mean):
+def batch_norm_train_stage2_columns(centre_of_n, t1, column_mean):
     """The columns' results, from their statistics."""
-    var = column_mean
-    return var
+    mean = centre_of_n + t1
+    var = device.maximum(column_mean - t1 * t1, 0.0)
+    return mean, var
 
 
 @cute.kernel
 def batch_norm_train_stage2_kernel(
     mX: cute.Tensor,  # (rows, N) T
+    mCentreOfN: cute.Tensor,  # (N) float32
     mMean: cute.Tensor,  # (N) float32
     mVar: cute.Tensor,  # (N) float32
+    mT1Parts: cute.Tensor,  # (parts, N) t1 of each part
     mColumnMeanParts: cute.Tensor,  # (parts, N) column_mean of each part
     how: cutlass.Constexpr[Walk],
 ):
@@ -184,17 +186,18 @@ def batch_norm_train_stage2_kernel(
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
-    parts = mColumnMeanParts.shape[0]
+    parts = mT1Parts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
-    rMean = access.registers(mMean, (vec, vectors))
+    rCentreOfN = access.registers(mCentreOfN, (vec, vectors))
+    fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
-    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, N, first)
-    all_rows.load_shared(mMean, (0,), rMean)
+    all_rows.load_shared(mCentreOfN, (0,), rCentreOfN)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -207,59 +210,72 @@ def batch_norm_train_stage2_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of = batch_norm_train_stage2_chain(
-                        device.floats(rX[None, v, u]), device.floats(rMean[None, v]),
+                    t1_of, column_mean_of = batch_norm_train_stage2_chain(
+                        device.floats(rX[None, v, u]), device.floats(rCentreOfN[None, v]),
                     )
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
-        [fColumnMean], ("mean",), [mColumnMeanParts], sColumns, part, first, step, N, per_row, how.ragged,
+        [fT1, fColumnMean], ("mean", "mean"), [mT1Parts, mColumnMeanParts], sColumns, part, first, step, N, per_row,
+        how.ragged,
     )
 
 
 @cute.kernel
 def batch_norm_train_stage2_finish(
+    mCentreOfN: cute.Tensor,  # (N) float32
+    mMean: cute.Tensor,  # (N) float32
     mVar: cute.Tensor,  # (N) float32
+    mT1Parts: cute.Tensor,  # (parts, N) t1 of each part
     mColumnMeanParts: cute.Tensor,  # (parts, N) column_mean of each part
     row_count: cutlass.Int64,
 ):
     partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mColumnMeanParts)
-    (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
+    c, there = partials.column_to_finish(mT1Parts)
+    t1, column_mean = partials.over_parts([mT1Parts, mColumnMeanParts], ("mean", "mean"), c)
+    t1 = t1 / cutlass.Float32(row_count)
     column_mean = column_mean / cutlass.Float32(row_count)
+    rCentreOfN = access.registers(mCentreOfN, (1,))
+    rowwise.load_one(mCentreOfN, (c,), there, rCentreOfN)
     if there:
-        var = batch_norm_train_stage2_columns(device.full(1, column_mean))
+        mean, var = batch_norm_train_stage2_columns(
+            device.floats(device.full(1, rCentreOfN[0], rCentreOfN.element_type)), device.full(1, t1),
+            device.full(1, column_mean),
+        )
+        mMean[c] = mean.to(mMean.element_type)[0]
         mVar[c] = var.to(mVar.element_type)[0]
 
 
 @cute.jit
 def batch_norm_train_stage2_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mMean: cute.Tensor, mVar: cute.Tensor, mColumnMeanParts: cute.Tensor,
-    how: cutlass.Constexpr[Walk],
+    stream: cuda.CUstream, mX: cute.Tensor, mCentreOfN: cute.Tensor, mMean: cute.Tensor, mVar: cute.Tensor,
+    mT1Parts: cute.Tensor, mColumnMeanParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     rows, N = mX.shape[0], mX.shape[1]
     pieces = rowwise.pieces(how, N)
-    blocks = mColumnMeanParts.shape[0] * pieces
+    blocks = mT1Parts.shape[0] * pieces
     if blocks > 0:
-        batch_norm_train_stage2_kernel(mX, mMean, mVar, mColumnMeanParts, how).launch(
-            **rowwise.walking_grid(how, blocks, stream)
-        )
-    blocks = partials.blocks_to_finish(mColumnMeanParts, N)
+        batch_norm_train_stage2_kernel(
+            mX, mCentreOfN, mMean, mVar, mT1Parts, mColumnMeanParts, how,
+        ).launch(**rowwise.walking_grid(how, blocks, stream))
+    blocks = partials.blocks_to_finish(mT1Parts, N)
     if blocks > 0:
         batch_norm_train_stage2_finish(
-            mVar, mColumnMeanParts, cutlass.Int64(rows),
+            mCentreOfN, mMean, mVar, mT1Parts, mColumnMeanParts, cutlass.Int64(rows),
         ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def batch_norm_train_stage2_xla(x, mean, row_axes):
+def batch_norm_train_stage2_xla(x, centre_of_n, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x - mean
-    var = jnp.mean(t0 * t0, axis=row_axes, keepdims=True)
-    return var
+    t0 = x - centre_of_n
+    t1 = jnp.mean(t0, axis=row_axes, keepdims=True)
+    mean = centre_of_n + t1
+    var = jnp.maximum(jnp.mean(t0 * t0, axis=row_axes, keepdims=True) - t1 * t1, 0.0)
+    return mean, var
 
 
 def batch_norm_train_stage3_chain(x, weight, bias, mean, var, eps, approx):

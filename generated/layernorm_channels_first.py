@@ -49,21 +49,21 @@ def layernorm_channels_first_reference(x, weight, bias, eps):
 
 
 def layernorm_channels_first_stage1_chain(x):
-    """The values to reduce into column_mean, from one vector of each operand."""
+    """The values to reduce into t0, from one vector of each operand."""
     return x
 
 
-def layernorm_channels_first_stage1_columns(column_mean):
+def layernorm_channels_first_stage1_columns(t0):
     """The columns' results, from their statistics."""
-    mean_of_b_s = column_mean
-    return mean_of_b_s
+    centre_of_b_s = device.where(device.isfinite(t0), t0, 0.0)
+    return centre_of_b_s
 
 
 @cute.kernel
 def layernorm_channels_first_stage1_kernel(
     mX: cute.Tensor,  # (B, C, S) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
-    mColumnMeanParts: cute.Tensor,  # (parts, B * S) column_mean of each part
+    mCentreOfBS: cute.Tensor,  # (B, S) float32
+    mT0Parts: cute.Tensor,  # (parts, B * S) t0 of each part
     how: cutlass.Constexpr[Walk],
 ):
     tidx, _, _ = cute.arch.thread_idx()
@@ -73,7 +73,7 @@ def layernorm_channels_first_stage1_kernel(
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, S)
-    parts = mColumnMeanParts.shape[0]
+    parts = mT0Parts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
     iB = place
@@ -81,7 +81,7 @@ def layernorm_channels_first_stage1_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
-    fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
+    fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
@@ -97,25 +97,25 @@ def layernorm_channels_first_stage1_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
+                    t0_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
             later = rowwise.walked(how, row < C, S, first)
             later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
-        [fColumnMean], ("mean",), [cute.domain_offset((0, place * (S)), mColumnMeanParts)], sColumns, part, first, step,
-        S, per_row, how.ragged,
+        [fT0], ("mean",), [cute.domain_offset((0, place * (S)), mT0Parts)], sColumns, part, first, step, S, per_row,
+        how.ragged,
     )
 
 
 @cute.kernel
 def layernorm_channels_first_stage1_places(
     mX: cute.Tensor,  # (B, C, S) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
-    mColumnMeanParts: cute.Tensor,  # (parts, B * S) column_mean of each part
+    mCentreOfBS: cute.Tensor,  # (B, S) float32
+    mT0Parts: cute.Tensor,  # (parts, B * S) t0 of each part
     how: cutlass.Constexpr[Walk],
 ):
     # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
@@ -127,7 +127,7 @@ def layernorm_channels_first_stage1_places(
     first, _ = rowwise.columns_of(how, piece)
 
     rX = access.registers(mX, (vec, vectors, at_once))
-    fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
+    fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     all_rows = rowwise.walked(how, there, S, first)
 
     for base in cutlass.range(0, C, at_once):
@@ -143,84 +143,88 @@ def layernorm_channels_first_stage1_places(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
+                    t0_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_mean = device.divide_by_row(
-            reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
+        t0 = device.divide_by_row(
+            reduce.result("mean", fT0[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
         )
-        mean_of_b_s = layernorm_channels_first_stage1_columns(column_mean)
-        at.store(mean_of_b_s.to(mMeanOfBS.element_type), mMeanOfBS, (iB, 0))
+        centre_of_b_s = layernorm_channels_first_stage1_columns(t0)
+        at.store(centre_of_b_s.to(mCentreOfBS.element_type), mCentreOfBS, (iB, 0))
 
 
 @cute.kernel
 def layernorm_channels_first_stage1_finish(
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
-    mColumnMeanParts: cute.Tensor,  # (parts, B * S) column_mean of each part
+    mCentreOfBS: cute.Tensor,  # (B, S) float32
+    mT0Parts: cute.Tensor,  # (parts, B * S) t0 of each part
     S: cutlass.Int32,
     row_count: cutlass.Int64,
 ):
     partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mColumnMeanParts)
+    c, there = partials.column_to_finish(mT0Parts)
     iS = c % S
     iB = (c // S)
-    (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    column_mean = column_mean / cutlass.Float32(row_count)
+    (t0,) = partials.over_parts([mT0Parts], ("mean",), c)
+    t0 = t0 / cutlass.Float32(row_count)
     if there:
-        mean_of_b_s = layernorm_channels_first_stage1_columns(device.full(1, column_mean))
-        mMeanOfBS[iB, iS] = mean_of_b_s.to(mMeanOfBS.element_type)[0]
+        centre_of_b_s = layernorm_channels_first_stage1_columns(device.full(1, t0))
+        mCentreOfBS[iB, iS] = centre_of_b_s.to(mCentreOfBS.element_type)[0]
 
 
 @cute.jit
 def layernorm_channels_first_stage1_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mMeanOfBS: cute.Tensor, mColumnMeanParts: cute.Tensor,
+    stream: cuda.CUstream, mX: cute.Tensor, mCentreOfBS: cute.Tensor, mT0Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
     B, C, S = mX.shape[0], mX.shape[1], mX.shape[2]
     if cutlass.const_expr(how.by_place):
-        layernorm_channels_first_stage1_places(mX, mMeanOfBS, mColumnMeanParts, how).launch(
+        layernorm_channels_first_stage1_places(mX, mCentreOfBS, mT0Parts, how).launch(
             **rowwise.places_grid(how, B, S, stream)
         )
     else:
         pieces = rowwise.pieces(how, S)
-        blocks = mColumnMeanParts.shape[0] * pieces * B
+        blocks = mT0Parts.shape[0] * pieces * B
         if blocks > 0:
-            layernorm_channels_first_stage1_kernel(mX, mMeanOfBS, mColumnMeanParts, how).launch(
+            layernorm_channels_first_stage1_kernel(mX, mCentreOfBS, mT0Parts, how).launch(
                 **rowwise.walking_grid(how, blocks, stream)
             )
-        blocks = partials.blocks_to_finish(mColumnMeanParts, B * S)
+        blocks = partials.blocks_to_finish(mT0Parts, B * S)
         if blocks > 0:
             layernorm_channels_first_stage1_finish(
-                mMeanOfBS, mColumnMeanParts, S, cutlass.Int64(C),
+                mCentreOfBS, mT0Parts, S, cutlass.Int64(C),
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
 def layernorm_channels_first_stage1_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    mean_of_b_s = jnp.mean(x, axis=-2, keepdims=True)
-    return mean_of_b_s
+    t0 = jnp.mean(x, axis=-2, keepdims=True)
+    centre_of_b_s = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    return centre_of_b_s
 
 
-def layernorm_channels_first_stage2_chain(x, mean_of_b_s):
-    """The values to reduce into column_mean, from one vector of each operand."""
-    t0 = x - mean_of_b_s
-    return t0 * t0
+def layernorm_channels_first_stage2_chain(x, centre_of_b_s):
+    """The values to reduce into t1, column_mean, from one vector of each operand."""
+    t0 = x - centre_of_b_s
+    return t0, t0 * t0
 
 
-def layernorm_channels_first_stage2_columns(column_mean):
+def layernorm_channels_first_stage2_columns(centre_of_b_s, t1, column_mean):
     """The columns' results, from their statistics."""
-    mean_of_b_s2 = column_mean
-    return mean_of_b_s2
+    mean_of_b_s4 = centre_of_b_s + t1
+    var_of_b_s = device.maximum(column_mean - t1 * t1, 0.0)
+    return mean_of_b_s4, var_of_b_s
 
 
 @cute.kernel
 def layernorm_channels_first_stage2_kernel(
     mX: cute.Tensor,  # (B, C, S) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
-    mMeanOfBS2: cute.Tensor,  # (B, S) float32
+    mCentreOfBS: cute.Tensor,  # (B, S) float32
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
+    mVarOfBS: cute.Tensor,  # (B, S) float32
+    mT1Parts: cute.Tensor,  # (parts, B * S) t1 of each part
     mColumnMeanParts: cute.Tensor,  # (parts, B * S) column_mean of each part
     how: cutlass.Constexpr[Walk],
 ):
@@ -231,7 +235,7 @@ def layernorm_channels_first_stage2_kernel(
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, S)
-    parts = mColumnMeanParts.shape[0]
+    parts = mT1Parts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     part, place = part // (B), part % (B)  # only rows of one place meet
     iB = place
@@ -239,11 +243,12 @@ def layernorm_channels_first_stage2_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rX = access.registers(mX, (vec, vectors, at_once))
-    rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
+    rCentreOfBS = access.registers(mCentreOfBS, (vec, vectors))
+    fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
-    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, S, first)
-    all_rows.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
+    all_rows.load_shared(mCentreOfBS, (iB, 0), rCentreOfBS)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -258,27 +263,30 @@ def layernorm_channels_first_stage2_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of = layernorm_channels_first_stage2_chain(
-                        device.floats(rX[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                    t1_of, column_mean_of = layernorm_channels_first_stage2_chain(
+                        device.floats(rX[None, v, u]), device.floats(rCentreOfBS[None, v]),
                     )
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
             later = rowwise.walked(how, row < C, S, first)
             later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
-        [fColumnMean], ("mean",), [cute.domain_offset((0, place * (S)), mColumnMeanParts)], sColumns, part, first, step,
-        S, per_row, how.ragged,
+        [fT1, fColumnMean], ("mean", "mean"),
+        [cute.domain_offset((0, place * (S)), mT1Parts), cute.domain_offset((0, place * (S)), mColumnMeanParts)],
+        sColumns, part, first, step, S, per_row, how.ragged,
     )
 
 
 @cute.kernel
 def layernorm_channels_first_stage2_places(
     mX: cute.Tensor,  # (B, C, S) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
-    mMeanOfBS2: cute.Tensor,  # (B, S) float32
+    mCentreOfBS: cute.Tensor,  # (B, S) float32
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
+    mVarOfBS: cute.Tensor,  # (B, S) float32
+    mT1Parts: cute.Tensor,  # (parts, B * S) t1 of each part
     mColumnMeanParts: cute.Tensor,  # (parts, B * S) column_mean of each part
     how: cutlass.Constexpr[Walk],
 ):
@@ -291,10 +299,11 @@ def layernorm_channels_first_stage2_places(
     first, _ = rowwise.columns_of(how, piece)
 
     rX = access.registers(mX, (vec, vectors, at_once))
-    rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
+    rCentreOfBS = access.registers(mCentreOfBS, (vec, vectors))
+    fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     all_rows = rowwise.walked(how, there, S, first)
-    all_rows.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
+    all_rows.load_shared(mCentreOfBS, (iB, 0), rCentreOfBS)
 
     for base in cutlass.range(0, C, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -309,73 +318,91 @@ def layernorm_channels_first_stage2_places(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of = layernorm_channels_first_stage2_chain(
-                        device.floats(rX[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                    t1_of, column_mean_of = layernorm_channels_first_stage2_chain(
+                        device.floats(rX[None, v, u]), device.floats(rCentreOfBS[None, v]),
                     )
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
+        t1 = device.divide_by_row(
+            reduce.result("mean", fT1[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
+        )
         column_mean = device.divide_by_row(
             reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
         )
-        mean_of_b_s2 = layernorm_channels_first_stage2_columns(column_mean)
-        at.store(mean_of_b_s2.to(mMeanOfBS2.element_type), mMeanOfBS2, (iB, 0))
+        mean_of_b_s4, var_of_b_s = layernorm_channels_first_stage2_columns(
+            device.floats(rCentreOfBS[None, v]), t1, column_mean,
+        )
+        at.store(mean_of_b_s4.to(mMeanOfBS4.element_type), mMeanOfBS4, (iB, 0))
+        at.store(var_of_b_s.to(mVarOfBS.element_type), mVarOfBS, (iB, 0))
 
 
 @cute.kernel
 def layernorm_channels_first_stage2_finish(
-    mMeanOfBS2: cute.Tensor,  # (B, S) float32
+    mCentreOfBS: cute.Tensor,  # (B, S) float32
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
+    mVarOfBS: cute.Tensor,  # (B, S) float32
+    mT1Parts: cute.Tensor,  # (parts, B * S) t1 of each part
     mColumnMeanParts: cute.Tensor,  # (parts, B * S) column_mean of each part
     S: cutlass.Int32,
     row_count: cutlass.Int64,
 ):
     partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mColumnMeanParts)
+    c, there = partials.column_to_finish(mT1Parts)
     iS = c % S
     iB = (c // S)
-    (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
+    t1, column_mean = partials.over_parts([mT1Parts, mColumnMeanParts], ("mean", "mean"), c)
+    t1 = t1 / cutlass.Float32(row_count)
     column_mean = column_mean / cutlass.Float32(row_count)
+    rCentreOfBS = access.registers(mCentreOfBS, (1,))
+    rowwise.load_one(mCentreOfBS, (iB, iS), there, rCentreOfBS)
     if there:
-        mean_of_b_s2 = layernorm_channels_first_stage2_columns(device.full(1, column_mean))
-        mMeanOfBS2[iB, iS] = mean_of_b_s2.to(mMeanOfBS2.element_type)[0]
+        mean_of_b_s4, var_of_b_s = layernorm_channels_first_stage2_columns(
+            device.floats(device.full(1, rCentreOfBS[0], rCentreOfBS.element_type)), device.full(1, t1),
+            device.full(1, column_mean),
+        )
+        mMeanOfBS4[iB, iS] = mean_of_b_s4.to(mMeanOfBS4.element_type)[0]
+        mVarOfBS[iB, iS] = var_of_b_s.to(mVarOfBS.element_type)[0]
 
 
 @cute.jit
 def layernorm_channels_first_stage2_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mMeanOfBS: cute.Tensor, mMeanOfBS2: cute.Tensor,
-    mColumnMeanParts: cute.Tensor, how: cutlass.Constexpr[Walk],
+    stream: cuda.CUstream, mX: cute.Tensor, mCentreOfBS: cute.Tensor, mMeanOfBS4: cute.Tensor, mVarOfBS: cute.Tensor,
+    mT1Parts: cute.Tensor, mColumnMeanParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     B, C, S = mX.shape[0], mX.shape[1], mX.shape[2]
     if cutlass.const_expr(how.by_place):
         layernorm_channels_first_stage2_places(
-            mX, mMeanOfBS, mMeanOfBS2, mColumnMeanParts, how,
+            mX, mCentreOfBS, mMeanOfBS4, mVarOfBS, mT1Parts, mColumnMeanParts, how,
         ).launch(**rowwise.places_grid(how, B, S, stream))
     else:
         pieces = rowwise.pieces(how, S)
-        blocks = mColumnMeanParts.shape[0] * pieces * B
+        blocks = mT1Parts.shape[0] * pieces * B
         if blocks > 0:
             layernorm_channels_first_stage2_kernel(
-                mX, mMeanOfBS, mMeanOfBS2, mColumnMeanParts, how,
+                mX, mCentreOfBS, mMeanOfBS4, mVarOfBS, mT1Parts, mColumnMeanParts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnMeanParts, B * S)
+        blocks = partials.blocks_to_finish(mT1Parts, B * S)
         if blocks > 0:
             layernorm_channels_first_stage2_finish(
-                mMeanOfBS2, mColumnMeanParts, S, cutlass.Int64(C),
+                mCentreOfBS, mMeanOfBS4, mVarOfBS, mT1Parts, mColumnMeanParts, S, cutlass.Int64(C),
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def layernorm_channels_first_stage2_xla(x, mean_of_b_s):
+def layernorm_channels_first_stage2_xla(x, centre_of_b_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x - mean_of_b_s
-    mean_of_b_s2 = jnp.mean(t0 * t0, axis=-2, keepdims=True)
-    return mean_of_b_s2
+    t0 = x - centre_of_b_s
+    t1 = jnp.mean(t0, axis=-2, keepdims=True)
+    mean_of_b_s4 = centre_of_b_s + t1
+    var_of_b_s = jnp.maximum(jnp.mean(t0 * t0, axis=-2, keepdims=True) - t1 * t1, 0.0)
+    return mean_of_b_s4, var_of_b_s
 
 
-def layernorm_channels_first_stage3_chain(x, weight, bias, mean_of_b_s, mean_of_b_s2, eps, approx):
+def layernorm_channels_first_stage3_chain(x, weight, bias, mean_of_b_s4, var_of_b_s, eps, approx):
     """The chain, on one vector of each operand."""
-    y = (x - mean_of_b_s) * device.rsqrt(mean_of_b_s2 + eps, approx) * weight + bias
+    y = (x - mean_of_b_s4) * device.rsqrt(var_of_b_s + eps, approx) * weight + bias
     return y
 
 
@@ -384,8 +411,8 @@ def layernorm_channels_first_stage3_kernel(
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
     mBias: cute.Tensor | None,  # (C) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
-    mMeanOfBS2: cute.Tensor,  # (B, S) float32
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
+    mVarOfBS: cute.Tensor,  # (B, S) float32
     mY: cute.Tensor,  # (B, C, S) T
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
@@ -394,13 +421,13 @@ def layernorm_channels_first_stage3_kernel(
     iB, iC, iS = at.axes
     approx = device.narrow(mY)
     if at.valid > 0:
-        rX, rWeight, rBias, rMeanOfBS, rMeanOfBS2 = at.load(
+        rX, rWeight, rBias, rMeanOfBS4, rVarOfBS = at.load(
             mX, flat.read(mWeight, (iC,), default=1.0), flat.read(mBias, (iC,), default=0.0),
-            flat.read(mMeanOfBS, (iB, iS)), flat.read(mMeanOfBS2, (iB, iS)),
+            flat.read(mMeanOfBS4, (iB, iS)), flat.read(mVarOfBS, (iB, iS)),
         )
         y = layernorm_channels_first_stage3_chain(
-            device.floats(rX), device.floats(rWeight), device.floats(rBias), device.floats(rMeanOfBS),
-            device.floats(rMeanOfBS2), device.full(how.vec, eps), approx,
+            device.floats(rX), device.floats(rWeight), device.floats(rBias), device.floats(rMeanOfBS4),
+            device.floats(rVarOfBS), device.full(how.vec, eps), approx,
         )
         at.store(y.to(mY.element_type), mY)
 
@@ -408,24 +435,24 @@ def layernorm_channels_first_stage3_kernel(
 @cute.jit
 def layernorm_channels_first_stage3_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mWeight: cute.Tensor | None, mBias: cute.Tensor | None,
-    mMeanOfBS: cute.Tensor, mMeanOfBS2: cute.Tensor, mY: cute.Tensor, eps: cutlass.Constexpr[float],
+    mMeanOfBS4: cute.Tensor, mVarOfBS: cute.Tensor, mY: cute.Tensor, eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
     layernorm_channels_first_stage3_kernel(
-        mX, mWeight, mBias, mMeanOfBS, mMeanOfBS2, mY, eps, how,
+        mX, mWeight, mBias, mMeanOfBS4, mVarOfBS, mY, eps, how,
     ).launch(**flat.grid(how, mY.shape, stream))
 
 
-def layernorm_channels_first_stage3_xla(x, weight, bias, mean_of_b_s, mean_of_b_s2, eps):
+def layernorm_channels_first_stage3_xla(x, weight, bias, mean_of_b_s4, var_of_b_s, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = (x - mean_of_b_s) * jax.lax.rsqrt(mean_of_b_s2 + eps) * weight + bias
+    y = (x - mean_of_b_s4) * jax.lax.rsqrt(var_of_b_s + eps) * weight + bias
     return y
 
 
-def layernorm_channels_first_frozen_stage1_chain(dy, mean_of_b_s, x, weight):
+def layernorm_channels_first_frozen_stage1_chain(dy, mean_of_b_s4, x, weight):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t0 = weight * dy
-    return t0 * (x - mean_of_b_s), t0
+    return t0 * (x - mean_of_b_s4), t0
 
 
 def layernorm_channels_first_frozen_stage1_columns(column_sum, column_sum2):
@@ -438,7 +465,7 @@ def layernorm_channels_first_frozen_stage1_columns(column_sum, column_sum2):
 @cute.kernel
 def layernorm_channels_first_frozen_stage1_kernel(
     mDy: cute.Tensor,  # (B, C, S) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
     mSumOfBS: cute.Tensor,  # (B, S) float32
@@ -462,14 +489,14 @@ def layernorm_channels_first_frozen_stage1_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
-    rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
+    rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, vectors))
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, S, first)
-    all_rows.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
+    all_rows.load_shared(mMeanOfBS4, (iB, 0), rMeanOfBS4)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -487,7 +514,7 @@ def layernorm_channels_first_frozen_stage1_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = layernorm_channels_first_frozen_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS4[None, v]),
                         device.floats(rX[None, v, u]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
@@ -512,7 +539,7 @@ def layernorm_channels_first_frozen_stage1_kernel(
 @cute.kernel
 def layernorm_channels_first_frozen_stage1_places(
     mDy: cute.Tensor,  # (B, C, S) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
     mSumOfBS: cute.Tensor,  # (B, S) float32
@@ -530,13 +557,13 @@ def layernorm_channels_first_frozen_stage1_places(
     first, _ = rowwise.columns_of(how, piece)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
-    rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
+    rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, vectors))
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, S, first)
-    all_rows.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
+    all_rows.load_shared(mMeanOfBS4, (iB, 0), rMeanOfBS4)
 
     for base in cutlass.range(0, C, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -554,7 +581,7 @@ def layernorm_channels_first_frozen_stage1_places(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = layernorm_channels_first_frozen_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS4[None, v]),
                         device.floats(rX[None, v, u]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
@@ -595,21 +622,21 @@ def layernorm_channels_first_frozen_stage1_finish(
 
 @cute.jit
 def layernorm_channels_first_frozen_stage1_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS: cute.Tensor, mX: cute.Tensor, mWeight: cute.Tensor | None,
+    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS4: cute.Tensor, mX: cute.Tensor, mWeight: cute.Tensor | None,
     mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
     B, S = mDy.shape[0], mDy.shape[2]
     if cutlass.const_expr(how.by_place):
         layernorm_channels_first_frozen_stage1_places(
-            mDy, mMeanOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
+            mDy, mMeanOfBS4, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
         ).launch(**rowwise.places_grid(how, B, S, stream))
     else:
         pieces = rowwise.pieces(how, S)
         blocks = mColumnSumParts.shape[0] * pieces * B
         if blocks > 0:
             layernorm_channels_first_frozen_stage1_kernel(
-                mDy, mMeanOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
+                mDy, mMeanOfBS4, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = partials.blocks_to_finish(mColumnSumParts, B * S)
         if blocks > 0:
@@ -618,21 +645,21 @@ def layernorm_channels_first_frozen_stage1_launch(
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def layernorm_channels_first_frozen_stage1_xla(dy, mean_of_b_s, x, weight):
+def layernorm_channels_first_frozen_stage1_xla(dy, mean_of_b_s4, x, weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
-    sum_of_b_s = jnp.sum(t0 * (x - mean_of_b_s), axis=-2, keepdims=True)
+    sum_of_b_s = jnp.sum(t0 * (x - mean_of_b_s4), axis=-2, keepdims=True)
     sum_of_b_s2 = jnp.sum(t0, axis=-2, keepdims=True)
     return sum_of_b_s, sum_of_b_s2
 
 
 def layernorm_channels_first_frozen_stage2_chain(
-    dy, mean_of_b_s, mean_of_b_s2, x, weight, sum_of_b_s, sum_of_b_s2, size_c, eps, approx,
+    dy, mean_of_b_s4, var_of_b_s, x, weight, sum_of_b_s, sum_of_b_s2, size_c, eps, approx,
 ):
     """The chain, on one vector of each operand."""
-    rstd = device.rsqrt(mean_of_b_s2 + eps, approx)
+    rstd = device.rsqrt(var_of_b_s + eps, approx)
     t0 = size_c.to(cutlass.Float32)
-    t1 = weight * rstd * dy - device.divide_by_shared(sum_of_b_s * rstd * rstd * rstd, t0, approx) * (x - mean_of_b_s)
+    t1 = weight * rstd * dy - device.divide_by_shared(sum_of_b_s * rstd * rstd * rstd, t0, approx) * (x - mean_of_b_s4)
     dx = t1 - device.divide_by_shared(rstd * sum_of_b_s2, t0, approx)
     return dx
 
@@ -640,8 +667,8 @@ def layernorm_channels_first_frozen_stage2_chain(
 @cute.kernel
 def layernorm_channels_first_frozen_stage2_kernel(
     mDy: cute.Tensor,  # (B, C, S) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
-    mMeanOfBS2: cute.Tensor,  # (B, S) float32
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
+    mVarOfBS: cute.Tensor,  # (B, S) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
     mSumOfBS: cute.Tensor,  # (B, S) float32
@@ -654,12 +681,12 @@ def layernorm_channels_first_frozen_stage2_kernel(
     iB, iC, iS = at.axes
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDy, rMeanOfBS, rMeanOfBS2, rX, rWeight, rSumOfBS, rSumOfBS2 = at.load(
-            mDy, flat.read(mMeanOfBS, (iB, iS)), flat.read(mMeanOfBS2, (iB, iS)), mX,
+        rDy, rMeanOfBS4, rVarOfBS, rX, rWeight, rSumOfBS, rSumOfBS2 = at.load(
+            mDy, flat.read(mMeanOfBS4, (iB, iS)), flat.read(mVarOfBS, (iB, iS)), mX,
             flat.read(mWeight, (iC,), default=1.0), flat.read(mSumOfBS, (iB, iS)), flat.read(mSumOfBS2, (iB, iS)),
         )
         dx = layernorm_channels_first_frozen_stage2_chain(
-            device.floats(rDy), device.floats(rMeanOfBS), device.floats(rMeanOfBS2), device.floats(rX),
+            device.floats(rDy), device.floats(rMeanOfBS4), device.floats(rVarOfBS), device.floats(rX),
             device.floats(rWeight), device.floats(rSumOfBS), device.floats(rSumOfBS2),
             device.full(how.vec, mDx.shape[1], cutlass.Int32), device.full(how.vec, eps), approx,
         )
@@ -668,29 +695,29 @@ def layernorm_channels_first_frozen_stage2_kernel(
 
 @cute.jit
 def layernorm_channels_first_frozen_stage2_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS: cute.Tensor, mMeanOfBS2: cute.Tensor, mX: cute.Tensor,
+    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS4: cute.Tensor, mVarOfBS: cute.Tensor, mX: cute.Tensor,
     mWeight: cute.Tensor | None, mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mDx: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
     layernorm_channels_first_frozen_stage2_kernel(
-        mDy, mMeanOfBS, mMeanOfBS2, mX, mWeight, mSumOfBS, mSumOfBS2, mDx, eps, how,
+        mDy, mMeanOfBS4, mVarOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mDx, eps, how,
     ).launch(**flat.grid(how, mDx.shape, stream))
 
 
 def layernorm_channels_first_frozen_stage2_xla(
-    dy, mean_of_b_s, mean_of_b_s2, x, weight, sum_of_b_s, sum_of_b_s2, size_c, eps,
+    dy, mean_of_b_s4, var_of_b_s, x, weight, sum_of_b_s, sum_of_b_s2, size_c, eps,
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    rstd = jax.lax.rsqrt(mean_of_b_s2 + eps)
+    rstd = jax.lax.rsqrt(var_of_b_s + eps)
     t0 = size_c.astype(jnp.float32)
-    dx = weight * rstd * dy - sum_of_b_s * rstd * rstd * rstd / t0 * (x - mean_of_b_s) - rstd * sum_of_b_s2 / t0
+    dx = weight * rstd * dy - sum_of_b_s * rstd * rstd * rstd / t0 * (x - mean_of_b_s4) - rstd * sum_of_b_s2 / t0
     return dx
 
 
-def layernorm_channels_first_backward_stage1_chain(dy, mean_of_b_s, x, weight):
+def layernorm_channels_first_backward_stage1_chain(dy, mean_of_b_s4, x, weight):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t0 = weight * dy
-    return t0 * (x - mean_of_b_s), t0
+    return t0 * (x - mean_of_b_s4), t0
 
 
 def layernorm_channels_first_backward_stage1_columns(column_sum, column_sum2):
@@ -703,7 +730,7 @@ def layernorm_channels_first_backward_stage1_columns(column_sum, column_sum2):
 @cute.kernel
 def layernorm_channels_first_backward_stage1_kernel(
     mDy: cute.Tensor,  # (B, C, S) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
     mSumOfBS: cute.Tensor,  # (B, S) float32
@@ -727,14 +754,14 @@ def layernorm_channels_first_backward_stage1_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
-    rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
+    rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, vectors))
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, S, first)
-    all_rows.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
+    all_rows.load_shared(mMeanOfBS4, (iB, 0), rMeanOfBS4)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -752,7 +779,7 @@ def layernorm_channels_first_backward_stage1_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS4[None, v]),
                         device.floats(rX[None, v, u]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
@@ -777,7 +804,7 @@ def layernorm_channels_first_backward_stage1_kernel(
 @cute.kernel
 def layernorm_channels_first_backward_stage1_places(
     mDy: cute.Tensor,  # (B, C, S) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
     mSumOfBS: cute.Tensor,  # (B, S) float32
@@ -795,13 +822,13 @@ def layernorm_channels_first_backward_stage1_places(
     first, _ = rowwise.columns_of(how, piece)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
-    rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors))
+    rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, vectors))
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, S, first)
-    all_rows.load_shared(mMeanOfBS, (iB, 0), rMeanOfBS)
+    all_rows.load_shared(mMeanOfBS4, (iB, 0), rMeanOfBS4)
 
     for base in cutlass.range(0, C, at_once):
         for u in cutlass.range_constexpr(at_once):
@@ -819,7 +846,7 @@ def layernorm_channels_first_backward_stage1_places(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v]),
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS4[None, v]),
                         device.floats(rX[None, v, u]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
@@ -860,21 +887,21 @@ def layernorm_channels_first_backward_stage1_finish(
 
 @cute.jit
 def layernorm_channels_first_backward_stage1_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS: cute.Tensor, mX: cute.Tensor, mWeight: cute.Tensor | None,
+    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS4: cute.Tensor, mX: cute.Tensor, mWeight: cute.Tensor | None,
     mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
     B, S = mDy.shape[0], mDy.shape[2]
     if cutlass.const_expr(how.by_place):
         layernorm_channels_first_backward_stage1_places(
-            mDy, mMeanOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
+            mDy, mMeanOfBS4, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
         ).launch(**rowwise.places_grid(how, B, S, stream))
     else:
         pieces = rowwise.pieces(how, S)
         blocks = mColumnSumParts.shape[0] * pieces * B
         if blocks > 0:
             layernorm_channels_first_backward_stage1_kernel(
-                mDy, mMeanOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
+                mDy, mMeanOfBS4, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = partials.blocks_to_finish(mColumnSumParts, B * S)
         if blocks > 0:
@@ -883,20 +910,20 @@ def layernorm_channels_first_backward_stage1_launch(
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def layernorm_channels_first_backward_stage1_xla(dy, mean_of_b_s, x, weight):
+def layernorm_channels_first_backward_stage1_xla(dy, mean_of_b_s4, x, weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
-    sum_of_b_s = jnp.sum(t0 * (x - mean_of_b_s), axis=-2, keepdims=True)
+    sum_of_b_s = jnp.sum(t0 * (x - mean_of_b_s4), axis=-2, keepdims=True)
     sum_of_b_s2 = jnp.sum(t0, axis=-2, keepdims=True)
     return sum_of_b_s, sum_of_b_s2
 
 
 def layernorm_channels_first_backward_stage2_chain(
-    dy, mean_of_b_s, mean_of_b_s2, x, weight, sum_of_b_s, sum_of_b_s2, size_c, eps, approx,
+    dy, mean_of_b_s4, var_of_b_s, x, weight, sum_of_b_s, sum_of_b_s2, size_c, eps, approx,
 ):
     """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
-    rstd = device.rsqrt(mean_of_b_s2 + eps, approx)
-    centred = x - mean_of_b_s
+    rstd = device.rsqrt(var_of_b_s + eps, approx)
+    centred = x - mean_of_b_s4
     t0 = size_c.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide_by_row(
         sum_of_b_s * rstd * rstd * rstd, t0, approx,
@@ -914,8 +941,8 @@ def layernorm_channels_first_backward_stage2_columns(column_sum, column_sum2):
 @cute.kernel
 def layernorm_channels_first_backward_stage2_kernel(
     mDy: cute.Tensor,  # (B, C, S) T
-    mMeanOfBS: cute.Tensor,  # (B, S) float32
-    mMeanOfBS2: cute.Tensor,  # (B, S) float32
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
+    mVarOfBS: cute.Tensor,  # (B, S) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
     mSumOfBS: cute.Tensor,  # (B, S) float32
@@ -943,8 +970,8 @@ def layernorm_channels_first_backward_stage2_kernel(
     approx = device.narrow(mDx)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
-    rMeanOfBS = access.registers(mMeanOfBS, (vec, vectors, at_once))
-    rMeanOfBS2 = access.registers(mMeanOfBS2, (vec, vectors, at_once))
+    rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, vectors, at_once))
+    rVarOfBS = access.registers(mVarOfBS, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, vectors), 1.0)
     rSumOfBS = access.registers(mSumOfBS, (vec, vectors, at_once))
@@ -960,8 +987,8 @@ def layernorm_channels_first_backward_stage2_kernel(
         iB = row
         early = rowwise.walked(how, row < B, C * S, first)
         early.load(mDy, (iB, 0, 0), rDy[None, None, u])
-        early.gather(mMeanOfBS, (iB, 0), (None, 1), (C, S,), rMeanOfBS[None, None, u])
-        early.gather(mMeanOfBS2, (iB, 0), (None, 1), (C, S,), rMeanOfBS2[None, None, u])
+        early.gather(mMeanOfBS4, (iB, 0), (None, 1), (C, S,), rMeanOfBS4[None, None, u])
+        early.gather(mVarOfBS, (iB, 0), (None, 1), (C, S,), rVarOfBS[None, None, u])
         early.load(mX, (iB, 0, 0), rX[None, None, u])
         early.gather(mSumOfBS, (iB, 0), (None, 1), (C, S,), rSumOfBS[None, None, u])
         early.gather(mSumOfBS2, (iB, 0), (None, 1), (C, S,), rSumOfBS2[None, None, u])
@@ -974,8 +1001,8 @@ def layernorm_channels_first_backward_stage2_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx, column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage2_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS[None, v, u]),
-                        device.floats(rMeanOfBS2[None, v, u]), device.floats(rX[None, v, u]),
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS4[None, v, u]),
+                        device.floats(rVarOfBS[None, v, u]), device.floats(rX[None, v, u]),
                         device.floats(rWeight[None, v]), device.floats(rSumOfBS[None, v, u]),
                         device.floats(rSumOfBS2[None, v, u]), device.full(vec, C, cutlass.Int32), device.full(vec, eps),
                         approx,
@@ -989,8 +1016,8 @@ def layernorm_channels_first_backward_stage2_kernel(
             iB = row
             later = rowwise.walked(how, row < B, C * S, first)
             later.load(mDy, (iB, 0, 0), rDy[None, None, u])
-            later.gather(mMeanOfBS, (iB, 0), (None, 1), (C, S,), rMeanOfBS[None, None, u])
-            later.gather(mMeanOfBS2, (iB, 0), (None, 1), (C, S,), rMeanOfBS2[None, None, u])
+            later.gather(mMeanOfBS4, (iB, 0), (None, 1), (C, S,), rMeanOfBS4[None, None, u])
+            later.gather(mVarOfBS, (iB, 0), (None, 1), (C, S,), rVarOfBS[None, None, u])
             later.load(mX, (iB, 0, 0), rX[None, None, u])
             later.gather(mSumOfBS, (iB, 0), (None, 1), (C, S,), rSumOfBS[None, None, u])
             later.gather(mSumOfBS2, (iB, 0), (None, 1), (C, S,), rSumOfBS2[None, None, u])
@@ -1028,7 +1055,7 @@ def layernorm_channels_first_backward_stage2_finish(
 
 @cute.jit
 def layernorm_channels_first_backward_stage2_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS: cute.Tensor, mMeanOfBS2: cute.Tensor, mX: cute.Tensor,
+    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS4: cute.Tensor, mVarOfBS: cute.Tensor, mX: cute.Tensor,
     mWeight: cute.Tensor | None, mSumOfBS: cute.Tensor, mSumOfBS2: cute.Tensor, mDx: cute.Tensor, mDweight: cute.Tensor,
     mDbias: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Walk],
@@ -1038,7 +1065,7 @@ def layernorm_channels_first_backward_stage2_launch(
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         layernorm_channels_first_backward_stage2_kernel(
-            mDy, mMeanOfBS, mMeanOfBS2, mX, mWeight, mSumOfBS, mSumOfBS2, mDx, mDweight, mDbias, mColumnSumParts,
+            mDy, mMeanOfBS4, mVarOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mDx, mDweight, mDbias, mColumnSumParts,
             mColumnSum2Parts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     blocks = C
@@ -1049,11 +1076,11 @@ def layernorm_channels_first_backward_stage2_launch(
 
 
 def layernorm_channels_first_backward_stage2_xla(
-    dy, mean_of_b_s, mean_of_b_s2, x, weight, sum_of_b_s, sum_of_b_s2, size_c, eps,
+    dy, mean_of_b_s4, var_of_b_s, x, weight, sum_of_b_s, sum_of_b_s2, size_c, eps,
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    rstd = jax.lax.rsqrt(mean_of_b_s2 + eps)
-    centred = x - mean_of_b_s
+    rstd = jax.lax.rsqrt(var_of_b_s + eps)
+    centred = x - mean_of_b_s4
     t0 = size_c.astype(jnp.float32)
     dx = weight * rstd * dy - sum_of_b_s * rstd * rstd * rstd / t0 * centred - rstd * sum_of_b_s2 / t0
     dweight = jnp.sum(dy * (centred * rstd), axis=(-3, -1), keepdims=True)

@@ -45,21 +45,21 @@ def weight_standardize_reference(w, gain, eps):
 
 
 def weight_standardize_stage1_chain(w):
-    """The values to reduce into column_mean, from one vector of each operand."""
+    """The values to reduce into t0, from one vector of each operand."""
     return w
 
 
-def weight_standardize_stage1_columns(column_mean):
+def weight_standardize_stage1_columns(t0):
     """The columns' results, from their statistics."""
-    mean_of_o = column_mean
-    return mean_of_o
+    centre_of_o = device.where(device.isfinite(t0), t0, 0.0)
+    return centre_of_o
 
 
 @cute.kernel
 def weight_standardize_stage1_kernel(
     mW: cute.Tensor,  # (KI, O) T
-    mMeanOfO: cute.Tensor,  # (O) float32
-    mColumnMeanParts: cute.Tensor,  # (parts, O) column_mean of each part
+    mCentreOfO: cute.Tensor,  # (O) float32
+    mT0Parts: cute.Tensor,  # (parts, O) t0 of each part
     how: cutlass.Constexpr[Walk],
 ):
     tidx, _, _ = cute.arch.thread_idx()
@@ -69,13 +69,13 @@ def weight_standardize_stage1_kernel(
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, O)
-    parts = mColumnMeanParts.shape[0]
+    parts = mT0Parts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rW = access.registers(mW, (vec, vectors, at_once))
-    fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
+    fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
@@ -91,76 +91,78 @@ def weight_standardize_stage1_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of = weight_standardize_stage1_chain(device.floats(rW[None, v, u]))
+                    t0_of = weight_standardize_stage1_chain(device.floats(rW[None, v, u]))
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
             later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnMean], ("mean",), [mColumnMeanParts], sColumns, part, first, step, O, per_row, how.ragged,
-    )
+    partials.store_parts([fT0], ("mean",), [mT0Parts], sColumns, part, first, step, O, per_row, how.ragged)
 
 
 @cute.kernel
 def weight_standardize_stage1_finish(
-    mMeanOfO: cute.Tensor,  # (O) float32
-    mColumnMeanParts: cute.Tensor,  # (parts, O) column_mean of each part
+    mCentreOfO: cute.Tensor,  # (O) float32
+    mT0Parts: cute.Tensor,  # (parts, O) t0 of each part
     row_count: cutlass.Int64,
 ):
     partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mColumnMeanParts)
-    (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
-    column_mean = column_mean / cutlass.Float32(row_count)
+    c, there = partials.column_to_finish(mT0Parts)
+    (t0,) = partials.over_parts([mT0Parts], ("mean",), c)
+    t0 = t0 / cutlass.Float32(row_count)
     if there:
-        mean_of_o = weight_standardize_stage1_columns(device.full(1, column_mean))
-        mMeanOfO[c] = mean_of_o.to(mMeanOfO.element_type)[0]
+        centre_of_o = weight_standardize_stage1_columns(device.full(1, t0))
+        mCentreOfO[c] = centre_of_o.to(mCentreOfO.element_type)[0]
 
 
 @cute.jit
 def weight_standardize_stage1_launch(
-    stream: cuda.CUstream, mW: cute.Tensor, mMeanOfO: cute.Tensor, mColumnMeanParts: cute.Tensor,
+    stream: cuda.CUstream, mW: cute.Tensor, mCentreOfO: cute.Tensor, mT0Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
     KI, O = mW.shape[0], mW.shape[1]
     pieces = rowwise.pieces(how, O)
-    blocks = mColumnMeanParts.shape[0] * pieces
+    blocks = mT0Parts.shape[0] * pieces
     if blocks > 0:
-        weight_standardize_stage1_kernel(mW, mMeanOfO, mColumnMeanParts, how).launch(
+        weight_standardize_stage1_kernel(mW, mCentreOfO, mT0Parts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    blocks = partials.blocks_to_finish(mColumnMeanParts, O)
+    blocks = partials.blocks_to_finish(mT0Parts, O)
     if blocks > 0:
-        weight_standardize_stage1_finish(
-            mMeanOfO, mColumnMeanParts, cutlass.Int64(KI),
-        ).launch(**partials.finishing_grid(blocks, stream))
+        weight_standardize_stage1_finish(mCentreOfO, mT0Parts, cutlass.Int64(KI)).launch(
+            **partials.finishing_grid(blocks, stream)
+        )
 
 
 def weight_standardize_stage1_xla(w):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    mean_of_o = jnp.mean(w, axis=(-3, -2), keepdims=True)
-    return mean_of_o
+    t0 = jnp.mean(w, axis=(-3, -2), keepdims=True)
+    centre_of_o = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    return centre_of_o
 
 
-def weight_standardize_stage2_chain(w, mean_of_o):
-    """The values to reduce into column_mean, from one vector of each operand."""
-    t0 = w - mean_of_o
-    return t0 * t0
+def weight_standardize_stage2_chain(w, centre_of_o):
+    """The values to reduce into t1, column_mean, from one vector of each operand."""
+    t0 = w - centre_of_o
+    return t0, t0 * t0
 
 
-def weight_standardize_stage2_columns(column_mean):
+def weight_standardize_stage2_columns(centre_of_o, t1, column_mean):
     """The columns' results, from their statistics."""
-    mean_of_o2 = column_mean
-    return mean_of_o2
+    mean_of_o4 = centre_of_o + t1
+    var_of_o = device.maximum(column_mean - t1 * t1, 0.0)
+    return mean_of_o4, var_of_o
 
 
 @cute.kernel
 def weight_standardize_stage2_kernel(
     mW: cute.Tensor,  # (KI, O) T
-    mMeanOfO: cute.Tensor,  # (O) float32
-    mMeanOfO2: cute.Tensor,  # (O) float32
+    mCentreOfO: cute.Tensor,  # (O) float32
+    mMeanOfO4: cute.Tensor,  # (O) float32
+    mVarOfO: cute.Tensor,  # (O) float32
+    mT1Parts: cute.Tensor,  # (parts, O) t1 of each part
     mColumnMeanParts: cute.Tensor,  # (parts, O) column_mean of each part
     how: cutlass.Constexpr[Walk],
 ):
@@ -171,17 +173,18 @@ def weight_standardize_stage2_kernel(
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, O)
-    parts = mColumnMeanParts.shape[0]
+    parts = mT1Parts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rW = access.registers(mW, (vec, vectors, at_once))
-    rMeanOfO = access.registers(mMeanOfO, (vec, vectors))
+    rCentreOfO = access.registers(mCentreOfO, (vec, vectors))
+    fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
-    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, O, first)
-    all_rows.load_shared(mMeanOfO, (0,), rMeanOfO)
+    all_rows.load_shared(mCentreOfO, (0,), rCentreOfO)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -196,65 +199,78 @@ def weight_standardize_stage2_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of = weight_standardize_stage2_chain(
-                        device.floats(rW[None, v, u]), device.floats(rMeanOfO[None, v]),
+                    t1_of, column_mean_of = weight_standardize_stage2_chain(
+                        device.floats(rW[None, v, u]), device.floats(rCentreOfO[None, v]),
                     )
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
             later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
     partials.store_parts(
-        [fColumnMean], ("mean",), [mColumnMeanParts], sColumns, part, first, step, O, per_row, how.ragged,
+        [fT1, fColumnMean], ("mean", "mean"), [mT1Parts, mColumnMeanParts], sColumns, part, first, step, O, per_row,
+        how.ragged,
     )
 
 
 @cute.kernel
 def weight_standardize_stage2_finish(
-    mMeanOfO2: cute.Tensor,  # (O) float32
+    mCentreOfO: cute.Tensor,  # (O) float32
+    mMeanOfO4: cute.Tensor,  # (O) float32
+    mVarOfO: cute.Tensor,  # (O) float32
+    mT1Parts: cute.Tensor,  # (parts, O) t1 of each part
     mColumnMeanParts: cute.Tensor,  # (parts, O) column_mean of each part
     row_count: cutlass.Int64,
 ):
     partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mColumnMeanParts)
-    (column_mean,) = partials.over_parts([mColumnMeanParts], ("mean",), c)
+    c, there = partials.column_to_finish(mT1Parts)
+    t1, column_mean = partials.over_parts([mT1Parts, mColumnMeanParts], ("mean", "mean"), c)
+    t1 = t1 / cutlass.Float32(row_count)
     column_mean = column_mean / cutlass.Float32(row_count)
+    rCentreOfO = access.registers(mCentreOfO, (1,))
+    rowwise.load_one(mCentreOfO, (c,), there, rCentreOfO)
     if there:
-        mean_of_o2 = weight_standardize_stage2_columns(device.full(1, column_mean))
-        mMeanOfO2[c] = mean_of_o2.to(mMeanOfO2.element_type)[0]
+        mean_of_o4, var_of_o = weight_standardize_stage2_columns(
+            device.floats(device.full(1, rCentreOfO[0], rCentreOfO.element_type)), device.full(1, t1),
+            device.full(1, column_mean),
+        )
+        mMeanOfO4[c] = mean_of_o4.to(mMeanOfO4.element_type)[0]
+        mVarOfO[c] = var_of_o.to(mVarOfO.element_type)[0]
 
 
 @cute.jit
 def weight_standardize_stage2_launch(
-    stream: cuda.CUstream, mW: cute.Tensor, mMeanOfO: cute.Tensor, mMeanOfO2: cute.Tensor,
-    mColumnMeanParts: cute.Tensor, how: cutlass.Constexpr[Walk],
+    stream: cuda.CUstream, mW: cute.Tensor, mCentreOfO: cute.Tensor, mMeanOfO4: cute.Tensor, mVarOfO: cute.Tensor,
+    mT1Parts: cute.Tensor, mColumnMeanParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     KI, O = mW.shape[0], mW.shape[1]
     pieces = rowwise.pieces(how, O)
-    blocks = mColumnMeanParts.shape[0] * pieces
+    blocks = mT1Parts.shape[0] * pieces
     if blocks > 0:
         weight_standardize_stage2_kernel(
-            mW, mMeanOfO, mMeanOfO2, mColumnMeanParts, how,
+            mW, mCentreOfO, mMeanOfO4, mVarOfO, mT1Parts, mColumnMeanParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnMeanParts, O)
+    blocks = partials.blocks_to_finish(mT1Parts, O)
     if blocks > 0:
         weight_standardize_stage2_finish(
-            mMeanOfO2, mColumnMeanParts, cutlass.Int64(KI),
+            mCentreOfO, mMeanOfO4, mVarOfO, mT1Parts, mColumnMeanParts, cutlass.Int64(KI),
         ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def weight_standardize_stage2_xla(w, mean_of_o):
+def weight_standardize_stage2_xla(w, centre_of_o):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = w - mean_of_o
-    mean_of_o2 = jnp.mean(t0 * t0, axis=(-3, -2), keepdims=True)
-    return mean_of_o2
+    t0 = w - centre_of_o
+    t1 = jnp.mean(t0, axis=(-3, -2), keepdims=True)
+    mean_of_o4 = centre_of_o + t1
+    var_of_o = jnp.maximum(jnp.mean(t0 * t0, axis=(-3, -2), keepdims=True) - t1 * t1, 0.0)
+    return mean_of_o4, var_of_o
 
 
-def weight_standardize_stage3_chain(w, gain, mean_of_o, mean_of_o2, eps, approx):
+def weight_standardize_stage3_chain(w, gain, mean_of_o4, var_of_o, eps, approx):
     """The chain, on one vector of each operand."""
-    y = (w - mean_of_o) * device.rsqrt(mean_of_o2 + eps, approx) * gain
+    y = (w - mean_of_o4) * device.rsqrt(var_of_o + eps, approx) * gain
     return y
 
 
@@ -262,8 +278,8 @@ def weight_standardize_stage3_chain(w, gain, mean_of_o, mean_of_o2, eps, approx)
 def weight_standardize_stage3_kernel(
     mW: cute.Tensor,  # (KI, O) T
     mGain: cute.Tensor | None,  # (O) T
-    mMeanOfO: cute.Tensor,  # (O) float32
-    mMeanOfO2: cute.Tensor,  # (O) float32
+    mMeanOfO4: cute.Tensor,  # (O) float32
+    mVarOfO: cute.Tensor,  # (O) float32
     mY: cute.Tensor,  # (KI, O) T
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
@@ -272,11 +288,11 @@ def weight_standardize_stage3_kernel(
     _, iO = at.axes
     approx = device.narrow(mY)
     if at.valid > 0:
-        rW, rGain, rMeanOfO, rMeanOfO2 = at.load(
-            mW, flat.read(mGain, (iO,), default=1.0), flat.read(mMeanOfO, (iO,)), flat.read(mMeanOfO2, (iO,)),
+        rW, rGain, rMeanOfO4, rVarOfO = at.load(
+            mW, flat.read(mGain, (iO,), default=1.0), flat.read(mMeanOfO4, (iO,)), flat.read(mVarOfO, (iO,)),
         )
         y = weight_standardize_stage3_chain(
-            device.floats(rW), device.floats(rGain), device.floats(rMeanOfO), device.floats(rMeanOfO2),
+            device.floats(rW), device.floats(rGain), device.floats(rMeanOfO4), device.floats(rVarOfO),
             device.full(how.vec, eps), approx,
         )
         at.store(y.to(mY.element_type), mY)
@@ -284,38 +300,38 @@ def weight_standardize_stage3_kernel(
 
 @cute.jit
 def weight_standardize_stage3_launch(
-    stream: cuda.CUstream, mW: cute.Tensor, mGain: cute.Tensor | None, mMeanOfO: cute.Tensor, mMeanOfO2: cute.Tensor,
+    stream: cuda.CUstream, mW: cute.Tensor, mGain: cute.Tensor | None, mMeanOfO4: cute.Tensor, mVarOfO: cute.Tensor,
     mY: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
     weight_standardize_stage3_kernel(
-        mW, mGain, mMeanOfO, mMeanOfO2, mY, eps, how,
+        mW, mGain, mMeanOfO4, mVarOfO, mY, eps, how,
     ).launch(**flat.grid(how, mY.shape, stream))
 
 
-def weight_standardize_stage3_xla(w, gain, mean_of_o, mean_of_o2, eps):
+def weight_standardize_stage3_xla(w, gain, mean_of_o4, var_of_o, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = (w - mean_of_o) * jax.lax.rsqrt(mean_of_o2 + eps) * gain
+    y = (w - mean_of_o4) * jax.lax.rsqrt(var_of_o + eps) * gain
     return y
 
 
-def weight_standardize_backward_stage1_chain(dy, mean_of_o, w):
+def weight_standardize_backward_stage1_chain(dy, mean_of_o4, w):
     """The values to reduce into t5, column_sum, from one vector of each operand."""
-    return dy * (w - mean_of_o), dy
+    return dy * (w - mean_of_o4), dy
 
 
-def weight_standardize_backward_stage1_columns(mean_of_o2, eps, t5, column_sum, approx):
+def weight_standardize_backward_stage1_columns(var_of_o, eps, t5, column_sum, approx):
     """The columns' results, from their statistics."""
     t3 = t5
     sum_of_o = column_sum
-    dgain = device.rsqrt(mean_of_o2 + eps, approx) * t3
+    dgain = device.rsqrt(var_of_o + eps, approx) * t3
     return t3, sum_of_o, dgain
 
 
 @cute.kernel
 def weight_standardize_backward_stage1_kernel(
     mDy: cute.Tensor,  # (KI, O) T
-    mMeanOfO: cute.Tensor,  # (O) float32
-    mMeanOfO2: cute.Tensor,  # (O) float32
+    mMeanOfO4: cute.Tensor,  # (O) float32
+    mVarOfO: cute.Tensor,  # (O) float32
     mW: cute.Tensor,  # (KI, O) T
     mT3: cute.Tensor,  # (O) float32
     mSumOfO: cute.Tensor,  # (O) float32
@@ -338,15 +354,15 @@ def weight_standardize_backward_stage1_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rDy = access.registers(mDy, (vec, vectors, at_once))
-    rMeanOfO = access.registers(mMeanOfO, (vec, vectors))
-    rMeanOfO2 = access.registers(mMeanOfO2, (vec, vectors))
+    rMeanOfO4 = access.registers(mMeanOfO4, (vec, vectors))
+    rVarOfO = access.registers(mVarOfO, (vec, vectors))
     rW = access.registers(mW, (vec, vectors, at_once))
     fT5 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, O, first)
-    all_rows.load_shared(mMeanOfO, (0,), rMeanOfO)
-    all_rows.load_shared(mMeanOfO2, (0,), rMeanOfO2)
+    all_rows.load_shared(mMeanOfO4, (0,), rMeanOfO4)
+    all_rows.load_shared(mVarOfO, (0,), rVarOfO)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -363,7 +379,8 @@ def weight_standardize_backward_stage1_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t5_of, column_sum_of = weight_standardize_backward_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfO[None, v]), device.floats(rW[None, v, u]),
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfO4[None, v]),
+                        device.floats(rW[None, v, u]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT5, fColumnSum], ("sum", "sum"), (t5_of, column_sum_of,), inside)
@@ -381,7 +398,7 @@ def weight_standardize_backward_stage1_kernel(
 
 @cute.kernel
 def weight_standardize_backward_stage1_finish(
-    mMeanOfO2: cute.Tensor,  # (O) float32
+    mVarOfO: cute.Tensor,  # (O) float32
     mT3: cute.Tensor,  # (O) float32
     mSumOfO: cute.Tensor,  # (O) float32
     mDgain: cute.Tensor,  # (O) T
@@ -393,12 +410,12 @@ def weight_standardize_backward_stage1_finish(
     c, there = partials.column_to_finish(mT5Parts)
     t5, column_sum = partials.over_parts([mT5Parts, mColumnSumParts], ("sum", "sum"), c)
     approx = device.narrow(mDgain)
-    rMeanOfO2 = access.registers(mMeanOfO2, (1,))
-    rowwise.load_one(mMeanOfO2, (c,), there, rMeanOfO2)
+    rVarOfO = access.registers(mVarOfO, (1,))
+    rowwise.load_one(mVarOfO, (c,), there, rVarOfO)
     if there:
         t3, sum_of_o, dgain = weight_standardize_backward_stage1_columns(
-            device.floats(device.full(1, rMeanOfO2[0], rMeanOfO2.element_type)), device.full(1, eps),
-            device.full(1, t5), device.full(1, column_sum), approx,
+            device.floats(device.full(1, rVarOfO[0], rVarOfO.element_type)), device.full(1, eps), device.full(1, t5),
+            device.full(1, column_sum), approx,
         )
         mT3[c] = t3.to(mT3.element_type)[0]
         mSumOfO[c] = sum_of_o.to(mSumOfO.element_type)[0]
@@ -407,7 +424,7 @@ def weight_standardize_backward_stage1_finish(
 
 @cute.jit
 def weight_standardize_backward_stage1_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfO: cute.Tensor, mMeanOfO2: cute.Tensor, mW: cute.Tensor,
+    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfO4: cute.Tensor, mVarOfO: cute.Tensor, mW: cute.Tensor,
     mT3: cute.Tensor, mSumOfO: cute.Tensor, mDgain: cute.Tensor, mT5Parts: cute.Tensor, mColumnSumParts: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
@@ -416,42 +433,42 @@ def weight_standardize_backward_stage1_launch(
     blocks = mT5Parts.shape[0] * pieces
     if blocks > 0:
         weight_standardize_backward_stage1_kernel(
-            mDy, mMeanOfO, mMeanOfO2, mW, mT3, mSumOfO, mDgain, mT5Parts, mColumnSumParts, eps, how,
+            mDy, mMeanOfO4, mVarOfO, mW, mT3, mSumOfO, mDgain, mT5Parts, mColumnSumParts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     blocks = partials.blocks_to_finish(mT5Parts, O)
     if blocks > 0:
         weight_standardize_backward_stage1_finish(
-            mMeanOfO2, mT3, mSumOfO, mDgain, mT5Parts, mColumnSumParts, eps,
+            mVarOfO, mT3, mSumOfO, mDgain, mT5Parts, mColumnSumParts, eps,
         ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def weight_standardize_backward_stage1_xla(dy, mean_of_o, mean_of_o2, w, eps):
+def weight_standardize_backward_stage1_xla(dy, mean_of_o4, var_of_o, w, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t5 = jnp.sum(dy * (w - mean_of_o), axis=(-3, -2), keepdims=True)
+    t5 = jnp.sum(dy * (w - mean_of_o4), axis=(-3, -2), keepdims=True)
     t3 = t5
     sum_of_o = jnp.sum(dy, axis=(-3, -2), keepdims=True)
-    dgain = jax.lax.rsqrt(mean_of_o2 + eps) * t3
+    dgain = jax.lax.rsqrt(var_of_o + eps) * t3
     return t3, sum_of_o, dgain
 
 
 def weight_standardize_backward_stage2_chain(
-    dy, mean_of_o, mean_of_o2, w, gain, t3, sum_of_o, size_k, size_i, eps, approx,
+    dy, mean_of_o4, var_of_o, w, gain, t3, sum_of_o, size_k, size_i, eps, approx,
 ):
     """The chain, on one vector of each operand."""
-    t0 = device.rsqrt(mean_of_o2 + eps, approx)
+    t0 = device.rsqrt(var_of_o + eps, approx)
     t1 = gain * t0
     t4 = size_k.to(cutlass.Float32) * size_i.to(cutlass.Float32)
     dw = t1 * dy - device.divide_by_shared(
         gain * t3 * t0 * t0 * t0, t4, approx,
-    ) * (w - mean_of_o) - device.divide_by_shared(t1 * sum_of_o, t4, approx)
+    ) * (w - mean_of_o4) - device.divide_by_shared(t1 * sum_of_o, t4, approx)
     return dw
 
 
 @cute.kernel
 def weight_standardize_backward_stage2_kernel(
     mDy: cute.Tensor,  # (K, I, O) T
-    mMeanOfO: cute.Tensor,  # (O) float32
-    mMeanOfO2: cute.Tensor,  # (O) float32
+    mMeanOfO4: cute.Tensor,  # (O) float32
+    mVarOfO: cute.Tensor,  # (O) float32
     mW: cute.Tensor,  # (K, I, O) T
     mGain: cute.Tensor | None,  # (O) T
     mT3: cute.Tensor,  # (O) float32
@@ -464,12 +481,12 @@ def weight_standardize_backward_stage2_kernel(
     _, _, iO = at.axes
     approx = device.narrow(mDw)
     if at.valid > 0:
-        rDy, rMeanOfO, rMeanOfO2, rW, rGain, rT3, rSumOfO = at.load(
-            mDy, flat.read(mMeanOfO, (iO,)), flat.read(mMeanOfO2, (iO,)), mW, flat.read(mGain, (iO,), default=1.0),
+        rDy, rMeanOfO4, rVarOfO, rW, rGain, rT3, rSumOfO = at.load(
+            mDy, flat.read(mMeanOfO4, (iO,)), flat.read(mVarOfO, (iO,)), mW, flat.read(mGain, (iO,), default=1.0),
             flat.read(mT3, (iO,)), flat.read(mSumOfO, (iO,)),
         )
         dw = weight_standardize_backward_stage2_chain(
-            device.floats(rDy), device.floats(rMeanOfO), device.floats(rMeanOfO2), device.floats(rW),
+            device.floats(rDy), device.floats(rMeanOfO4), device.floats(rVarOfO), device.floats(rW),
             device.floats(rGain), device.floats(rT3), device.floats(rSumOfO),
             device.full(how.vec, mDw.shape[0], cutlass.Int32), device.full(how.vec, mDw.shape[1], cutlass.Int32),
             device.full(how.vec, eps), approx,
@@ -479,21 +496,21 @@ def weight_standardize_backward_stage2_kernel(
 
 @cute.jit
 def weight_standardize_backward_stage2_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfO: cute.Tensor, mMeanOfO2: cute.Tensor, mW: cute.Tensor,
+    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfO4: cute.Tensor, mVarOfO: cute.Tensor, mW: cute.Tensor,
     mGain: cute.Tensor | None, mT3: cute.Tensor, mSumOfO: cute.Tensor, mDw: cute.Tensor, eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
     weight_standardize_backward_stage2_kernel(
-        mDy, mMeanOfO, mMeanOfO2, mW, mGain, mT3, mSumOfO, mDw, eps, how,
+        mDy, mMeanOfO4, mVarOfO, mW, mGain, mT3, mSumOfO, mDw, eps, how,
     ).launch(**flat.grid(how, mDw.shape, stream))
 
 
-def weight_standardize_backward_stage2_xla(dy, mean_of_o, mean_of_o2, w, gain, t3, sum_of_o, size_k, size_i, eps):
+def weight_standardize_backward_stage2_xla(dy, mean_of_o4, var_of_o, w, gain, t3, sum_of_o, size_k, size_i, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jax.lax.rsqrt(mean_of_o2 + eps)
+    t0 = jax.lax.rsqrt(var_of_o + eps)
     t1 = gain * t0
     t4 = size_k.astype(jnp.float32) * size_i.astype(jnp.float32)
-    dw = t1 * dy - gain * t3 * t0 * t0 * t0 / t4 * (w - mean_of_o) - t1 * sum_of_o / t4
+    dw = t1 * dy - gain * t3 * t0 * t0 * t0 / t4 * (w - mean_of_o4) - t1 * sum_of_o / t4
     return dw
 
 

@@ -15,7 +15,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import Extents, Tuned
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.rows.reductions import Reduction
-from codegen.shared import AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
+from codegen.shared import LEAST_SAMPLED, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch, spacing
 from codegen.spec.spec import Array, Spec
 from codegen.tuning import choosing
 
@@ -59,6 +59,13 @@ def launched(op: Op) -> Op:
     matmul."""
     last = stages_of(op)[-1]
     return last.plan.epilogue if isinstance(last.plan, Gemm) else last
+
+
+def spacing_of(op: Op, place: int, shape: Shape) -> int:
+    """One of how many elements a stage is given: 1 unless it makes a centre from a sample."""
+    axes = op.plan.sampled_axes(place) if isinstance(op.plan, Staged) else ()
+    large = max(elements(a.axes, shape) for a in stages_of(op)[place].spec.inputs) >= LEAST_SAMPLED
+    return max((spacing(shape[axis]) for axis in axes if large), default=1)
 
 
 def launch_of(

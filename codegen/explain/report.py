@@ -20,7 +20,7 @@ from typing import Any
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import UserError
 from codegen.explain.estimate import work
-from codegen.explain.launching import Binding, bindings, launch_facts, launch_of, launched, stages_of
+from codegen.explain.launching import Binding, bindings, launch_facts, launch_of, launched, spacing_of, stages_of
 from codegen.explain.words import words
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS, SELECTIONS, UNSORT
@@ -306,7 +306,7 @@ def stages(op: Op) -> list[dict[str, Any]]:
         found.append(
             {
                 "kind": stage.plan.kind,
-                "why": words(stage.plan).kind(),
+                "why": words(stage.plan).kind() + ("; of a sample" if op.plan.sampled_axes(place) else ""),
                 "waits_for": waits,
                 "inputs": {a.name: str(a) for a in stage.spec.inputs},
                 "outputs": {a.name: str(a) for a in stage.spec.outputs},
@@ -319,7 +319,8 @@ def stages(op: Op) -> list[dict[str, Any]]:
 
 def moved_bytes(op: Op, binding: Binding, shape: Shape) -> int:
     """The bytes that the op's kernels move: what a stage writes and another reads is moved twice."""
-    return sum(fused_bytes(replace(binding, spec=s.spec), shape, s.statements) for s in stages_of(op))
+    found = [fused_bytes(replace(binding, spec=s.spec), shape, s.statements) for s in stages_of(op)]
+    return sum(n // spacing_of(op, i, shape) for i, n in enumerate(found))
 
 
 def _frozen(found: Derived) -> dict[str, Any] | None:
@@ -398,9 +399,11 @@ def _instructions(op: Op, binding: Binding, shape: Shape) -> Work | None:
     if any(isinstance(stage.plan, Gemm | AttentionPlan) for stage in stages_of(op)) or binding.width("float") > 4:
         return None
     total = Work(0, 0, 0)
-    for stage in stages_of(op):
+    for i, stage in enumerate(stages_of(op)):
         assert not isinstance(stage.plan, Gemm | Staged)
-        count = math.prod(stage.plan.rows_and_columns(functools.partial(elements, shape=shape)))
+        count = math.prod(stage.plan.rows_and_columns(functools.partial(elements, shape=shape))) // spacing_of(
+            op, i, shape
+        )
         total += work(stage, dict(binding.types), launch_of(stage, binding, shape).vec).times(count)
     return total
 

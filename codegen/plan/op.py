@@ -58,6 +58,8 @@ class Staged:
     extremes: tuple[Node, ...]
     together: bool  # whether stages compare values with a result of another stage: then all stages are kernels, or none
     scaled: tuple[Scaled, ...] = ()
+    # The stages that are given a sample of the elements they reduce, with the axes along which it may be taken (`stages/moments.py`)
+    sampled: tuple[tuple[int, tuple[str, ...]], ...] = ()
     kind: str = "staged"
     collapsed: bool = False
     rows: tuple[()] = ()  # the stages have the reductions
@@ -73,6 +75,10 @@ class Staged:
     def order(self) -> tuple[str, ...]:
         """Every axis, in the order of the jnp form's operands."""
         return tuple(axis for group in self.groups for axis in group.axes)
+
+    def sampled_axes(self, place: int) -> tuple[str, ...]:
+        """The axes along which a stage is given a sample; none for most stages."""
+        return dict(self.sampled).get(place, ())
 
     @property
     def full(self) -> tuple[()]:

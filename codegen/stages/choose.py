@@ -27,6 +27,7 @@ from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
 from codegen.spec.spec import Spec
 from codegen.stages.cut import Stages, cut
+from codegen.stages.moments import centred, sampled_axes
 from codegen.stages.products import cut_around
 from codegen.stages.scaling import moved
 
@@ -55,7 +56,28 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
         raise
     if stages is None:
         raise error
-    return _fewest(spec, whole, stages) if contracts else whole.plan(stages)
+    return _fewest(spec, whole, stages) if contracts else _in_one_sweep(spec, whole, stages)
+
+
+def _in_one_sweep(spec: Spec, whole: _Whole, stages: Stages) -> Staged:
+    """The plan of some stages, or of as many others that compute means together with the variances about them (`moments`)."""
+    how = centred(spec)
+    if how is None:
+        return whole.plan(stages)
+    try:
+        found = cut(how.spec, one_kernel, how.results)
+    except SpecError:
+        found = None
+    if found is None or len(found.ops) > len(stages.ops):
+        return whole.plan(stages)
+    names = {id(n): name for name, n in found.held}
+    centres = {names.get(id(n), "") for n in how.centres}
+    made = [i for i, op in enumerate(found.ops) if {a.name for a in op.spec.outputs} <= centres]
+    sampled = tuple((i, axes) for i in made if (axes := sampled_axes(found.ops[i])))
+    if sum(len(found.ops[i].spec.outputs) for i, _ in sampled) < len(centres):
+        return whole.plan(stages)  # a kernel would read all elements for a centre
+    held = tuple((name, how.origins[id(n)]) for name, n in found.held if id(n) in how.origins and name not in centres)
+    return replace(whole.plan(Stages(found.ops, held)), sampled=sampled)
 
 
 def _fewest(spec: Spec, whole: _Whole, stages: Stages) -> Staged:

@@ -39,26 +39,28 @@ class Stages:
     held: tuple[tuple[str, Node], ...]
 
 
-def cut(spec: Spec, kernel: Kernel) -> Stages | None:
-    """The stages of an op. None if no part of the op has a `kernel`, or if the op is too large to search for parts. Raises
-    `SpecError` if some part has none."""
+def cut(spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]] = ()) -> Stages | None:
+    """The stages of an op. None if no part of the op has a `kernel`, or if the op is too large to search for parts. `more` values
+    are written for later stages as reductions are, each with a word for its name. Raises `SpecError` if some part has none."""
     nodes = list(topological(s.value for s in spec.read.statements))
     if len(nodes) > MOST_NODES or sum(n.op in IN_STAGES for n in nodes) > MOST_REDUCTIONS:
         return None
-    made = Cutting(spec, kernel)
+    made = Cutting(spec, kernel, more)
     ops = made.stages()
     return None if ops is None else Stages(ops, made.held())
 
 
 class Cutting:
-    def __init__(self, spec: Spec, kernel: Kernel):
+    def __init__(self, spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]] = ()):
         self.spec, self.kernel = spec, kernel
+        self.words = {id(n): word for n, word in more}
         self.statements = spec.read.statements
         self.outputs = {a.name: a for a in spec.outputs}
         nodes = list(topological(s.value for s in self.statements))
         self.reductions = [n for n in nodes if n.op in IN_STAGES]
         chosen = [n.args[0] for n in nodes if n.op in ALONE]
         self.reductions += [n for n in chosen if n.op != "input" and n not in self.reductions]
+        self.reductions += [n for n, _ in more]
         self.pinned = [value for value, _ in meetings(nodes)]
         self.decided = {id(n.args[0]) for n in nodes if n.op == PINNED and pin_types(n)}  # by marks of the spec's own
         self.read, self.variables = spec.float_types(spec.inputs), dict(spec.types)
@@ -89,7 +91,8 @@ class Cutting:
         if found and found[0] not in used:
             name = found[0]
         else:
-            name = fresh(self.taken, f"{_WORDS.get(node.op, node.op.lstrip('_'))}_of_{_axes_word(node)}")
+            word = self.words.get(id(node)) or _WORDS.get(node.op, node.op.lstrip("_"))
+            name = fresh(self.taken, f"{word}_of_{_axes_word(node)}")
         dims = tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in node.dims)
         return Array(name, dtype, dims)
 

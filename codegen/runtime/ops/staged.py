@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from codegen.plan.op import Op as PlannedOp
 from codegen.plan.op import Staged, products_in
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.described import Key
+from codegen.runtime.call.sample import sample
 from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import GemmOp
@@ -35,6 +36,14 @@ class Stage(DerivedOp):
         plan = self.whole.plan
         assert isinstance(plan, Staged)
         return plan
+
+    def call(self, key: Key, there: Mapping[str, jax.Array]) -> tuple[Key, tuple[Any, ...]]:
+        """Its call, of a sample of the elements where the plan says so."""
+        own, operands = super().call(key, there)
+        if not (axes := self.plan_of_whole.sampled_axes(self.place)):
+            return own, operands
+        arrays = dict(zip(own.present, operands, strict=False))
+        return own, (*sample(self.spec.inputs, arrays, axes).values(), *operands[len(arrays) :])
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
         """Why such a call runs its jnp form although there is a kernel, or "": XLA's functions have other bits."""

@@ -1,0 +1,54 @@
+"""A sample of arrays' elements along axes that are reduced: one of several, evenly spaced, from which a centre is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+
+import jax
+
+from codegen import shared
+from codegen.graph.nodes import ROWS
+from codegen.spec.spec import Array
+
+
+def sample(arrays: Iterable[Array], there: Mapping[str, jax.Array], axes: Collection[str]) -> dict[str, jax.Array]:
+    """The arrays that are `there`, with every `s`-th element along one of the `axes` alone, that of the largest spacing `s`. The arrays
+    themselves if no axis can be divided, or if they are small."""
+    places = {a.name: _places(a, there[a.name].ndim) for a in arrays if a.name in there}
+    found = dict(there)
+    if max((math.prod(x.shape) for x in there.values() if _is_known(x)), default=0) < shared.LEAST_SAMPLED:
+        return found
+    sizes = {
+        (axis, i): there[name].shape[place]
+        for name, own in places.items()
+        for (axis, i), place in own.items()
+        if axis in axes
+    }
+    spacing, axis = max(((shared.spacing(n), axis) for axis, n in sizes.items()), default=(1, (ROWS, 0)))
+    for name, own in places.items():
+        if spacing > 1 and axis in own:
+            place, shape = own[axis], found[name].shape
+            apart = (*shape[:place], shape[place] // spacing, spacing, *shape[place + 1 :])
+            found[name] = jax.lax.index_in_dim(found[name].reshape(apart), 0, place + 1, keepdims=False)
+    return found
+
+
+def _is_known(x: jax.Array) -> bool:
+    return all(isinstance(n, int) for n in x.shape)
+
+
+def _places(array: Array, rank: int) -> dict[tuple[str, int], int]:
+    """The dimension of each axis that has one of its own; `...` has several."""
+    found: dict[tuple[str, int], int] = {}
+    place = 0
+    for dim in array.dims:
+        if dim.names == (ROWS,):
+            rows = rank - len(array.dims) + 1
+            found |= {(ROWS, i): i for i in range(rows)}
+            place += rows
+            continue
+        if len(dim.names) == 1 and dim.parts is None:
+            found[dim.names[0], 0] = place
+        place += 1
+    return found

@@ -1,0 +1,132 @@
+"""A mean and the variance about it in one sweep, where a kernel for each would read the elements twice.
+
+With any centre `k`, `mean(x) = k + mean(x - k)` and `var(x) = mean(square(x - k)) - square(mean(x - k))`. The centre is the mean of a
+sample, one element of `s` (`shared.SPACING`): then `square(mean(x - k)) <= s * var(x)`, since the mean of the sample's squares about the mean is at
+most `s` times that of all. So the difference loses a factor of at most `s + 1` in accuracy, and about 1 where the sample is
+like the rest. (Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983, shift by an estimate too.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from codegen.graph.nodes import Call, Chain, Node, lost_axes, topological
+from codegen.graph.ops import OPS
+from codegen.language.unparse import unparse
+from codegen.plan.op import Op
+from codegen.spec.spec import Spec
+
+_OF_ELEMENTS = frozenset({*OPS, "input", "param", "const", "float", "cast"})
+
+
+@dataclass(frozen=True)
+class Centred:
+    """The same op with its variances about centres. `results` are the values that stages write, each with a word for its name;
+    `centres` those of them that are made of a sample. `origins` are the op's own values, by the identities of those that
+    replace them."""
+
+    spec: Spec
+    results: tuple[tuple[Node, str], ...]
+    centres: tuple[Node, ...]
+    origins: Mapping[int, Node]
+
+
+def centred(spec: Spec) -> Centred | None:
+    """None if no mean has a variance about it."""
+    nodes = list(topological(s.value for s in spec.read.statements))
+    pairs = {id(v): m for v in nodes if (m := _mean_of(v)) is not None}
+    if not pairs:
+        return None
+    made = _Centring(spec, pairs)
+    statements = tuple(replace(s, value=made.node(s.value)) for s in spec.read.statements)
+    outputs, names = {a.name for a in spec.outputs}, {a.name for a in spec.arrays}
+    chain = Chain(statements, made.graph)
+    own = spec.with_chain(
+        f"{spec.source.path} (means and variances in one sweep)", chain, lambda: unparse(chain, outputs, names)
+    )
+    return Centred(own, tuple(made.results), tuple(made.centres), made.origins)
+
+
+def _mean_of(node: Node) -> Node | None:
+    """The mean about which a node is a variance: mean(square(x - m)), where m = mean(x)."""
+    if node.op != "mean" or node.args[0].op not in ("square", "mul"):
+        return None
+    square = node.args[0]
+    difference, other = square.args[0], square.args[-1]
+    if difference is not other or difference.op != "sub":
+        return None
+    x, mean = difference.args
+    if mean.op != "mean" or mean.args[0] is not x or mean.attr != node.attr:
+        return None
+    return mean if all(n.op in _OF_ELEMENTS for n in topological([x])) else None
+
+
+def sampled_axes(centres: Op) -> tuple[str, ...]:
+    """The axes along which a stage that makes centres may be given a sample: all means are along them, and their size is free."""
+    means = [set(lost_axes(n)) for n in topological(s.value for s in centres.statements) if n.op == "mean"]
+    dims = [d for a in centres.spec.inputs for d in a.dims]
+    whole = {axis for d in dims if d.parts is not None or len(d.names) > 1 for axis in d.names}
+    free = set.intersection(*means) - whole - set(centres.spec.extents)
+    return tuple(axis for axis in centres.spec.axes if axis in free)
+
+
+class _Centring:
+    def __init__(self, spec: Spec, pairs: Mapping[int, Node]):
+        self.graph, self.pairs = spec.read.graph.fork(), pairs
+        self.made: dict[int, Node] = {}
+        self.origins: dict[int, Node] = {}
+        self.results: list[tuple[Node, str]] = []
+        self.centres: list[Node] = []
+        self.about: dict[int, tuple[Node, Node, Node]] = {}  # of a mean: x, the centre, mean(x - centre)
+        self.means = {id(m) for m in pairs.values()}
+
+    def node(self, value: Node) -> Node:
+        for node in topological([value], lambda n: id(n) in self.made):
+            if id(node) in self.made:
+                continue
+            if id(node) in self.means:
+                own = self.mean(node)
+            elif (mean := self.pairs.get(id(node))) is not None:
+                own = self.variance(mean)
+            else:
+                own = self.again(node)
+            self.made[id(node)] = own
+            self.origins[id(own)] = node
+        return self.made[id(value)]
+
+    def again(self, node: Node) -> Node:
+        args = tuple(self.made[id(a)] for a in node.args)
+        if all(a is b for a, b in zip(args, node.args, strict=True)):
+            return node
+        own = self.graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+        if (call := self.graph.calls.get(id(node))) is not None:
+            arguments = {n: self.made.get(id(a), a) if isinstance(a, Node) else a for n, a in call.arguments.items()}
+            self.graph.calls.setdefault(id(own), Call(call.name, arguments))
+        return own
+
+    def mean(self, node: Node) -> Node:
+        """With a centre of 0 where that of the sample is no number: else an infinity would be NaN."""
+        (x,) = node.args
+        finite = self.graph.node("isfinite", (node,), kind="bool", dims=node.dims)
+        centre = self.graph.node("where", (finite, node, self.graph.const(0.0)), kind="float", dims=node.dims)
+        rest = self.reduced(node, self.float("sub", x, centre))
+        self.about[id(node)] = x, centre, rest
+        own = self.float("add", centre, rest)
+        self.centres.append(centre)
+        self.results += [(centre, "centre"), (own, "mean")]
+        return own
+
+    def variance(self, mean: Node) -> Node:
+        x, centre, rest = self.about[id(mean)]
+        difference = self.float("sub", x, centre)
+        squares = self.reduced(mean, self.float("mul", difference, difference))
+        own = self.float("maximum", self.float("sub", squares, self.float("mul", rest, rest)), self.graph.const(0.0))
+        self.results.append((own, "var"))
+        return own
+
+    def float(self, op: str, a: Node, b: Node) -> Node:
+        return self.graph.node(op, (a, b), kind="float", dims={*a.dims, *b.dims})
+
+    def reduced(self, like: Node, x: Node) -> Node:
+        return self.graph.node("mean", (x,), like.attr, kind="float", dims=like.dims)

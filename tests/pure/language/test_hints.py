@@ -1,5 +1,6 @@
 """A hint that proposes a text can be followed: the text, put in the place that the hint names, is not an error."""
 
+import functools
 import itertools
 import re
 
@@ -172,12 +173,13 @@ PROPOSALS = re.compile(
 MEANT = re.compile(r"Did you mean '([^']*)'\?")
 
 
-def errors(stem: str, data: bytes) -> list[Diagnostic]:
+@functools.cache
+def errors(stem: str, data: bytes) -> tuple[Diagnostic, ...]:
     try:
         read_op(f"specs/{stem}.yaml", data)
     except SpecError as error:
-        return list(error.diagnostics)
-    return []
+        return tuple(error.diagnostics)
+    return ()
 
 
 @pytest.mark.parametrize("stem", BAD)
@@ -231,7 +233,7 @@ def test_deleting_entries(stem):
     for number in sorted((d.span.line for d in errors(stem, BAD[stem]) if d.hint == "delete this entry"), reverse=True):
         del rows[number - 1]
     kept = [a for a, b in itertools.pairwise([*rows, "end"]) if not (a.endswith(":") and not b.startswith(" "))]
-    assert errors(stem, "\n".join(kept).encode()) == []
+    assert errors(stem, "\n".join(kept).encode()) == ()
 
 
 @pytest.mark.parametrize("stem", BAD)

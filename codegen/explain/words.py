@@ -60,8 +60,9 @@ def scaled_words(scaled: dict[str, Any]) -> str:
 
 def loaded_words(how: Loaded) -> str:
     """How a kernel reads a factor in narrow elements."""
-    words = f"in numbers of {how.how.bits} bits, " if how.how.bits != 8 else ""
-    return words + (f"and {how.scale.name} for each {how.how.group}, " if how.scale is not None else "")
+    words = ["numbers of 4 bits"] if how.how.bits == 4 else []
+    words += [f"times {how.scale.name}, one for each {how.how.group}"] if how.scale is not None else []
+    return f"({', '.join(words)}) " if words else ""
 
 
 def listed(words: Iterable[str]) -> str:

@@ -8,11 +8,14 @@ byte of each element instead of five: the copy reads one and writes two, and the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from codegen.plan.gemms.hopper_tiles import CLUSTERS, FLOAT8, MEMORY, cycles
 from codegen.shared import AmpereTiles, Tiles
 
 PRODUCTS = 700  # of two elements, that an SM multiplies and adds in a cycle by mma.sync
 CONVERTED = 20  # elements that an SM converts in a cycle while it multiplies
+IN_FLIGHT = 90 * 1024  # bytes of shared memory that a block has on every architecture
 COPY = 4000  # cycles that a kernel before the product takes besides its bytes
 SOURCES = {"int8"} | FLOAT8
 
@@ -23,11 +26,15 @@ def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8) -> AmpereTiles:
     few = CLUSTERS[1] > -(-N // 64) * L * -(-M // 64)
     if M <= 32:
         warps = 2 if few else 4
-        rows = 16 if M <= 16 else 32
-        return AmpereTiles(rows, 16 * parts * warps, deep, warps_m=1, warps_n=warps, stages=6, blocks=2)
-    # In 4 bits, registers have a's fragments for 64 elements along K, and beside sums those of a group
-    rows = 64 if M <= 64 or few or bits < 8 else 128
-    return AmpereTiles(rows, 64 * parts, deep, warps_m=2, warps_n=2, stages=3, blocks=3 - parts)
+        made = AmpereTiles(
+            16 if M <= 16 else 32, 16 * parts * warps, deep, warps_m=1, warps_n=warps, stages=2, blocks=2
+        )
+    else:
+        # In 4 bits, registers have a's fragments for 64 elements along K, and beside sums those of a group
+        rows = 64 if M <= 64 or few or bits < 8 else 128
+        made = AmpereTiles(rows, 64 * parts, deep, warps_m=2, warps_n=2, stages=2, blocks=3 - parts)
+    # As many bytes in flight as fit: few rows wait for memory alone. Of b, and of scales, a column has 64 bytes and 4
+    return replace(made, stages=min(12, IN_FLIGHT // (made.tile_m * deep * 2 + made.tile_n * 68)))
 
 
 def cycles_converting(tiles: AmpereTiles, M: int, N: int, K: int, L: int, bits: int = 8) -> float:

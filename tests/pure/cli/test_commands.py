@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shutil
 
 import pytest
 
@@ -85,18 +86,17 @@ def test_lines_of_the_list_fit_a_terminal(run, monkeypatch, tmp_path):
     ]
 
 
-def test_the_list_is_searched(run):
-    specs = ("--specs", str(SPECS))
+def test_the_list_is_searched(run, tmp_path):
+    for name in ("softmax", "causal_softmax", "masked_softmax", "relu", "rmsnorm", "dense"):
+        shutil.copy(SPECS / f"{name}.yaml", tmp_path)
+    specs = ("--specs", str(tmp_path))
     names = [line.split()[0] for line in run("list", "softmax", "--kind", "row", *specs).out.splitlines()]
     assert {"softmax", "causal_softmax"} <= set(names)
     assert not {"relu", "rmsnorm", "dense"} & set(names)
     assert [line.split()[0] for line in run("list", "SOFTMAX", "mask", *specs).out.splitlines()] != []
     assert run("list", "nonsuch", *specs) == (2, "", "error: no op has 'nonsuch' in its name or summary\n")
     error = run("list", "--kind", "matrix", *specs).err
-    assert (
-        error
-        == "error: --kind 'matrix': the ops are of the kinds attention, column, elementwise, gemm, row, row+column, scan, selection, staged\n"
-    )
+    assert error == "error: --kind 'matrix': the ops are of the kinds elementwise, gemm, row\n"
 
 
 def test_the_long_list_has_types_and_arguments(run, tmp_path):

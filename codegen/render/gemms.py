@@ -198,7 +198,7 @@ class TileContext(ElementwiseContext):
         tensors = [described(first.a, f"rows, {first.axis}"), *(described(p.b, modes) for p in self.gemm.products)]
         names = [t.name for t in tensors]
         bs = f"({', '.join(names[1:])}{',' * (len(names) == 2)})"
-        scales, loading = [p.loaded.scale for p in self.gemm.products if p.loaded and p.loaded.scale], ""
+        loading, scales = "", [s for p in self.gemm.products for s in p.inputs[1:]]
         more = [
             Tensor(name=f"m{camel(s.name)}", hint="cute.Tensor", comment=f"({', '.join(s.axes)}) {s.dtype}")
             for s in scales

@@ -189,32 +189,30 @@ class GemmOp(Op[P, R]):
         axes = arguments.bind_axes(self.spec, arrays)
         how = self.launch_for(key.types, axes, arch)
         products = self.plan.products
-        factors = [products[0].a, *(p.b for p in products)]
-        loaded = [] if how.copied else [p.loaded for p in products if p.loaded is not None]
-        scales = [p.loaded.scale for p in products if p.loaded is not None and p.loaded.scale is not None]
-        given = [
-            arrays[products[0].a.name],
-            *(self._b(key, p, arrays, axes) if how.copied else arrays[p.b.name] for p in products),
-        ]
+        a = products[0].a
+        bs = [p.b if how.copied else p.inputs[0] for p in products]
+        factors, scales = [a, *bs], [scale for p in products for scale in p.inputs[1:]]
+        if how.copied:
+            arrays |= {p.b.name: self._b(key, p, arrays, axes) for p in products}
         own = [a for a in spec.inputs if a.name not in self.plan.accs]
 
         def factor(array: Array) -> Tensor:
             """Batch axes are one mode, and so are rows."""
             shape: list[Any] = [math.prod(axes.shape(tile.batch))] if tile.batch else []
-            shape += [math.prod(axes.shape(tile.rows))] if array is products[0].a else []
+            shape += [math.prod(axes.shape(tile.rows))] if array is a else []
             for dim in array.dims:
                 if not set(dim.names) & {*tile.batch, *tile.rows}:
-                    name = dim.names[0]
-                    halved = (
-                        any(how.along and name == products[0].axis for how in loaded) and array is not products[0].a
-                    )
-                    extent = [axes.extents[loaded[0].along if halved else name]]
+                    extent = [axes.extents[dim.names[0]]]
                     parts = [] if dim.parts is None else [dim.parts]
                     shape += [*parts, *extent] if dim.parts_first else [*extent, *parts]
             divisors = (*(1 for _ in shape[:-1]), views.power_of_two(shape[-1], 16))
-            if array is not products[0].a and not tile.b_is_nk and tile.paired == "interleaved":
+            if array is not a and not tile.b_is_nk and tile.paired == "interleaved":
                 divisors = (*divisors[:-2], views.power_of_two(shape[-2], 16), 2)
-            return Tensor(tuple(shape), key.types.dtype(products[0].a if how.copied else array), divisors, 256)
+            return Tensor(tuple(shape), key.types.dtype(a if how.copied else array), divisors, 256)
+
+        def row_of_scales(array: Array) -> Tensor:
+            shape = axes.shape(array.axes)
+            return Tensor(shape, key.types.dtype(array), (1, views.power_of_two(shape[-1], 16)), 16)
 
         def operand(array: Array) -> Tensor:
             shape, dtype = views.kernel_shape(tile.plan, array, axes), key.types.dtype(array)
@@ -225,16 +223,7 @@ class GemmOp(Op[P, R]):
         dynamic = [p for p in spec.params if not p.static]
         kinds = [self._scalar_dtype(key, p.kind) for p in dynamic]
         scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in (*kinds, *("int32" for _ in tile.placed))]
-        rows = [
-            Tensor(
-                tuple(axes.extents[n] for n in a.axes),
-                key.types.dtype(a),
-                (1, views.power_of_two(axes.extents[a.axes[1]], 16)),
-                16,
-            )
-            for a in scales
-        ]
-        inputs = (*map(factor, factors), *rows, *map(operand, own), *scalars)
+        inputs = (*map(factor, factors), *map(row_of_scales, scales), *map(operand, own), *scalars)
         shapes = zip(tile_folds.shapes(tile, axes, how), tile.folds, strict=True)
         parts = [Tensor(shape, fold.dtype, (1, 1, 1), 4) for shape, fold in shapes]
         outputs = (*map(operand, tile.outputs), *parts)
@@ -243,8 +232,7 @@ class GemmOp(Op[P, R]):
         return LauncherCall(
             typed.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
             (
-                *given,
-                *(arrays[a.name] for a in scales),
+                *(arrays[a.name] for a in (*factors, *scales)),
                 *(arrays.get(a.name) for a in own),
                 *(params[p.name] for p in dynamic),
                 *(firsts.get(axis) for axis in tile.placed),
@@ -285,9 +273,8 @@ class GemmOp(Op[P, R]):
         tile = self.plan.tile
         firsts = [f"first of {axis}" for axis in tile.placed]
         outputs = (*(a.name for a in tile.outputs), *(f"{f.name} parts" for f in tile.folds))
-        bs = [p.b.name for p in products]
-        scales = [p.loaded.scale.name for p in products if p.loaded is not None and p.loaded.scale is not None]
-        return [products[0].a.name, *bs, *scales, *own, *dynamic, *firsts, *outputs]
+        factors = [products[0].a, *(p.inputs[0] for p in products), *(s for p in products for s in p.inputs[1:])]
+        return [*(x.name for x in factors), *own, *dynamic, *firsts, *outputs]
 
     def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
         """Whether a call is one kernel: that is possible, and it was requested by name or is faster."""

@@ -31,8 +31,9 @@ Element = tuple[Any, ...]
 
 
 def grid(how: ScanLaunch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
-    """How a kernel is launched for outputs of these sizes."""
-    return {"grid": (_others(extents, axis) // how.each + 1, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
+    """How a kernel is launched for outputs of these sizes. One block of an SM is enough: the assembler would spill for more."""
+    blocks = _others(extents, axis) // how.each + 1
+    return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream, "min_blocks_per_mp": 1}
 
 
 def _others(extents: Sequence[Int32], axis: int) -> Int64:

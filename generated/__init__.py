@@ -167,6 +167,7 @@ if TYPE_CHECKING:
     from .dgelu_dbias_row_fp8 import dgelu_dbias_row_fp8 as dgelu_dbias_row_fp8
     from .dgelu_tanh import dgelu_tanh as dgelu_tanh
     from .dgroup_norm import dgroup_norm as dgroup_norm
+    from .dilated_attention import dilated_attention as dilated_attention
     from .discounted_returns import discounted_returns as discounted_returns
     from .dlayernorm import dlayernorm as dlayernorm
     from .dlog_softmax import dlog_softmax as dlog_softmax
@@ -191,6 +192,7 @@ if TYPE_CHECKING:
     from .filter_equal import filter_equal as filter_equal
     from .float64_polynomial import float64_polynomial as float64_polynomial
     from .full_amax import full_amax as full_amax
+    from .full_attention import full_attention as full_attention
     from .full_sum_squares import full_sum_squares as full_sum_squares
     from .gaussian_sample import gaussian_sample as gaussian_sample
     from .geglu import geglu as geglu
@@ -274,6 +276,7 @@ if TYPE_CHECKING:
     from .relu import relu as relu
     from .relu6 import relu6 as relu6
     from .relu_mask import relu_mask as relu_mask
+    from .retention import retention as retention
     from .rg_lru import rg_lru as rg_lru
     from .rms_dense import rms_dense as rms_dense
     from .rmsnorm import rmsnorm as rmsnorm
@@ -450,6 +453,7 @@ __all__ = [
     "dgelu_dbias_row_fp8",
     "dgelu_tanh",
     "dgroup_norm",
+    "dilated_attention",
     "discounted_returns",
     "dlayernorm",
     "dlog_softmax",
@@ -474,6 +478,7 @@ __all__ = [
     "filter_equal",
     "float64_polynomial",
     "full_amax",
+    "full_attention",
     "full_sum_squares",
     "gaussian_sample",
     "geglu",
@@ -557,6 +562,7 @@ __all__ = [
     "relu",
     "relu6",
     "relu_mask",
+    "retention",
     "rg_lru",
     "rms_dense",
     "rmsnorm",

@@ -84,6 +84,7 @@ def cases(
             needed |= {s.at.axis for s in op.statements if s.at}
             needed |= {axis for a in op.plan.loads if a.mode == "table" for axis in a.array.axes}
             needed |= {axis for domain in dict(spec.domain).values() for axis in positions(domain)}
+            needed |= {op.plan.contracted} if isinstance(op.plan, Attention) else set()  # there is a kernel for some sizes
             needed |= {axis for node in op.plan.extremes for axis in node.attr}
             needed |= least_sizes(s.value for s in op.statements).keys()
             free = [a for a in (*names, *([ROWS] if rows else [])) if a not in spec.extents and a not in needed]
@@ -202,8 +203,9 @@ def arrays(op: AnyOp, case: Case) -> dict[str, np.ndarray]:
         dtype, shape = case.types.dtype(array), user_shape(array, case.axes)
         own = [i - len(array.dims) for i, d in enumerate(array.dims) if contracted & set(d.names)]
         domain = domains.get(array.name)
-        if isinstance(op.plan, Attention) and op.plan.condition is not None and array == op.plan.v:
-            domain = domain or "finite"  # 0 times infinity is NaN, but a kernel skips tiles of weights that are all 0
+        if isinstance(op.plan, Attention) and array == op.plan.v:
+            # 0 times infinity is NaN, but a kernel skips tiles of weights that are all 0, and rounds small ones to 0
+            domain = domain or "finite"
         if array.name in distinct:
             made[array.name] = _distinct(generator, dtype, shape, case.axes.extents[distinct[array.name]])
         elif own:

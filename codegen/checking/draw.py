@@ -84,7 +84,9 @@ def cases(
             needed |= {s.at.axis for s in op.statements if s.at}
             needed |= {axis for a in op.plan.loads if a.mode == "table" for axis in a.array.axes}
             needed |= {axis for domain in dict(spec.domain).values() for axis in positions(domain)}
-            needed |= {op.plan.contracted} if isinstance(op.plan, Attention) else set()  # there is a kernel for some sizes
+            needed |= (
+                {op.plan.contracted} if isinstance(op.plan, Attention) else set()
+            )  # there is a kernel for some sizes
             needed |= {axis for node in op.plan.extremes for axis in node.attr}
             needed |= least_sizes(s.value for s in op.statements).keys()
             free = [a for a in (*names, *([ROWS] if rows else [])) if a not in spec.extents and a not in needed]

@@ -105,7 +105,7 @@ def test_transformations(name, implementation):
     for how, results in got.items():
         wanted = gradients if "grad" in how else values
         for value, expected in zip(tupled(results), wanted, strict=True):
-            attends = isinstance(op.plan, Attention)  # whose weights and their gradients are rounded before they are multiplied
+            attends = isinstance(op.plan, Attention)  # weights and their gradients are rounded before their products
             compare(value, expected, "grad" in how or attends, f"{name}, {how}", 2 if attends else 1)
 
 

@@ -14,7 +14,7 @@ from codegen.measuring.explained import interpreted_calls
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.ops.gemm_op import GemmOp
-from codegen.shared import RowLaunch, ScanLaunch, WalkLaunch
+from codegen.shared import RowLaunch, ScanLaunch, SelectLaunch, WalkLaunch
 
 
 def bits(dtype):
@@ -56,6 +56,8 @@ def blocks(plan, how, extents) -> int:
             return places * pieces // (how.threads // how.per_row) + 1
         tiles = -(-math.prod(extents[plan.leading :]) // (how.vec * how.per_row))
         return how.parts * (1 if plan.collapsed else how.cluster if plan.rows else tiles)
+    if isinstance(how, SelectLaunch):
+        return math.prod(extents[:-1]) // (how.threads // how.per_row) + 1
     if isinstance(how, ScanLaunch):
         axis = next(i for i, g in enumerate(plan.groups) if plan.along.axis in g.axes)
         scans = math.prod(extents) // max(1, extents[axis])

@@ -47,13 +47,13 @@ lse = jax.nn.logsumexp(s, axis=-1).reshape(b, heads, rows)
 
 def causal_attention_score_chain(acc, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
-    scores = device.where(index_s <= index_q, acc * scale, -float("inf"))
+    scores = device.where(index_s <= index_q, acc * device.sign(scale), -float("inf"))
     return scores
 
 
 def causal_attention_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -110,7 +110,7 @@ def causal_attention_launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mLse,),
         functools.partial(causal_attention_score, scale=scale), functools.partial(causal_attention_tiles, scale=scale),
-        functools.partial(causal_attention_row, scale=scale), mParts, how=how,
+        functools.partial(causal_attention_row, scale=scale), mParts, scale=abs(scale), how=how,
     )
 
 
@@ -134,13 +134,13 @@ def causal_attention_reference(q, k, v, scale):
 
 def causal_attention_forward_score_chain(acc, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
-    scores = device.where(index_s <= index_q, acc * scale, -float("inf"))
+    scores = device.where(index_s <= index_q, acc * device.sign(scale), -float("inf"))
     return scores
 
 
 def causal_attention_forward_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -205,7 +205,7 @@ def causal_attention_forward_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
         (mO, mLse, mRowMax, mRowSum,), functools.partial(causal_attention_forward_score, scale=scale),
         functools.partial(causal_attention_forward_tiles, scale=scale),
-        functools.partial(causal_attention_forward_row, scale=scale), mParts, how=how,
+        functools.partial(causal_attention_forward_row, scale=scale), mParts, scale=abs(scale), how=how,
     )
 
 

@@ -48,13 +48,15 @@ o = jnp.einsum("bhqs,bshd->bqhd", jax.nn.softmax(s), v)
 def dilated_attention_score_chain(acc, index_q, index_s, scale, step, window):
     """The chain, on one vector of each operand."""
     back = index_q - index_s
-    scores = device.where((back >= 0) & (back < window) & (device.modulo(back, step) == 0), acc * scale, -float("inf"))
+    scores = device.where(
+        (back >= 0) & (back < window) & (device.modulo(back, step) == 0), acc * device.sign(scale), -float("inf"),
+    )
     return scores
 
 
 def dilated_attention_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -115,7 +117,8 @@ def dilated_attention_launch(
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mO,),
         functools.partial(dilated_attention_score, scale=scale, step_=step_, window=window),
         functools.partial(dilated_attention_tiles, scale=scale, step_=step_, window=window),
-        functools.partial(dilated_attention_row, scale=scale, step_=step_, window=window), mParts, how=how,
+        functools.partial(dilated_attention_row, scale=scale, step_=step_, window=window), mParts, scale=abs(scale),
+        how=how,
     )
 
 
@@ -131,13 +134,15 @@ def dilated_attention_reference(q, k, v, scale, step, window):
 def dilated_attention_forward_score_chain(acc, index_q, index_s, scale, step, window):
     """The chain, on one vector of each operand."""
     back = index_q - index_s
-    scores = device.where((back >= 0) & (back < window) & (device.modulo(back, step) == 0), acc * scale, -float("inf"))
+    scores = device.where(
+        (back >= 0) & (back < window) & (device.modulo(back, step) == 0), acc * device.sign(scale), -float("inf"),
+    )
     return scores
 
 
 def dilated_attention_forward_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -208,7 +213,8 @@ def dilated_attention_forward_launch(
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mO, mRowMax, mRowSum,),
         functools.partial(dilated_attention_forward_score, scale=scale, step_=step_, window=window),
         functools.partial(dilated_attention_forward_tiles, scale=scale, step_=step_, window=window),
-        functools.partial(dilated_attention_forward_row, scale=scale, step_=step_, window=window), mParts, how=how,
+        functools.partial(dilated_attention_forward_row, scale=scale, step_=step_, window=window), mParts,
+        scale=abs(scale), how=how,
     )
 
 

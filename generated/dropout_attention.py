@@ -47,13 +47,13 @@ o = jnp.einsum("bhgqs,bshe->bqhge", p, v).reshape(b, rows, heads, v.shape[-1])
 
 def dropout_attention_score_chain(acc, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
-    scores = device.where(index_s <= index_q, acc * scale, -float("inf"))
+    scores = device.where(index_s <= index_q, acc * device.sign(scale), -float("inf"))
     return scores
 
 
 def dropout_attention_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -141,7 +141,7 @@ def dropout_attention_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mKey, mO,),
         functools.partial(dropout_attention_score, scale=scale, keep=keep),
         functools.partial(dropout_attention_tiles, scale=scale, keep=keep),
-        functools.partial(dropout_attention_row, scale=scale, keep=keep), mParts,
+        functools.partial(dropout_attention_row, scale=scale, keep=keep), mParts, scale=abs(scale),
         weight=functools.partial(dropout_attention_weight, scale=scale, keep=keep), how=how,
     )
 
@@ -159,13 +159,13 @@ def dropout_attention_reference(q, k, v, key, scale, keep):
 
 def dropout_attention_forward_score_chain(acc, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
-    scores = device.where(index_s <= index_q, acc * scale, -float("inf"))
+    scores = device.where(index_s <= index_q, acc * device.sign(scale), -float("inf"))
     return scores
 
 
 def dropout_attention_forward_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -263,7 +263,7 @@ def dropout_attention_forward_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
         (mKey, mO, mRowMax, mRowSum,), functools.partial(dropout_attention_forward_score, scale=scale, keep=keep),
         functools.partial(dropout_attention_forward_tiles, scale=scale, keep=keep),
-        functools.partial(dropout_attention_forward_row, scale=scale, keep=keep), mParts,
+        functools.partial(dropout_attention_forward_row, scale=scale, keep=keep), mParts, scale=abs(scale),
         weight=functools.partial(dropout_attention_forward_weight, scale=scale, keep=keep), how=how,
     )
 

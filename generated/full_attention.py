@@ -44,7 +44,7 @@ o = jnp.einsum("bhgqs,bshe->bqhge", p, v).reshape(b, rows, heads, v.shape[-1])
 
 def full_attention_score_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -82,7 +82,7 @@ def full_attention_launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO,),
         functools.partial(full_attention_score, scale=scale), None, functools.partial(full_attention_row, scale=scale),
-        mParts, how=how,
+        mParts, scale=abs(scale), how=how,
     )
 
 
@@ -97,7 +97,7 @@ def full_attention_reference(q, k, v, scale):
 
 def full_attention_forward_score_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -145,7 +145,7 @@ def full_attention_forward_launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mRowMax, mRowSum,),
         functools.partial(full_attention_forward_score, scale=scale), None,
-        functools.partial(full_attention_forward_row, scale=scale), mParts, how=how,
+        functools.partial(full_attention_forward_row, scale=scale), mParts, scale=abs(scale), how=how,
     )
 
 

@@ -57,13 +57,13 @@ o = jnp.einsum("bhgqs,bshe->bqhge", jax.nn.softmax(s), v).reshape(b, rows, heads
 
 def paged_decoding_score_chain(acc, past, index_n, size_r, index_r, index_q, scale):
     """The chain, on one vector of each operand."""
-    scores = device.where(index_n * size_r + index_r <= past + index_q, acc * scale, -float("inf"))
+    scores = device.where(index_n * size_r + index_r <= past + index_q, acc * device.sign(scale), -float("inf"))
     return scores
 
 
 def paged_decoding_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -127,7 +127,7 @@ def paged_decoding_launch(
         attend.in_pages(mV, sizes, (None, 2, None), 0, 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
         (mPages, mPast, mO,), functools.partial(paged_decoding_score, scale=scale),
         functools.partial(paged_decoding_tiles, scale=scale), functools.partial(paged_decoding_row, scale=scale),
-        mParts,
+        mParts, scale=abs(scale),
         pages=(attend.by_row(mPages, sizes, (None, None, 0), 1), attend.by_row(mPages, sizes, (None, None, 0), 1)),
         how=how,
     )

@@ -47,13 +47,13 @@ o = jnp.einsum("bhqs,bhsd->bhqd", jax.nn.softmax(s), v)
 
 def prefix_attention_score_chain(acc, prefix, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
-    scores = device.where((index_s <= index_q) | (index_s < prefix), acc * scale, -float("inf"))
+    scores = device.where((index_s <= index_q) | (index_s < prefix), acc * device.sign(scale), -float("inf"))
     return scores
 
 
 def prefix_attention_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -113,7 +113,7 @@ def prefix_attention_launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mPrefix, mO,),
         functools.partial(prefix_attention_score, scale=scale), functools.partial(prefix_attention_tiles, scale=scale),
-        functools.partial(prefix_attention_row, scale=scale), mParts, how=how,
+        functools.partial(prefix_attention_row, scale=scale), mParts, scale=abs(scale), how=how,
     )
 
 
@@ -128,13 +128,13 @@ def prefix_attention_reference(q, k, v, prefix, scale):
 
 def prefix_attention_forward_score_chain(acc, prefix, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
-    scores = device.where((index_s <= index_q) | (index_s < prefix), acc * scale, -float("inf"))
+    scores = device.where((index_s <= index_q) | (index_s < prefix), acc * device.sign(scale), -float("inf"))
     return scores
 
 
 def prefix_attention_forward_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -205,7 +205,7 @@ def prefix_attention_forward_launch(
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mPrefix, mO, mRowMax, mRowSum,),
         functools.partial(prefix_attention_forward_score, scale=scale),
         functools.partial(prefix_attention_forward_tiles, scale=scale),
-        functools.partial(prefix_attention_forward_row, scale=scale), mParts, how=how,
+        functools.partial(prefix_attention_forward_row, scale=scale), mParts, scale=abs(scale), how=how,
     )
 
 

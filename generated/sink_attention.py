@@ -46,13 +46,13 @@ o = jnp.einsum("bhqs,bhsd->bhqd", e / (e.sum(-1, keepdims=True) + jnp.exp(sink[:
 
 def sink_attention_score_chain(acc, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
-    scores = device.where(index_s <= index_q, acc * scale, -float("inf"))
+    scores = device.where(index_s <= index_q, acc * device.sign(scale), -float("inf"))
     return scores
 
 
 def sink_attention_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -107,7 +107,7 @@ def sink_attention_launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mSink, mO,),
         functools.partial(sink_attention_score, scale=scale), functools.partial(sink_attention_tiles, scale=scale),
-        functools.partial(sink_attention_row, scale=scale), mParts, how=how,
+        functools.partial(sink_attention_row, scale=scale), mParts, scale=abs(scale), how=how,
     )
 
 
@@ -123,13 +123,13 @@ def sink_attention_reference(q, k, v, sink, scale):
 
 def sink_attention_forward_score_chain(acc, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
-    scores = device.where(index_s <= index_q, acc * scale, -float("inf"))
+    scores = device.where(index_s <= index_q, acc * device.sign(scale), -float("inf"))
     return scores
 
 
 def sink_attention_forward_full_chain(acc, scale):
     """The chain, on one vector of each operand."""
-    scores = acc * scale
+    scores = acc * device.sign(scale)
     return scores
 
 
@@ -193,7 +193,7 @@ def sink_attention_forward_launch(
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mSink, mO, mRowAdd, mM,),
         functools.partial(sink_attention_forward_score, scale=scale),
         functools.partial(sink_attention_forward_tiles, scale=scale),
-        functools.partial(sink_attention_forward_row, scale=scale), mParts, how=how,
+        functools.partial(sink_attention_forward_row, scale=scale), mParts, scale=abs(scale), how=how,
     )
 
 

@@ -49,14 +49,14 @@ def sliding_attention_score_chain(acc, index_s, index_q, scale, cap, window):
     """The chain, on one vector of each operand."""
     scores = device.where(
         (index_s <= index_q) & (index_q - index_s < window),
-        cap * device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True), -float("inf"),
+        device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True) * device.sign(cap), -float("inf"),
     )
     return scores
 
 
 def sliding_attention_full_chain(acc, scale, cap):
     """The chain, on one vector of each operand."""
-    scores = cap * device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True)
+    scores = device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True) * device.sign(cap)
     return scores
 
 
@@ -115,7 +115,7 @@ def sliding_attention_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO,),
         functools.partial(sliding_attention_score, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_tiles, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_row, scale=scale, cap=cap, window=window), mParts, how=how,
+        functools.partial(sliding_attention_row, scale=scale, cap=cap, window=window), mParts, scale=abs(cap), how=how,
     )
 
 
@@ -134,14 +134,14 @@ def sliding_attention_forward_score_chain(acc, index_s, index_q, scale, cap, win
     """The chain, on one vector of each operand."""
     scores = device.where(
         (index_s <= index_q) & (index_q - index_s < window),
-        cap * device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True), -float("inf"),
+        device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True) * device.sign(cap), -float("inf"),
     )
     return scores
 
 
 def sliding_attention_forward_full_chain(acc, scale, cap):
     """The chain, on one vector of each operand."""
-    scores = cap * device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True)
+    scores = device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True) * device.sign(cap)
     return scores
 
 
@@ -210,7 +210,8 @@ def sliding_attention_forward_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mRowMax, mRowSum,),
         functools.partial(sliding_attention_forward_score, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_forward_tiles, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_forward_row, scale=scale, cap=cap, window=window), mParts, how=how,
+        functools.partial(sliding_attention_forward_row, scale=scale, cap=cap, window=window), mParts, scale=abs(cap),
+        how=how,
     )
 
 

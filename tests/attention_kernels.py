@@ -71,7 +71,7 @@ def window(
     scale: cutlass.Constexpr[float], width: cutlass.Constexpr[int], how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])
-    functions = Functions(windowed(scale, width), window_tiles(width), normalised)
+    functions = Functions.scaled(windowed(1.0, width), window_tiles(width), normalised, scale)
     q, o = grouped(mQ, sizes), grouped(mO, sizes)
     sm90.launch(stream, Forward(q, grouped(mK, sizes, True), grouped(mV, sizes, True), o, (mL,), functions, how))
 
@@ -82,7 +82,7 @@ def squares(
     how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])
-    functions = Functions(square, None, None)
+    functions = Functions.scaled(square, None, None, 1.0)
     q, o = grouped(mQ, sizes), grouped(mO, sizes)
     sm90.launch(stream, Forward(q, grouped(mK, sizes, True), grouped(mV, sizes, True), o, (), functions, how))
 

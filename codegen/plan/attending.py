@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost
 from codegen.graph.ops import IN_STAGES
 from codegen.language.formula.products import type_of
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.attention import NARROW, Attention, Pages, Part
+from codegen.plan.attention import NARROW, Attention, Pages, Part, Scale
 from codegen.plan.elementwise import tile_plan
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.planner import Whole
@@ -73,7 +74,7 @@ class _Matcher:
         others = {n: s for n, s in results.items() if n != o.name}
         _demand(ROWS not in (row, *columns, contracted, value))
         scores, row_part, weight = self.parts(weights, first, others, o)
-        score, condition, full = scores
+        scale, (score, condition, full) = scores
         planner = Whole(spec, self.statements)
         pages = tuple(p for p in (of_k, of_v) if p is not None)
         _demand(not {p.axis for p in pages} & {*planner.axes})
@@ -86,7 +87,7 @@ class _Matcher:
         return Attention(
             products=products, contracted=contracted, batch=batch, row=row, keys=columns, value=value, scores=score,
             condition=condition, pages=pages, **vars(planner.arrays()),
-            extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, unmasked=full, rows_part=row_part,
+            extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, scale=scale, unmasked=full, rows_part=row_part,
             weight=weight,
         )  # fmt: skip
 
@@ -157,13 +158,13 @@ class _Matcher:
 
     def parts(
         self, weights: Node, first: Node, others: Mapping[str, Statement], o: Array
-    ) -> tuple[tuple[Part, Node | None, Part | None], Part | None, Part | None]:
-        """The scores, their mask, the scores without it; the function of rows; and that of exponentials."""
+    ) -> tuple[tuple[Scale, tuple[Part, Node | None, Part | None]], Part | None, Part | None]:
+        """The scores' scale, the scores, their mask, the scores without it; the function of rows; and that of exponentials."""
         roots = [weights, *(s.value for s in others.values())]
         found = [n for n in topological(roots, lambda n: n is first) if n.op in IN_STAGES]
         if not found:
             _demand(not others)
-            return self.score(weights, first, 0.0), None, None
+            return (Scale(), self.score(weights, first, 0.0)), None, None
         tops = [n for n in found if n.op == "max"]
         _demand(all(n.op in ("max", "sum") and {*lost_axes(n)} == {*self.columns} for n in found))
         terms = [self.term(n.args[0]) for n in found if n.op == "sum"]
@@ -191,7 +192,40 @@ class _Matcher:
         statements += [Statement(n, None, self.rebuilt(s.value, known)) for n, s in others.items()]
         for statement in statements:
             _demand(not {*self.columns, o.axes[-1]} & {a for n in topological([statement.value]) for a in n.dims})
-        return self.score(score, first, -float("inf")), self.row_part(statements, [top, total]), self.weight(gates)
+        scale, score = self.unscaled(score)
+        return (
+            (scale, self.score(score, first, -float("inf"))),
+            self.row_part(statements, [top, total]),
+            self.weight(gates),
+        )
+
+    def unscaled(self, score: Node) -> tuple[Scale, Node]:
+        """The magnitude of what scores are multiplied or divided by last, and the scores without it."""
+        graph, (scale, inner) = self.graph, (Scale(), score)
+        if score.op == "where" and score.args[2].is_const and float(str(score.args[2].attr)) == -math.inf:
+            scale, inner = self.unscaled(score.args[1])
+            args = score.args[0], inner, score.args[2]
+            return scale, graph.node("where", args, kind="float", dims=score.dims)
+        if score.op in ("mul", "div"):
+            value, by = score.args if score.op == "div" or self.is_static(score.args[1]) else score.args[::-1]
+            number = float(str(by.attr)) if by.is_const else 1.0
+            if self.is_static(by) and number and math.isfinite(number):
+                scale, inner = self.unscaled(value)
+                above, below, name = scale.above, scale.below, () if by.is_const else (str(by.attr),)
+                above, below = (above + name, below) if score.op == "mul" else (above, below + name)
+                size = abs(number) if score.op == "mul" else 1 / abs(number)
+                scale = Scale(scale.number * size, above, below)
+                if name:
+                    sign = graph.node("sign", (by,), kind="float", dims=())
+                    inner = graph.node("mul", (inner, sign), kind="float", dims=inner.dims)
+                elif number < 0:
+                    inner = graph.node("neg", (inner,), kind="float", dims=inner.dims)
+        return scale, inner
+
+    def is_static(self, node: Node) -> bool:
+        """Whether a value is a number, or a parameter that a kernel is compiled for."""
+        static = {p.name for p in self.spec.params if p.static and p.kind == "float"}
+        return node.is_const or (node.op == "param" and node.attr in static)
 
     def term(self, node: Node) -> tuple[Node, Node]:
         """The score and what is subtracted, of exp(score - shift)."""

@@ -65,6 +65,15 @@ class Pages:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """A positive number: `number` times the magnitudes of the static parameters `above`, divided by those of the ones `below`."""
+
+    number: float = 1.0
+    above: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class AttentionPlan:
     """What the plans of attention and of its backward share. `groups`, `views`, `loads` and `stores` reach the op's arrays, each axis
     by itself."""
@@ -176,6 +185,7 @@ class Attention(AttentionPlan):
     """The plan of attention. Its products are q @ k, and the weights @ v."""
 
     o: Array
+    scale: Scale  # by which the kernel multiplies what the part `scores` gives, when it takes its exponential
     unmasked: Part | None  # the scores where the mask holds everywhere; None without a mask
     rows_part: Part | None  # the function of rows; None for weights without one
     weight: Part | None  # the weights from the exponentials, as of dropout; None where they are the same

@@ -9,7 +9,7 @@ from codegen.graph import emit
 from codegen.graph.nodes import Node
 from codegen.language.reference import Reference
 from codegen.plan.access import Access, access_key
-from codegen.plan.attention import Attention, AttentionBackward, Part
+from codegen.plan.attention import Attention, AttentionBackward, Part, Scale
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Op
 from codegen.render.common import Context
@@ -124,6 +124,7 @@ class AttentionContext(TiledContext):
             pages=[self.arranged(p.index, plan.keys[0], "by_row") for p in plan.pages],
             others=self.others,
             functions=self.bound(names),
+            scale=self.scale(plan.scale),
         )  # fmt: skip
 
     def walked(self, array: Array) -> str:
@@ -135,6 +136,15 @@ class AttentionContext(TiledContext):
         place = modes.index(found.axis)
         row = self.mode(array, self.attention.keys[1]) if len(self.attention.keys) > 1 else None
         return self.with_modes(array, "in_pages", place, row)
+
+    def scale(self, scale: Scale) -> str:
+        """The argument that gives the scores' scale, after others; nothing where it is 1."""
+        names = {p.name: p.constant for p in self.spec.params}
+        above = [f"abs({names[n]})" for n in scale.above]
+        if scale.number != 1 or (scale.below and not above):
+            above.insert(0, emit.literal(scale.number))
+        text = " / ".join([" * ".join(above), *(f"abs({names[n]})" for n in scale.below)])
+        return f", scale={text}" if text else ""
 
 
 class AttentionBackwardContext(TiledContext):

@@ -349,6 +349,7 @@ class AttentionKernel(Kernel):
     pages: list[str]  # of k and of v; none where these have their rows in order
     others: list[str]
     functions: list[str]
+    scale: str
 
 
 @dataclass(frozen=True)

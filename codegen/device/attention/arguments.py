@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass.cute as cute
 
+from codegen.device.attention.scores import Row
 from codegen.shared import AttentionLaunch
+
+LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,19 @@ class Functions:
     score: Callable[..., Any]
     tiles: Callable[..., Any] | None  # None without a mask
     row: Callable[..., Any] | None  # None where the scores are the weights
+    base: float  # the logarithm to base 2 of the number whose powers are the weights
     weight: Callable[..., Any] | None = None  # None where the exponentials are
+
+    @classmethod
+    def scaled(cls, score: Callable[..., Any], tiles: Any, row: Any, scale: float, weight: Any = None) -> Functions:
+        """The functions where scores are `scale` times what `score` gives, which is all zeros where `scale` is 0."""
+        size = scale or 1.0
+
+        def of_scaled(at: Row, top: Any, total: Any, tensors: tuple) -> Any:
+            assert row is not None
+            return row(at, top * size, total, tensors)
+
+        return cls(score, tiles, of_scaled if row is not None else None, size * LOG2E, weight)
 
 
 @dataclass(frozen=True)

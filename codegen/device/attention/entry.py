@@ -39,6 +39,7 @@ def launch(
     parts: cute.Tensor,
     pages: tuple = (),
     weight: cutlass.Constexpr[Callable[..., Any] | None] = None,
+    scale: cutlass.Constexpr[float] = 1.0,
     *,
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -55,8 +56,9 @@ def launch(
     pages: integers (L, N), the pages of a sequence's rows of k and of v, as `by_row` makes them; k and v are as `in_pages` makes
         them, and S is N x `how.page`. () where k and v have their rows in order.
     weight: (at: Scores, e, tensors) -> the weights of exponentials e, 0 where e is 0; None where they are the same.
+    scale: the scores are so many times what `score` gives, which is all zeros where this is zero.
     """
-    given = Forward(q, k, v, o, tensors, Functions(score, tiles, row, weight), how, pages)
+    given = Forward(q, k, v, o, tensors, Functions.scaled(score, tiles, row, scale, weight), how, pages)
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
         if cutlass.const_expr(how.processors > 0):
             sm90.launch(stream, given)

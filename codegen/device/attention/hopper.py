@@ -27,7 +27,6 @@ HELD = 64 * CONSUMERS  # rows of a tile that stays
 THREADS = (CONSUMERS + 1) * WARPGROUP
 PRODUCER = 4 * CONSUMERS  # the warp that loads
 REGISTERS = 24, 240  # of a producer's and of a consumer's thread
-LOG2E = 1.4426950408889634
 
 # Work
 

@@ -42,7 +42,6 @@ from codegen.device.gemm import tensorcore
 from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b
 from codegen.shared import WARP, AttentionLaunch
 
-LOG2E = math.log2(math.e)
 MOST_HELD = 8  # steps along D of which a warp holds q in registers
 
 
@@ -59,7 +58,7 @@ def launch(stream: Any, given: Forward, parts: cute.Tensor) -> None:
     )
     if how.splits > 1:
         sizes = q.shape[1], pages_of.count(k, pages, how)
-        _join(given.o, given.tensors, given.functions.row, parts, batches, lacking, sizes, how).launch(
+        _join(given.o, given.tensors, given.functions, parts, batches, lacking, sizes, how).launch(
             grid=(cute.ceil_div(own * rows, JOINED), 1, 1), block=(JOINED * WARP, 1, 1), stream=stream
         )
 
@@ -205,7 +204,7 @@ def _kernel(
             _score(acc, halves, column, sizes, tensors, functions, False, how)
         else:
             _score(acc, halves, column, sizes, tensors, functions, True, how)
-        weights = _weights(acc, acc_o, top, total, q.element_type, functions.row is not None, weigh)
+        weights = _weights(acc, acc_o, top, total, q.element_type, functions, weigh)
         _accumulate(acc_o, weights, shared + reading + memory.k.size, own_v, memory, q.element_type)
         cute.arch.sync_threads()  # the tile is read
         reading = Int32(writing)
@@ -304,7 +303,7 @@ JOINED = 8  # rows of a block that joins parts, one for each warp
 def _join(
     o: cute.Tensor,  # (L, Q, E)
     tensors: tuple,
-    row: cutlass.Constexpr[Callable[..., Any] | None],
+    functions: cutlass.Constexpr[Functions],
     parts: cute.Tensor,
     batches: tuple,
     lacking: cutlass.Constexpr[tuple[bool, ...]],
@@ -331,17 +330,17 @@ def _join(
     found.fill(0)
     for split in cutlass.range_constexpr(how.splits):
         scale = Float32(1)
-        if cutlass.const_expr(row is not None):
-            scale = cute.math.exp2((parts[split, own, how.e] - shift) * Float32(LOG2E), fastmath=True)
+        if cutlass.const_expr(functions.row is not None):
+            scale = cute.math.exp2((parts[split, own, how.e] - shift) * Float32(functions.base), fastmath=True)
             total = total + parts[split, own, how.e + 1] * scale
         for i in cutlass.range_constexpr(pieces):
             column = lane + i * WARP
             if column < how.e:
                 found[i] = found[i] + parts[split, own, column] * scale
     factor = Float32(1)
-    if cutlass.const_expr(row is not None):
+    if cutlass.const_expr(functions.row is not None):
         at = Row(here, position, sizes, there & (lane == 0), page=how.page)
-        factor = row(at, cute.full((1,), top, Float32), cute.full((1,), total, Float32), tensors)[0]
+        factor = functions.row(at, cute.full((1,), top, Float32), cute.full((1,), total, Float32), tensors)[0]
     for i in cutlass.range_constexpr(pieces):
         column = lane + i * WARP
         if there & (column < how.e):
@@ -441,18 +440,18 @@ def _weigh(
 
 
 def _weights(
-    acc: cute.Tensor, acc_o: cute.Tensor, top: cute.Tensor, total: cute.Tensor, dtype: Any, online: bool,
+    acc: cute.Tensor, acc_o: cute.Tensor, top: cute.Tensor, total: cute.Tensor, dtype: Any, functions: Functions,
     weigh: Callable[[int, cute.Tensor], None],
 ) -> cute.Tensor:  # fmt: skip
-    """The weights of a tile, from its scores (4, J), as words (J, 2) of two neighbours; for `online` ones, exp(score - top), with
-    the sums so far rescaled where `top` rises; `weigh` makes weights of the exponentials of one of the two rows."""
+    """The weights of a tile, from its scores (4, J), as words (J, 2) of two neighbours; for those of a softmax, powers of
+    score - top, with the sums so far rescaled where `top` rises; `weigh` makes weights of the exponentials of one of the two rows."""
     count = 2 * cute.size(acc, mode=[1])
     words = cute.make_rmem_tensor((count // 2, 2), Uint32)
     for half in range(2):
         held = cute.make_rmem_tensor((count,), Float32)
         for i in range(count):
             held[i] = acc[2 * half + i % 2, i // 2]
-        if online:
+        if functions.row is not None:
             largest = top[half]
             for i in range(count):
                 largest = cute.arch.fmax(largest, held[i], nan=True)
@@ -460,12 +459,14 @@ def _weights(
                 largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, apart), nan=True)
             # A row of -inf so far: exp(-inf - 0) is 0, where exp(-inf + inf) is NaN
             shift = cutlass.select_((largest == -math.inf) | (largest == math.inf), Float32(0), largest) * Float32(
-                -LOG2E
+                -functions.base
             )
-            scaled = device.fma(cute.full((1,), top[half], Float32), LOG2E, cute.full((1,), shift, Float32))
+            scaled = device.fma(cute.full((1,), top[half], Float32), functions.base, cute.full((1,), shift, Float32))
             scale = cute.math.exp2(scaled, fastmath=True)[0]
             held.store(
-                cute.math.exp2(device.fma(held.load(), LOG2E, cute.full((count,), shift, Float32)), fastmath=True)
+                cute.math.exp2(
+                    device.fma(held.load(), functions.base, cute.full((count,), shift, Float32)), fastmath=True
+                )
             )
             top[half] = largest
             total[half] = total[half] * scale + held.load().reduce(cute.ReductionOp.ADD, Float32(0), 0)

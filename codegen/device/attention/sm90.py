@@ -22,11 +22,12 @@ from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
+from codegen.device import functions as device
 from codegen.device import vectors
 from codegen.device.attention import hopper
 from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.batches import places_of
-from codegen.device.attention.hopper import CONSUMERS, HELD, LOG2E, WARPGROUP
+from codegen.device.attention.hopper import CONSUMERS, HELD, WARPGROUP
 from codegen.device.attention.scores import Row, Scores
 from codegen.device.gemm import tensorcore
 from codegen.shared import AttentionLaunch
@@ -275,13 +276,13 @@ def _weigh(
                     s[c, r, j] = cutlass.select_(8 * j + c < last, s[c, r, j], outside)
     if cutlass.const_expr(statistics is not None):
         for r in cutlass.range_constexpr(2):
-            _exponentials(s, r, state)
+            _exponentials(s, r, state, functions.base)
             if cutlass.const_expr(functions.weight is not None):
                 _change(s, r, place, sizes, lambda at, e: functions.weight(at, e, tensors))
 
 
 @cute.jit
-def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple):
+def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, base: cutlass.Constexpr[float]):
     """Replace a row's scores with exponentials, and update its state."""
     top, total, factor = state
     count = 2 * cute.size(s, mode=[2])
@@ -294,14 +295,16 @@ def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple):
         now = cute.arch.fmax(now, cute.arch.shuffle_sync_bfly(now, offset=other), nan=True)
     # exp(-inf - 0) is 0, where exp(-inf + inf) is NaN; and the logarithm of a sum with exp(inf) is inf
     infinite = (now == -math.inf) | (now == math.inf)
-    start = cutlass.select_(infinite, Float32(0.0), now * LOG2E)
-    factor[r] = cute.math.exp2(top[r] * LOG2E - start, fastmath=True)
+    start = cutlass.select_(infinite, Float32(0.0), now * -base)
+    fallen = device.fma(cute.full((1,), Float32(top[r]), Float32), base, cute.full((1,), start, Float32))
+    factor[r] = cute.math.exp2(fallen, fastmath=True)[0]
     top[r] = now
     sums = [total[r] * factor[r]] + [Float32(0.0)] * 3
+    part = hopper.row_of(s, r)
+    part.store(cute.math.exp2(device.fma(part.load(), base, cute.full((count,), start, Float32)), fastmath=True))
+    hopper.put_row(part, s, r)
     for i in cutlass.range_constexpr(count):
-        e = cute.math.exp2(s[i % 2, r, i // 2] * LOG2E - start, fastmath=True)
-        s[i % 2, r, i // 2] = e
-        sums[i % 4] += e
+        sums[i % 4] += part[i]
     total[r] = (sums[0] + sums[1]) + (sums[2] + sums[3])
 
 

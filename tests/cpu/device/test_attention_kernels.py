@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from making import make_op
 
+from codegen.plan.attention import Scale
 from codegen.plan.launches import Extents
 from codegen.runtime.compiled import interpreted, kernels
 from codegen.shared import AttentionLaunch
@@ -175,3 +176,33 @@ def test_few_rows_without_softmax(tmp_path):
     wanted = np.einsum("bqhs,bshe->bqhe", s * decay, v.astype(np.float64))
     assert not wanted[1, 0].any()
     np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=5e-2)
+
+
+SCALED = """
+op: scaled
+summary: Made here.
+types: {T: [bfloat16]}
+inputs: {q: "T[Q, D]", k: "T[S, D]", v: "T[S, E]"}
+outputs: {o: "T[Q, E]", lse: "float32[Q]"}
+params: {scale: 0.5}
+chain: |
+  s = where(index(S) <= index(Q), (q @ k) * scale / -2, -inf)
+  o = softmax(s, axis=S) @ v
+  lse = logsumexp(s, axis=S)
+reference: |
+  o, lse = q, q[..., 0]
+"""
+
+
+@pytest.mark.parametrize("scale", [0.5, -0.25, 0.0])
+def test_a_scale_of_any_sign(scale, tmp_path):
+    """The kernel multiplies by a scale's magnitude where it takes exponentials; a row that sees nothing keeps weights of zero."""
+    op = make_op(tmp_path, SCALED)
+    assert op.plan.scale == Scale(0.5, ("scale",), ())
+    q, k, v = (x[0].reshape(-1, 16) for x in draw(40, 70, 1, 16, 16, "bfloat16")[:3])
+    o, lse = op(q, k, v, scale=scale, implementation="interpret")
+    s = np.einsum("qd,sd->qs", q.astype(np.float64), k.astype(np.float64)) * scale / -2
+    e = np.exp(np.where(np.arange(70) <= np.arange(40)[:, None], s, -np.inf))
+    np.testing.assert_allclose(np.asarray(lse), np.log(e.sum(-1)), rtol=1e-5, atol=1e-5)
+    wanted = e / e.sum(-1, keepdims=True) @ v.astype(np.float64)
+    np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2)

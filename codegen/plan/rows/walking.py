@@ -51,6 +51,7 @@ CLUSTERS = (
 )  # blocks of a cluster that may share a row: the fewest that can hold it with prefetched rows, since meeting costs time
 THREADS = 256  # threads of a block in which no row is whole
 MASKED_THREADS = 1024  # if vectors need masks: of one row at a time, since instructions take the time
+# (with expensive values 64 registers do not suffice: the sum over rows of a sine took an H100 717 us, and 223 with 256 threads)
 MOST_ROWS_HELD = 8  # that a thread then holds, at most
 BYTES = 128  # and of them
 COSTLY_BYTES = 96  # if an expensive value is computed of them
@@ -360,7 +361,7 @@ def tiles(
     """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a
     vector's results; `values`: each row also has values of its own; `costly`: an expensive value is computed; `waves`:
     how often all SMs are filled, at least; `alive`: the most values of a column that are alive at once."""
-    threads = schedule.get("threads", MASKED_THREADS if ragged else THREADS)
+    threads = schedule.get("threads", MASKED_THREADS if ragged and not costly else THREADS)
     at_once = 1 if ragged else rows_at_once(width, written, values, costly, arch)
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):

@@ -15,7 +15,7 @@ from codegen.errors import UserError
 from codegen.graph import online
 from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, reaching, topological
-from codegen.graph.ops import REDUCTIONS
+from codegen.graph.ops import ALONE, REDUCTIONS
 from codegen.graph.precision import deciding_types, widths
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise, tile_plan
@@ -318,6 +318,8 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     column, order = columns[0], (*batch, *rows, columns[0])
     if any(n.op == "shift" for n in topological(s.value for s in statements)):
         raise UserError("a GEMM kernel reads no neighbours")
+    if any(n.op in ALONE for n in topological(s.value for s in statements)):
+        raise UserError("a GEMM kernel has tiles, and no whole rows to sort or to select from")
     if any(n.op == "pick" for n in topological(s.value for s in statements)):
         raise UserError("a GEMM kernel takes at an input's indices, not at computed ones")
     if any(s.at for s in statements):

@@ -35,7 +35,7 @@ lse = logsumexp(s, axis=S)
 """,
     "reference": """\
 b, rows, heads, d = q.shape
-grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2], d)
+grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2] if k.shape[2] else 1, d)
 s = jnp.einsum("bqhgd,bshd->bhgqs", grouped, k) * scale
 s = jnp.where(jnp.arange(k.shape[1]) <= jnp.arange(rows)[:, None], s, -jnp.inf)
 o = jnp.einsum("bhgqs,bshe->bqhge", jax.nn.softmax(s), v).reshape(b, rows, heads, v.shape[-1])
@@ -124,7 +124,7 @@ class CausalAttentionOutputs(NamedTuple):
 def causal_attention_reference(q, k, v, scale):
     """The definition that tests hold every implementation to."""
     b, rows, heads, d = q.shape
-    grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2], d)
+    grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2] if k.shape[2] else 1, d)
     s = jnp.einsum('bqhgd,bshd->bhgqs', grouped, k) * scale
     s = jnp.where(jnp.arange(k.shape[1]) <= jnp.arange(rows)[:, None], s, -jnp.inf)
     o = jnp.einsum('bhgqs,bshe->bqhge', jax.nn.softmax(s), v).reshape(b, rows, heads, v.shape[-1])

@@ -34,7 +34,7 @@ o = where(bernoulli(key, keep, axes=(B, H, G, Q, S)), p / keep, 0) @ v
 """,
     "reference": """\
 b, rows, heads, d = q.shape
-grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2], d)
+grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2] if k.shape[2] else 1, d)
 s = jnp.einsum("bqhgd,bshd->bhgqs", grouped, k) * scale
 p = jax.nn.softmax(jnp.where(jnp.arange(k.shape[1]) <= jnp.arange(rows)[:, None], s, -jnp.inf))
 p = jnp.where(jax.random.bernoulli(key, jnp.float32(keep), p.shape), p / keep, 0)
@@ -149,7 +149,7 @@ def dropout_attention_launch(
 def dropout_attention_reference(q, k, v, key, scale, keep):
     """The definition that tests hold every implementation to."""
     b, rows, heads, d = q.shape
-    grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2], d)
+    grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2] if k.shape[2] else 1, d)
     s = jnp.einsum('bqhgd,bshd->bhgqs', grouped, k) * scale
     p = jax.nn.softmax(jnp.where(jnp.arange(k.shape[1]) <= jnp.arange(rows)[:, None], s, -jnp.inf))
     p = jnp.where(jax.random.bernoulli(key, jnp.float32(keep), p.shape), p / keep, 0)

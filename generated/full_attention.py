@@ -34,7 +34,7 @@ o = softmax((q @ k) * scale, axis=S) @ v
 """,
     "reference": """\
 b, rows, heads, d = q.shape
-grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2], d)
+grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2] if k.shape[2] else 1, d)
 p = jax.nn.softmax(jnp.einsum("bqhgd,bshd->bhgqs", grouped, k) * scale)
 o = jnp.einsum("bhgqs,bshe->bqhge", p, v).reshape(b, rows, heads, v.shape[-1])
 """,
@@ -89,7 +89,7 @@ def full_attention_launch(
 def full_attention_reference(q, k, v, scale):
     """The definition that tests hold every implementation to."""
     b, rows, heads, d = q.shape
-    grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2], d)
+    grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2] if k.shape[2] else 1, d)
     p = jax.nn.softmax(jnp.einsum('bqhgd,bshd->bhgqs', grouped, k) * scale)
     o = jnp.einsum('bhgqs,bshe->bqhge', p, v).reshape(b, rows, heads, v.shape[-1])
     return o

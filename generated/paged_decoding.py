@@ -45,7 +45,7 @@ b, rows, heads, d = q.shape
 groups, columns = k.shape[2], pages.shape[1] * k.shape[1]
 k = jnp.take(k, pages, axis=0, mode="clip").reshape(b, columns, groups, d)
 v = jnp.take(v, pages, axis=0, mode="clip").reshape(b, columns, groups, v.shape[3])
-s = jnp.einsum("bqhgd,bshd->bhgqs", q.reshape(b, rows, groups, heads // groups, d), k) * scale
+s = jnp.einsum("bqhgd,bshd->bhgqs", q.reshape(b, rows, groups, heads // groups if groups else 1, d), k) * scale
 last = past[:, None] + jnp.arange(rows)
 s = jnp.where(jnp.arange(columns) <= last[:, None, None, :, None], s, -jnp.inf)
 o = jnp.einsum("bhgqs,bshe->bqhge", jax.nn.softmax(s), v).reshape(b, rows, heads, v.shape[3])
@@ -139,7 +139,7 @@ def paged_decoding_reference(q, k, v, pages, past, scale):
     groups, columns = (k.shape[2], pages.shape[1] * k.shape[1])
     k = jnp.take(k, pages, axis=0, mode='clip').reshape(b, columns, groups, d)
     v = jnp.take(v, pages, axis=0, mode='clip').reshape(b, columns, groups, v.shape[3])
-    s = jnp.einsum('bqhgd,bshd->bhgqs', q.reshape(b, rows, groups, heads // groups, d), k) * scale
+    s = jnp.einsum('bqhgd,bshd->bhgqs', q.reshape(b, rows, groups, heads // groups if groups else 1, d), k) * scale
     last = past[:, None] + jnp.arange(rows)
     s = jnp.where(jnp.arange(columns) <= last[:, None, None, :, None], s, -jnp.inf)
     o = jnp.einsum('bhgqs,bshe->bqhge', jax.nn.softmax(s), v).reshape(b, rows, heads, v.shape[3])

@@ -34,7 +34,7 @@ o = softmax(where(near, s, -inf), axis=S) @ v
 """,
     "reference": """\
 b, rows, heads, d = q.shape
-grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2], d)
+grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2] if k.shape[2] else 1, d)
 s = cap * jnp.tanh(jnp.einsum("bqhgd,bshd->bhgqs", grouped, k) * scale / cap)
 i, j = jnp.arange(rows)[:, None], jnp.arange(k.shape[1])
 p = jax.nn.softmax(jnp.where((j <= i) & (i - j < window), s, -jnp.inf))
@@ -122,7 +122,7 @@ def sliding_attention_launch(
 def sliding_attention_reference(q, k, v, scale, cap, window):
     """The definition that tests hold every implementation to."""
     b, rows, heads, d = q.shape
-    grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2], d)
+    grouped = q.reshape(b, rows, k.shape[2], heads // k.shape[2] if k.shape[2] else 1, d)
     s = cap * jnp.tanh(jnp.einsum('bqhgd,bshd->bhgqs', grouped, k) * scale / cap)
     i, j = (jnp.arange(rows)[:, None], jnp.arange(k.shape[1]))
     p = jax.nn.softmax(jnp.where((j <= i) & (i - j < window), s, -jnp.inf))

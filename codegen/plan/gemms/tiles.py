@@ -151,12 +151,13 @@ class Tile:
             return replace(copied, copied=f"a row of {N} scales is not a multiple of four bytes")
         if not extents.get("covered", 1):
             return replace(copied, copied="the last elements are taken several times")
+        why = narrow_tiles.loses(M, bits, group)
         one = narrow_tiles.cycles_converting(tiles, M, parts * N, K, L, bits)
         two = narrow_tiles.cycles_copying(copied.tiles, M, parts * N, K, L, bits, self.all_work)
         if one <= two:
-            return GemmLaunch(copied.vec, copied.ragged, tiles, "")
+            return GemmLaunch(copied.vec, copied.ragged, tiles, why)
         us = f"{two / hopper_tiles.CYCLES:.0f} us, and {one / hopper_tiles.CYCLES:.0f} if registers convert it"
-        return replace(copied, copied=f"by estimate {us}")
+        return replace(copied, why=why or copied.why, copied=f"by estimate {us}")
 
     @property
     def placed(self) -> tuple[str, ...]:

@@ -202,7 +202,7 @@ class _WholeRows:
             per_row *= 2
         per_row = self.schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
         per_row = max(per_row, 32 if cluster > 1 else self.lanes)
-        least = LEAST_MEETING if self.apart > 1 else LEAST_THREADS
+        least = LEAST_MEETING if self.apart > 1 and not self.ragged else LEAST_THREADS
         beside = max(1, self.schedule.get("threads", least) // per_row)  # rows of a block, side by side
         return (max(1, WARP // per_row) if self.single else beside) * per_row, per_row
 
@@ -269,10 +269,12 @@ def fewest_idle(per_row: int, count: int, full: int, most: int, cluster: int) ->
 
 
 def busy_resident(needs: Needs, vectors: int, vec: int, ragged: bool) -> int:
-    """The threads for which an SM has registers. In rows without masks, values of all a thread's vectors are alive at once."""
+    """The threads for which an SM has registers. Where values are expensive, or need no masks, those of all a thread's vectors are
+    alive at once."""
     if not needs.costly and not ragged:
         return RESIDENT
-    needed = registers(needs.alive * vec * (1 if ragged else vectors), vectors * (needs.width + needs.fixed))
+    together = vectors if needs.costly or not ragged else 1
+    needed = registers(needs.alive * vec * together, vectors * (needs.width + needs.fixed))
     return threads_that_fit((1 - SPILLED) * needed if ragged else needed)
 
 

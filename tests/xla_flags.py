@@ -5,11 +5,8 @@ import os
 import subprocess
 import sys
 
-# Programs that XLA compiles for a CPU run once or twice, on small arrays: they are compiled in a third of the time, each by
-# one thread
-QUICK = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-)
+# Programs that XLA compiles for a CPU run once or twice, on small arrays: they are compiled in a third of the time
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
 def quick() -> str:

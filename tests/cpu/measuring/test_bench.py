@@ -258,7 +258,7 @@ def pretended_gpu(monkeypatch):
     return tasks
 
 
-KINDS = "attention-column-elementwise-gemm-row-row+column-scan-staged"  # of the library: what a run of all of them is called
+KINDS = "attention-column-elementwise-gemm-row-row+column-scan-selection-staged"  # of the library: what a run of all of them is called
 
 
 def test_the_command_measures_what_specs_ask_for(pretended_gpu, monkeypatch, capsys, tmp_path):
@@ -330,7 +330,7 @@ def test_the_table_fits_80_columns():
         (["nonsuch"], "no op 'nonsuch'"),
         (["relu", "--shape", "M=3"], "no axis 'M'"),
         (["relu", "--types", "T=int8"], "T=int8"),
-        (["--kind", "matrix"], "of the kinds attention, column, elementwise, gemm, row, row+column, scan, staged"),
+        (["--kind", "matrix"], "of the kinds attention, column, elementwise, gemm, row, row+column, scan, selection, staged"),
         (["--package", "nowhere"], "codegen build"),
     ],
 )

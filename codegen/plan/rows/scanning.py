@@ -91,7 +91,9 @@ class Scan(Elementwise):
         """The launch for arrays of these dtypes (by name)."""
         del arch
         width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
-        vec = vector_width(width, schedule if self.innermost else {"vector_bytes": width if self.states else COLUMN_BYTES})
+        vec = vector_width(
+            width, schedule if self.innermost else {"vector_bytes": width if self.states else COLUMN_BYTES}
+        )
         vec = math.gcd(vec, extents.inner) if extents.inner else 1 if extents.inner is None else vec
         size, scans = extents.columns, extents.rows
         most = MOST_ALONG_STATES if self.states else MOST_ALONG[self.innermost]

@@ -330,7 +330,10 @@ def test_the_table_fits_80_columns():
         (["nonsuch"], "no op 'nonsuch'"),
         (["relu", "--shape", "M=3"], "no axis 'M'"),
         (["relu", "--types", "T=int8"], "T=int8"),
-        (["--kind", "matrix"], "of the kinds attention, column, elementwise, gemm, row, row+column, scan, selection, staged"),
+        (
+            ["--kind", "matrix"],
+            "of the kinds attention, column, elementwise, gemm, row, row+column, scan, selection, staged",
+        ),
         (["--package", "nowhere"], "codegen build"),
     ],
 )

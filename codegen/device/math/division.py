@@ -133,7 +133,7 @@ def reciprocal(x: Vector, approx: bool) -> Vector:
     """1 / x, correctly rounded; approximately within 1 ulp over the whole range."""
     if not approx or x.dtype is not Float32:
         return divide(1.0, x, approx)
-    return cute.math.rcp(x, approx=True)
+    return each(lambda v: cute.math.rcp(v, approx=True), x)
 
 
 def round_quotient(a: Vector, b: Vector, dtype: type[Numeric]) -> Vector:

@@ -53,6 +53,17 @@ def test_divisions_by_normal_numbers(tmp_path):
     check(got, exact / (1 + np.abs(exact)), 2.0**-22)
 
 
+def test_the_reciprocal_of_every_magnitude(tmp_path):
+    """Of each of a vector's elements, and of a statistic, which is one value."""
+    x = np.geomspace(2.0**-127, 2.0**127, 4000).astype(np.float32)
+    exact = 1 / x.astype(np.float64)
+    check(evaluate(tmp_path, "reciprocal(x)", x), exact, 2.0**-22)
+    text = SPEC.format("reciprocal(sum(x, axis=N))", "1 / x.sum(-1)").replace("float32[N]", "float32[..., N]", 1)
+    op = make_op(tmp_path, text.replace("y: float32[N]", "y: float32[...]"))
+    got = op(jnp.asarray(x[:, None]), implementation="interpret")
+    check(np.asarray(got, np.float64), exact, 2.0**-22)
+
+
 def test_a_division_by_a_constant(tmp_path):
     check(evaluate(tmp_path, "x / 448.0", EVERY), EVERY.astype(np.float64) / 448, 2.0**-22)
 

@@ -206,7 +206,8 @@ def test_a_factor_of_bytes_is_converted_in_the_product_of_few_rows():
 
     for arch in ("sm_80", "sm_90a"):
         few = launch(16, arch)
-        assert isinstance(few.tiles, AmpereTiles) and few.fast and not few.copied
+        assert isinstance(few.tiles, AmpereTiles) and not few.copied
+        assert few.why == "XLA converts bytes in its own product of few rows"  # unless the kernel is asked for
     many = launch(8192, "sm_90a")
     assert isinstance(many.tiles, Tiles) and many.copied.startswith("by estimate")
 

@@ -201,26 +201,25 @@ class _Matcher:
 
     def unscaled(self, score: Node) -> tuple[Scale, Node]:
         """The magnitude of what scores are multiplied or divided by last, and the scores without it."""
-        graph, (scale, inner) = self.graph, (Scale(), score)
+        graph = self.graph
         if score.op == "where" and score.args[2].is_const and float(str(score.args[2].attr)) == -math.inf:
             scale, inner = self.unscaled(score.args[1])
             args = score.args[0], inner, score.args[2]
             return scale, graph.node("where", args, kind="float", dims=score.dims)
-        if score.op in ("mul", "div"):
-            value, by = score.args if score.op == "div" or self.is_static(score.args[1]) else score.args[::-1]
-            number = float(str(by.attr)) if by.is_const else 1.0
-            if self.is_static(by) and number and math.isfinite(number):
-                scale, inner = self.unscaled(value)
-                above, below, name = scale.above, scale.below, () if by.is_const else (str(by.attr),)
-                above, below = (above + name, below) if score.op == "mul" else (above, below + name)
-                size = abs(number) if score.op == "mul" else 1 / abs(number)
-                scale = Scale(scale.number * size, above, below)
-                if name:
-                    sign = graph.node("sign", (by,), kind="float", dims=())
-                    inner = graph.node("mul", (inner, sign), kind="float", dims=inner.dims)
-                elif number < 0:
-                    inner = graph.node("neg", (inner,), kind="float", dims=inner.dims)
-        return scale, inner
+        if score.op not in ("mul", "div"):
+            return Scale(), score
+        value, by = score.args if score.op == "div" or self.is_static(score.args[1]) else score.args[::-1]
+        factor = float(str(by.attr)) if by.is_const else str(by.attr)
+        usable = isinstance(factor, str) or (factor != 0 and math.isfinite(factor))
+        if not (self.is_static(by) and usable):
+            return Scale(), score
+        scale, inner = self.unscaled(value)
+        if isinstance(factor, str):
+            sign = graph.node("sign", (by,), kind="float", dims=())
+            inner = graph.node("mul", (inner, sign), kind="float", dims=inner.dims)
+        elif factor < 0:
+            inner = graph.node("neg", (inner,), kind="float", dims=inner.dims)
+        return scale.times(factor) if score.op == "mul" else scale.over(factor), inner
 
     def is_static(self, node: Node) -> bool:
         """Whether a value is a number, or a parameter that a kernel is compiled for."""

@@ -72,6 +72,18 @@ class Scale:
     above: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
 
+    def times(self, factor: float | str) -> Scale:
+        """Multiplied by the magnitude of a number, or of a parameter."""
+        if isinstance(factor, str):
+            return replace(self, above=(*self.above, factor))
+        return replace(self, number=self.number * abs(factor))
+
+    def over(self, factor: float | str) -> Scale:
+        """Divided by the magnitude of a number, or of a parameter."""
+        if isinstance(factor, str):
+            return replace(self, below=(*self.below, factor))
+        return replace(self, number=self.number / abs(factor))
+
 
 @dataclass(frozen=True)
 class AttentionPlan:

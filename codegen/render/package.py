@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import Diagnostic, Span, SpecError, named
+from codegen.language.notices import notices
 from codegen.parsing import parse
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
 from codegen.render import environment, render_op
+from codegen.render.workers import mapping
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What a build writes for one op, and the warnings about its spec."""
+
+    op: str
+    module: str
+    differentiable: bool
+    has_backward: bool
+    notices: tuple[Diagnostic, ...]
 
 
 def find_specs(folder: Path) -> list[Path]:
@@ -31,18 +48,34 @@ def find_specs(folder: Path) -> list[Path]:
     return found
 
 
-def read_ops(paths: list[Path]) -> list[Op]:
-    """Reads every spec. Raises the errors of all specs together."""
-    ops: list[Op] = []
-    diagnostics: list[Diagnostic] = []
-    for path in paths:
-        try:
-            ops.append(read_op(path))
-        except SpecError as error:
-            diagnostics += error.diagnostics
+def of_each(paths: list[Path], function: Callable[[Op], A]) -> list[A]:
+    """Reads every spec, and gives the function's result for each op, in order. Several processes share the work where there
+    are many specs, so function and results must be picklable. Raises the errors of all specs together."""
+    with mapping(len(paths)) as mapped:
+        results = list(mapped(functools.partial(_of_one, function), paths))
+    diagnostics = [d for _, found in results for d in found]
     if diagnostics:
         raise SpecError(diagnostics)
-    return ops
+    return [result for made, _ in results for result in made]
+
+
+def _of_one(function: Callable[[Op], A], path: Path) -> tuple[list[A], list[Diagnostic]]:
+    """The function's result for the op of a spec, or the errors of the spec."""
+    try:
+        return [function(read_op(path))], []
+    except SpecError as error:
+        return [], [*error.diagnostics]
+
+
+def rendered(op: Op) -> Rendered:
+    """An op's part of a build."""
+    return Rendered(
+        op=op.spec.op,
+        module=render_op(op),
+        differentiable=op.spec.grad != "none",
+        has_backward=isinstance(backward_of(op), Derived),
+        notices=tuple(notices(op.spec, op.statements)),
+    )
 
 
 def stale_modules(names: Iterable[str], package: Path, specs: Path) -> list[Path]:
@@ -74,12 +107,12 @@ def _spec(module: str) -> dict[str, Any]:
 
 
 def generated_files(
-    ops: list[Op], package: str, specs: str, also: Mapping[str, str] = MappingProxyType({})
+    ops: list[Rendered], package: str, specs: str, also: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
     """The package's files: one module for each op, and the package itself, which also lists the ops of `also`: existing
     modules, each with its first two lines."""
-    files = {f"{op.spec.op}.py": render_op(op) for op in ops}
-    heads = {**also, **{op.spec.op: "\n".join(files[f"{op.spec.op}.py"].split("\n")[:2]) for op in ops}}
+    files = {f"{op.op}.py": op.module for op in ops}
+    heads = {**also, **{op.op: "\n".join(op.module.split("\n")[:2]) for op in ops}}
     specs = "".join(c if c.isprintable() else "?" for c in specs)
     template = environment().get_template("init.py.jinja")
     files["__init__.py"] = template.render(ops=sorted(heads), kinds=_by_kind(heads), package=package, specs=specs)
@@ -105,16 +138,16 @@ def _by_kind(heads: Mapping[str, str]) -> dict[str, list[str]]:
     return {title: textwrap.wrap(names, 76) for title, names in found.items() if names}
 
 
-def test_files(ops: list[Op], package: str) -> dict[str, str]:
+def test_files(ops: list[Rendered], package: str) -> dict[str, str]:
     """One module of property tests for each op."""
     template = environment().get_template("test.py.jinja")
     return {
-        f"test_{op.spec.op}.py": template.render(
-            op=op.spec.op,
-            path=f"specs/{op.spec.op}.yaml",
+        f"test_{op.op}.py": template.render(
+            op=op.op,
+            path=f"specs/{op.op}.yaml",
             package=package,
-            differentiable=op.spec.grad != "none",
-            backward=isinstance(backward_of(op), Derived),
+            differentiable=op.differentiable,
+            backward=op.has_backward,
         )
         for op in ops
     }

@@ -36,6 +36,7 @@ from codegen.errors import SpecError, named, printable
 
 if TYPE_CHECKING:
     from codegen.plan.op import Op
+    from codegen.render.package import Rendered
 
 
 def new(
@@ -164,11 +165,11 @@ def _build(files: list[Path] | None, project: Project) -> None:
     """Build all specs of a project, or these files. Raises `SpecError`, `UsageError`, OSError."""
     from codegen.cli.files import outputs, placing
     from codegen.cli.schema import keep_schema
-    from codegen.render.package import find_specs, read_ops
+    from codegen.render.package import find_specs, of_each, rendered
 
     paths = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(project.specs)
     _no_repeats(paths)
-    ops, name = read_ops(paths), _import_name(project.package)
+    ops, name = of_each(paths, rendered), _import_name(project.package)
     _print_notices(ops)
     with placing.locked(_folders([], project)) as held:
         folders = _folders(ops, project, also=outputs.modules(project.package) if files else {})
@@ -192,10 +193,10 @@ def check(specs: Specs = None, package: Package = None, tests: Tests = None, out
     Example: codegen check
     """
     from codegen.cli.files import outputs, placing
-    from codegen.render.package import find_specs, read_ops
+    from codegen.render.package import find_specs, of_each, rendered
 
     project = find_project().at(specs, package or out, tests)
-    ops, name = read_ops(find_specs(project.specs)), _import_name(project.package)
+    ops, name = of_each(find_specs(project.specs), rendered), _import_name(project.package)
     _print_notices(ops)
     folders = _folders(ops, project)
     placing.settle(folders)
@@ -230,11 +231,11 @@ def list_ops(
     Example: codegen list rmsnorm --long
     Example: codegen list --json
     """
-    from codegen.render.package import find_specs, read_ops
+    from codegen.render.package import find_specs, of_each
 
-    ops = read_ops(find_specs(find_project().at(specs).specs))
-    check_kind(kind, {op.plan.kind for op in ops})
-    rows = [_listed(op) for op in ops if not kind or op.plan.kind == kind]
+    listed = of_each(find_specs(find_project().at(specs).specs), _listed)
+    check_kind(kind, {row["kind"] for row in listed})
+    rows = [row for row in listed if not kind or row["kind"] == kind]
     wanted = [word.lower() for word in words or []]
     rows = [row for row in rows if all(word in f"{row['op']} {row['summary']}".lower() for word in wanted)]
     if as_json:
@@ -284,16 +285,14 @@ def schema() -> None:
     print(schema_text(), end="")
 
 
-def _print_notices(ops: Iterable[Op]) -> None:
-    from codegen.language.notices import notices
-
+def _print_notices(ops: Iterable[Rendered]) -> None:
     for op in ops:
-        for notice in notices(op.spec, op.statements):
+        for notice in op.notices:
             print(notice, file=sys.stderr)
 
 
 def _folders(
-    ops: list[Op], project: Project, also: Mapping[str, str] = MappingProxyType({})
+    ops: list[Rendered], project: Project, also: Mapping[str, str] = MappingProxyType({})
 ) -> dict[Path, dict[str, str]]:
     """The files that a build writes, by folder."""
     from codegen.render.package import generated_files, test_files

@@ -3,7 +3,9 @@
 import importlib.util
 import json
 import os
+import re
 import resource
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -36,6 +38,45 @@ def test_commands_load_neither_jax_nor_cutlass(arguments, tmp_path):
     code += f"try:\n    main()\nexcept SystemExit:\n    pass\n{IMPORTED}"
     result = process("-c", code, cwd=tmp_path)
     assert result.stdout.splitlines()[-1] == "[]", result
+
+
+TWO_CORES = "import os; os.sched_getaffinity = lambda pid: {0, 1}\n"  # whatever this machine has
+
+
+SHARED = f"""{TWO_CORES}
+import time
+from codegen.render.workers import mapping
+def who(item):
+    time.sleep(0.005)
+    return item, os.getpid()
+for items in (31, 64):
+    with mapping(items) as mapped:
+        found = list(mapped(who, range(items)))
+    print([item for item, _ in found] == [*range(items)], len({{pid for _, pid in found}} - {{os.getpid()}}))
+"""
+
+
+def test_many_specs_are_shared_among_processes(tmp_path):
+    result = process("-c", SHARED, cwd=tmp_path)
+    assert result.stdout.splitlines() == ["True 0", "True 2"], result
+
+
+def test_processes_build_what_one_builds_and_report_errors_in_order(run, tmp_path):
+    names = [f"op{i:02}" for i in range(34)]
+    write_specs(tmp_path / "specs", **dict.fromkeys(names, 2.0))
+    assert run("build").status == 0
+    alone = contents(tmp_path / "generated")
+    shutil.rmtree(tmp_path / "generated")
+    code = f"{TWO_CORES}import sys; sys.argv = ['codegen', 'build']\nfrom codegen.__main__ import main\nmain()\n"
+    assert process("-c", code, cwd=tmp_path).returncode == 0
+    assert contents(tmp_path / "generated") == alone
+    for name in ("op03", "op30", "op11"):
+        path = tmp_path / "specs" / f"{name}.yaml"
+        path.write_text(path.read_text().replace("* x", "* z"))
+    result = process("-c", code, cwd=tmp_path)
+    assert result.returncode == 2
+    assert list(dict.fromkeys(re.findall(r"op\d\d(?=\.yaml)", result.stderr))) == ["op03", "op11", "op30"]
+    assert contents(tmp_path / "generated") == alone
 
 
 def test_that_test_can_fail(tmp_path):

@@ -408,16 +408,16 @@ def test_axes_that_join_to_one_name_stay_apart():
 
 
 def test_the_folder_of_specs_stays_in_a_comment():
-    op, _ = rendered(filled())
-    expected = build.generated_files([op], "generated", "specs")["__init__.py"]
+    ops = [build.rendered(rendered(filled())[0])]
+    expected = build.generated_files(ops, "generated", "specs")["__init__.py"]
     for folder in ('a\nimport os\n"""', "a\rimport os", "a\x0cb", "a\u2028b"):
-        assert skeleton(build.generated_files([op], "generated", folder)["__init__.py"]) == skeleton(expected)
+        assert skeleton(build.generated_files(ops, "generated", folder)["__init__.py"]) == skeleton(expected)
 
 
 def test_every_file_compiles():
-    op, _ = rendered(filled())
+    ops = [build.rendered(rendered(filled())[0])]
     for text in (
-        *build.generated_files([op], "generated", "specs").values(),
-        *build.test_files([op], "generated").values(),
+        *build.generated_files(ops, "generated", "specs").values(),
+        *build.test_files(ops, "generated").values(),
     ):
         compile(text, "file.py", "exec")

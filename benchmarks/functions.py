@@ -1,6 +1,6 @@
 """How accurate the functions of kernels are, and how many instructions they take: `docs/accuracy.md`.
 
-    python benchmarks/functions.py [--step N] [NAME ...]
+    python -m benchmarks.functions [--step N] [NAME ...]
 
 Each function's kernel is compiled for sm_90a and its PTX run on every N-th float32 (`scan.py`), N odd; on all of them where N is 1,
 which takes some minutes a function. Results are added to benchmarks/functions.json, from which the page is written. Needs gcc, no
@@ -38,8 +38,12 @@ class Function:
     c: str
     modes: str = "precise approximate"
     exact: bool = False
+    exponent: float | None = None  # of a power
 
     def of(self, mode: str) -> Callable:
+        if self.exponent is not None:
+            b = self.exponent
+            return lambda x: cute.math.pow(x, b) if mode == "libm" else device.power(x, b, mode == "approximate")
         own, library = getattr(device, self.name), getattr(cute.math, self.name, None)
         if mode == "libm":
             return library
@@ -52,6 +56,8 @@ FUNCTIONS = [
     Function("rsqrt", "1 / sqrt(x)"), Function("sigmoid", "1 / (1 + exp(-x))"),
     *(Function(name, f"{name}(x)", "approximate") for name in "tanh erf log log2 log1p expm1".split()),
     *(Function(name, f"{name}(x)", "approximate", True) for name in "sinh cosh".split()),
+    *(Function(f"x ** {b}", f"pow(x, {b})", exponent=b) for b in (-0.5, 0.5, 1.5, 2.5)),
+    *(Function(f"x ** {b}", f"pow(x, {b})", "approximate", exponent=b) for b in (0.3, 2.2)),
 ]  # fmt: skip
 
 # Whose libm form has a table in local memory, which is not translated: its instructions are counted alone
@@ -111,7 +117,7 @@ HEAD = """# Accuracy of functions
 
 ## Where a cheaper form is enough
 
-Under `math: auto` a function may be computed by a cheaper form with a relative error of 2**-16 (2**-15 for `gelu` and its slope). The
+Under `math: auto` a function may be computed by a cheaper form with a relative error of 2**-16 (2**-15 for `gelu`, its slope, and powers). The
 generator decides for each value of a chain (`codegen/graph/precision.py`), by what rounding already costs there:
 
 - **A 16-bit output** is rounded to 8 bits (bfloat16) or 11 bits (float16), so off by up to 2**-9 to 2**-8 or 2**-12 to 2**-11 of
@@ -139,12 +145,27 @@ generator decides for each value of a chain (`codegen/graph/precision.py`), by w
 `math: precise` allows none of this, `math: fast` allows it everywhere. Quotients by one number, which are computed with its reciprocal, are
 nearly always correctly rounded, in each mode.
 
+## A mean and its variance
+
+Where a variance is a stage (over rows, or along a middle axis), as many sweeps would follow each other as there are reductions: the mean, then
+`mean(square(x - mean(x)))`. Instead one kernel sums `x - c` and its squares about a centre `c`, one number a column:
+`mean = c + mean(x - c)` and `var = mean(square(x - c)) - square(mean(x - c))`, and at least 0. The centre is the mean of a sample, every 32nd element
+along the axis (or the largest spacing up to 32 that divides its size), which costs a small kernel.
+
+The difference cancels digits where the centre is far from the mean. It can't be far: of a sample with one element of `s`, the square of
+the distance of its mean from the mean of all is at most `s` times the variance. So the error of the variance is at most `s + 1` times
+that of two sweeps, where all large deviations are in the sample, and about the same as theirs where the sample is like the rest:
+numbers far from zero lose nothing. Arrays of fewer than 2**20 elements, axes of a prime size, symbolic sizes in `codegen export` and axes of a fixed size have the exact mean as
+their centre or two sweeps. A column with an infinity or NaN has the mean of `jnp`, and the variance NaN.
+
 ## Measured
 
-How far the functions of kernels may be from the exact value, and how many instructions they take. `python benchmarks/functions.py`
+How far the functions of kernels may be from the exact value, and how many instructions they take. `python -m benchmarks.functions`
 writes this page. It compiles each function for Hopper, translates its PTX to C, and runs that on float32 numbers: on all of them
 where the column *inputs* says so, otherwise on every 15th and on every number that bfloat16 or float16 has. PTX gives some instructions (`ex2`, `lg2`, `rcp`) only an error bound.
 They are taken to be off by the whole bound, up or down, so a GPU's results are better than the page says.
+
+A power by another number than -0.5, 0.5, 1.5 or 2.5 has two forms as well, of which two examples are below.
 
 - *precise* is the form for outputs of 32 bits, *approximate* the form for outputs of 16 bits under `math: auto`, and *libm* CUDA's
   function. A function without a precise row uses CUDA's.

@@ -76,6 +76,8 @@ def main() -> None:
     texts = {name: OPS[name].cute for name in (*COSTLY, "maximum", "minimum") if OPS[name].arity <= 2}
     texts |= {
         "divide_by_row": "device.divide_by_row({0}, {1}, {approx})",
+        "half_power": "device.power({0}, 1.5, {approx})",
+        "pow": "device.power({0}, 2.2, {approx})",
         "sine_and_cosine": "device.add(*device.sine_and_cosine({0}, {approx}))",
     }
     lines = []

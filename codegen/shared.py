@@ -1,10 +1,12 @@
-"""What plans and device code agree on: launches, which plans make and kernels read, and sizes of memory that both count with."""
+"""What plans and device code agree on: launches, which plans make and kernels read, sizes of memory that both count with, and
+exponents that have a kernel function of their own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
 WARP = 32  # threads
+HALF_POWERS = (-0.5, 0.5, 1.5, 2.5)  # exponents of powers that are made of a square root
 COUNTER = 4  # words of memory by which blocks keep pace: the first counts; so many are copied past the nearest cache
 
 

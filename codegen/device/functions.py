@@ -331,11 +331,6 @@ def rsqrt(x: Vector, approx: bool) -> Vector:
     return where(rest == rest, fma(near * 0.5, rest, near), near)
 
 
-def power(a: Operand, b: Operand) -> Vector:
-    """a ** b for floats."""
-    return cute.math.pow(*as_vectors(a, b))
-
-
 def remainder(a: Operand, b: Operand) -> Vector:
     """The remainder of a / b rounded toward zero: its sign is a's."""
     a, b = as_vectors(a, b)

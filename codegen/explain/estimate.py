@@ -12,6 +12,7 @@ from codegen.graph.nodes import DTYPES, Node, dtype_of, topological
 from codegen.graph.ops import OPS, PINNED, REDUCTIONS
 from codegen.graph.precision import deciding_types, is_narrow
 from codegen.plan.op import Op
+from codegen.shared import HALF_POWERS
 from codegen.targets import Work
 
 FREE = frozenset({"input", "param", "const", "index", "size", "float", "neg", "abs", PINNED, "_others"})
@@ -53,6 +54,8 @@ def _cost(node: Node, approximate: bool, last: str) -> Work:
     if node.op == "cast" or node.kind == "int" or node.kind == "bool" or node.op == "where":
         return HALF
     name = node.op
+    if name == "pow" and node.args[1].is_const and node.args[1].attr in HALF_POWERS:
+        name = "half_power"
     if name == "div" and last not in node.args[1].dims:
         name = "divide_by_row"
     if name not in OPERATIONS:
@@ -85,4 +88,4 @@ def _approximate(op: Op, types: dict[str, str]) -> set[int]:
     return {i for i, decide in found.items() if all(is_narrow(dtype_of(t, types)) for t in decide)}
 
 
-assert OPERATIONS.keys() - {"divide_by_row", "sine_and_cosine"} <= OPS.keys()
+assert OPERATIONS.keys() - {"divide_by_row", "half_power", "sine_and_cosine"} <= OPS.keys()

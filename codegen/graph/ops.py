@@ -5,7 +5,7 @@
 CuTe text is `True` under `math: precise`: the library's float64 function replaces the float32 one, of 2 to 5 ulp. `{approx}`
 enables a cheaper approximation: it is `False` under `math: precise`, `True` under `math: fast`, and under `math: auto` the
 kernel's own flag, set for outputs narrower than float32 and for some terms of sums (`Context.approximations`). `auto` uses
-only approximations with a relative error within 2**-16 (gelu, dgelu: 2**-15), whatever the chain does with them afterwards.
+only approximations with a relative error within 2**-16 (gelu, dgelu, pow: 2**-15), whatever the chain does with them afterwards.
 `cute_fast` is an additional approximation for `math: fast`.
 
 `grad` has one formula for each argument, in the language of the chain: `a`, `b`, `c` are the arguments, `y` the result, `g`
@@ -63,7 +63,7 @@ OPS: dict[str, Operation] = {
         _operator("mul", "*", "arith", ("g * b", "g * a")),
         Operation("div", 2, "float", "device.divide({0}, {1}, {approx})", "{0} / {1}", ("g / b", "-g * y / b"), "nonzero"),
         Operation("neg", 1, "arith", "-{0}", "-{0}", ("-g",), infix=True),
-        Operation("pow", 2, "float", "device.power({0}, {1})", "{0} ** {1}", ("g * where(b == 0, 0, b * a ** (b - 1))", "g * y * log(where(a == 0, 1, a))"), "positive"),
+        Operation("pow", 2, "float", "device.power({0}, {1}, {approx})", "{0} ** {1}", ("g * where(b == 0, 0, b * a ** (b - 1))", "g * y * log(where(a == 0, 1, a))"), "positive"),
         # comparisons and logic
         _operator("lt", "<", "compare", ("0", "0")),
         _operator("le", "<=", "compare", ("0", "0")),

@@ -14,7 +14,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Float64
 from cutlass._mlir.dialects import llvm
 
-from codegen.device.functions import Operand, Vector, as_vectors, each, fma, maximum, minimum, polynomial, rcp, where
+from codegen.device.functions import (
+    Operand, Vector, as_vectors, each, fma, maximum, minimum, polynomial, rcp, rsqrt, sqrt, where,
+)  # fmt: skip
+from codegen.shared import HALF_POWERS
 
 _LOG2E, _LN2, _ROOT_HALF = 1.4426950408889634, 0.6931471805599453, 0.7071067811865476
 _DENSITY, _LOG2_DENSITY = 0.3989422804014327, -1.3257480647361593  # 1 / sqrt(2 * pi), that of a normal variable at 0
@@ -248,3 +251,30 @@ def wide(function: Callable[..., Vector], exact: bool, *operands: Operand) -> Ve
     if not exact or vectors[0].dtype is not Float32:
         return function(*vectors)
     return function(*(v.to(Float64) for v in vectors)).to(Float32)
+
+
+_MOST_APPROXIMATE = 16.0  # exponent of a power
+
+
+def power(a: Operand, b: Operand, approx: bool) -> Vector:
+    """a ** b for floats. Where b is a number: within 2 ulp if it is -0.5, 0.5, 1.5 or 2.5; if it is from -16 to 16, approximately
+    within 2**-15 of relative error. Denormal results are kept: they are the square of a ** (b / 2)."""
+    number = isinstance(b, int | float) and a.dtype is Float32
+    if number and b in HALF_POWERS:
+        return _half_odd_power(a, b, approx)
+    if number and approx and abs(b) <= _MOST_APPROXIMATE:
+        root = cute.math.exp2(each(_lg2, a) * (b / 2), fastmath=True)
+        return where(a == -float("inf"), float("inf") if b > 0 else 0.0, root * root)
+    return cute.math.pow(*as_vectors(a, b))
+
+
+def _half_odd_power(a: Vector, b: float, approx: bool) -> Vector:
+    """a ** b by a root. As of any power, the result at -0.0 has no sign, and -infinity is not NaN."""
+    if b < 0:
+        result = rsqrt(a + 0.0, approx)
+    elif b == 1.5:
+        result = a * sqrt(a, approx)
+    else:
+        root = sqrt(a, approx) + 0.0
+        result = root if b == 0.5 else a * a * root
+    return where(a == -float("inf"), float("inf") if b > 0 else 0.0, result)

@@ -325,3 +325,20 @@ def test_a_hyperbolic_tangent_as_a_term_of_an_exponent(tmp_path):
     got = op(q, k, jnp.ones((1, 8), jnp.bfloat16), implementation="interpret").lse  # of a single column: its score
     exact = 40 * np.tanh(np.asarray(q[:, 0], np.float64) / 40)
     np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2.0**-16, atol=40 * 2.0**-24)
+
+
+@pytest.mark.parametrize("math", ["precise", "fast"])
+def test_powers(math, tmp_path):
+    """Of a root, and of logarithms: their values, and what any power is of zeros, infinities and negative numbers."""
+    x = np.concatenate([np.geomspace(1e-44, 3e38, 2000), [0.0, -0.0, np.inf, -np.inf, np.nan, -1.0]]).astype(np.float32)
+    for exponent in (-0.5, 0.5, 1.5, 2.5, 0.375, -2.25):
+        made = SPEC.replace("math: fast", f"math: {math}").format(f"x ** {exponent}", "x")
+        op = make_op(tmp_path, made)
+        got = np.asarray(op(jnp.asarray(x), implementation="interpret"), np.float64)
+        with np.errstate(all="ignore"):
+            exact = np.power(x.astype(np.float64), np.full(x.shape, exponent))  # of a number would be a square root
+        special = ~np.isfinite(exact) | (exact == 0)
+        np.testing.assert_array_equal(got[special], exact[special])
+        assert not np.signbit(got[x == 0]).any()
+        fits = ~special & (exact < 2.0**127)
+        check(got[fits], exact[fits], 2.0**-22 if math == "precise" else 2.0**-15)

@@ -15,8 +15,19 @@ from cutlass import Float32, Float64
 from cutlass._mlir.dialects import llvm
 
 from codegen.device.functions import (
-    Operand, Vector, as_vectors, each, fma, maximum, minimum, polynomial, rcp, rsqrt, sqrt, where,
-)  # fmt: skip
+    Operand,
+    Vector,
+    as_vectors,
+    each,
+    fma,
+    maximum,
+    minimum,
+    polynomial,
+    rcp,
+    rsqrt,
+    sqrt,
+    where,
+)
 from codegen.shared import HALF_POWERS
 
 _LOG2E, _LN2, _ROOT_HALF = 1.4426950408889634, 0.6931471805599453, 0.7071067811865476

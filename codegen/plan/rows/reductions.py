@@ -249,7 +249,9 @@ class Reduction(Reads):
             stageable=all(sent_for(a, n) for a, n in sizes.items() if self.of_row(a)),
         )
 
-    def _read_again(self, vec: int, ragged: bool, width: int, schedule: Mapping[str, int], cluster: int = 1) -> RowLaunch:
+    def _read_again(
+        self, vec: int, ragged: bool, width: int, schedule: Mapping[str, int], cluster: int = 1
+    ) -> RowLaunch:
         """The launch for a row that registers cannot hold. Two blocks of a cluster are resident on an SM: so few rows
         at a time stay in the L2 cache. Where a value is costly, instructions take the time, and the registers of so many threads
         would not suffice: small blocks, of which some compute while others wait for their clusters."""

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
 from codegen.device.gemm import tensorcore
-from codegen.device.gemm.sm80 import Panels, pair_of_b
+from codegen.device.gemm.panels import Panels, pair_of_b
 from codegen.device.gemm.tensorcore import STEP
 from codegen.shared import WARP
 

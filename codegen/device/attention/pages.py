@@ -13,7 +13,7 @@ from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention.fragments import BYTES, CHUNK, load_tile
 from codegen.device.gemm import tensorcore
-from codegen.device.gemm.sm80 import Panels
+from codegen.device.gemm.panels import Panels
 from codegen.shared import AttentionLaunch
 
 

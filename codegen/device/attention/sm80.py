@@ -39,7 +39,7 @@ from codegen.device.attention.fragments import (
 )
 from codegen.device.attention.scores import Row, Scores, Tile
 from codegen.device.gemm import tensorcore
-from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b
+from codegen.device.gemm.panels import Panels, lane_of_a, lane_of_b
 from codegen.shared import WARP, AttentionLaunch
 
 MOST_HELD = 8  # steps along D of which a warp holds q in registers

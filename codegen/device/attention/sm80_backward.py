@@ -37,7 +37,7 @@ from codegen.device.attention.fragments import (
     store_rows,
 )
 from codegen.device.attention.scores import Scores, Tile
-from codegen.device.gemm.sm80 import Panels, lane_of_a, lane_of_b
+from codegen.device.gemm.panels import Panels, lane_of_a, lane_of_b
 from codegen.shared import WARP, AttentionLaunch
 
 

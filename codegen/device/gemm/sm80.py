@@ -3,9 +3,7 @@
 A block computes a tile of tile_m x tile_n accumulators, each of its warps a part of tile_m/warps_m x tile_n/warps_n.
 Tiles of the operands pass through `stages` buffers in shared memory; while one is multiplied, the next ones are in flight.
 Elements outside an operand are zero there, and nothing outside is ever read: any M, N, K is correct.
-
-In shared memory a tile consists of panels 128 bytes wide (or as wide as the tile), row after row, whose 16-byte chunks are
-permuted by row (`Panels`): rows that ldmatrix, or a warp's loads, read at once have no bank conflicts.
+In shared memory a tile consists of `panels`.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from cutlass.memory import SmemAllocator
 from codegen.device import functions as device
 from codegen.device.gemm import epilogue as gemm_epilogue
 from codegen.device.gemm import narrow, tensorcore
+from codegen.device.gemm.panels import Panels, lane_of_a, lane_of_b, pair_of_b
 from codegen.device.gemm.pieces import Follows, Form
 from codegen.device.gemm.tensorcore import STEP
 from codegen.shared import WARP, AmpereTiles, Loading
@@ -37,42 +36,6 @@ def check(tiles: AmpereTiles, bits: tuple[int, int], how: Loading, parts: int) -
         (tiles.stages >= 2, "there are two stages at least"),
     ):
         assert good, f"{what}: {tiles}"
-
-
-@dataclass(frozen=True)
-class Panels:
-    """An operand's tile in shared memory: `rows` of `width` bytes, which are contiguous in global memory too."""
-
-    rows: int
-    width: int
-    kind: str  # how it is read: "k" (along K), or across it, as "words", "bytes" or pairs of bytes, "halves"
-
-    @property
-    def panel(self) -> int:
-        return min(self.width, 128)
-
-    @property
-    def size(self) -> int:
-        return self.rows * self.width
-
-    def swizzle(self, row: Int32) -> Int32:
-        """The number with which the bytes' places in a row's panel are XORed."""
-        if self.kind == "words":  # rows 0..3 are read together, 32 bytes of each
-            bits = row << 5
-        elif self.kind == "bytes":  # rows 0, 1, 4, 5, 8, 9, 12, 13
-            bits = ((row & 1) | ((row >> 1) & 6)) << 4
-        else:  # eight consecutive rows
-            bits = (row // (128 // self.panel)) << 4
-        return bits & (96 if self.kind == "words" else 112) & (self.panel - 1)
-
-    def place(self, row: Int32, byte: Int32) -> Int32:
-        """The place of a byte of a row."""
-        return (byte // self.panel * self.rows + row) * self.panel + ((byte % self.panel) ^ self.swizzle(row))
-
-    def along(self, byte: int) -> tuple[int, int]:
-        """The number to XOR with a place, and the number to add then, to advance `byte` bytes along the row from a place where
-        these bits are zero."""
-        return byte % self.panel, byte // self.panel * self.rows * self.panel
 
 
 def launch(
@@ -141,94 +104,94 @@ def _kernel(
     form: cutlass.Constexpr[Form],
     how: cutlass.Constexpr[Loading],
 ):
-    dtype, threads, parts = mA.element_type, tiles.threads, len(mBs)
-    types = (dtype, mBs[0].element_type)
-    a_size, size = (t.width // 8 for t in types)
-    each = dtype.width // how.bits  # steps of a for a step of b
-    tile_m, tile_n, tile_k = tiles.tile_m, tiles.tile_n // parts, tiles.tile_k  # columns of each b
-    warp_rows, warp_columns = tile_m // tiles.warps_m, tile_n // tiles.warps_n
-    deep = tile_k * how.bits // (8 * size)  # of b along K
-    steps = deep * size // STEP
+    parts, tile_n = len(mBs), tiles.tile_n // len(mBs)  # columns of each b
+    warp_rows, warp_columns = tiles.tile_m // tiles.warps_m, tiles.tile_n // tiles.warps_n
     tidx, _, _ = cute.arch.thread_idx()
-    warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
+    warp = cute.arch.make_warp_uniform(tidx // WARP)
     warp_m, warp_n = warp % tiles.warps_m, warp // tiles.warps_m
 
-    L, M, K = mA.shape
+    L, M, _ = mA.shape
     N = _columns(mBs, b_is_nk)
-    tiles_m, tiles_n = cute.ceil_div(M, tile_m), cute.ceil_div(N, tile_n)
+    tiles_m, tiles_n = cute.ceil_div(M, tiles.tile_m), cute.ceil_div(N, tile_n)
     some = tiles_m * tiles_n * L > 0  # else there is one block, and nothing for it to do
     batch, m, n = _tile(tiles_m, tiles_n, tiles.group)
 
-    # The operands' tiles in a stage, and what this thread copies and reads of them
-    across = Panels(deep, tile_n * size, {4: "words", 2: "halves", 1: "bytes"}[size])
-    panels = [Panels(tile_m, tile_k * a_size, "k")] + [Panels(tile_n, deep * size, "k") if b_is_nk else across] * parts
-    starts = [sum(p.size for p in panels[:k]) for k in range(1 + parts)]
-    scaled = narrow.scales_of(scales, tile_n, tile_k, threads, how)
-    own_scales = sum(p.size for p in panels)
-    stage_size = own_scales + scaled.size
-    buffer = SmemAllocator().allocate_tensor(
-        Uint8, cute.make_layout((max(tiles.stages * stage_size, tiles.warps * form.stage * 4),)), 128
+    operands = _operands(mA, mBs, (batch, m, n), some, b_is_nk, tiles, how)
+    scaled = narrow.scales_of(scales, tile_n, tiles.tile_k, tiles.threads, how)
+    size = max(tiles.stages * (operands.size + scaled.size), tiles.warps * form.stage * 4)
+    buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((size,)), 128)
+    acc = cute.make_rmem_tensor(
+        (4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(mA.element_type)
     )
-    shared = buffer.iterator.toint()
-    along_k = [(0, tile_k)] + [(0, deep) if b_is_nk else (deep, 0)] * parts
-    place_b = (batch, n * tile_n, Int32(0)) if b_is_nk else (batch, Int32(0), n * tile_n)
-    places = [(batch, m * tile_m, Int32(0))] + [place_b] * parts
-    chunks = [_chunks(mX, p, threads, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
-    sources = [_source(mX, p, some, tidx, c) for mX, p, c in zip((mA, *mBs), places, chunks, strict=True)]
-    own_a = lane_of_a(lane, warp_m * warp_rows, panels[0], each)
-    own_b = lane_of_b(lane, warp_n * warp_columns, panels[1], size)
-
-    # All stages but one are filled; beyond K with zeros, here and below.
-    for stage in cutlass.range_constexpr(tiles.stages - 1):
-        for k in cutlass.range_constexpr(1 + parts):
-            _load(sources[k], Int32(stage), shared + (stage * stage_size + starts[k]), tidx, chunks[k])
-        scaled.load(scales, Int32(stage), n * tile_n, shared + (stage * stage_size + own_scales), tidx, some)
-        cute.arch.cp_async_commit_group()
-    cute.arch.cp_async_wait_group(tiles.stages - 2)
-    cute.arch.sync_threads()
-
-    # One tile per turn. While a step along K is multiplied, the next one's fragments are read. The first step starts the
-    # copies that fill the stage which was read in the previous turn.
-    acc = cute.make_rmem_tensor((4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(dtype))
     acc.fill(0)
-    sums = scaled.sums(acc)  # of a tile along K, where they are multiplied by scales
-    scaled_columns = scaled.columns_of(lane, warp_n * warp_columns, warp_columns, form.fours)
-    rA = cute.make_rmem_tensor((4, each * (warp_rows // 16), 2), Uint32)
-    rB = cute.make_rmem_tensor((2, parts * warp_columns // 8, 2), Uint32)
-    _fragments(shared, own_a, own_b, 0, rA[None, None, 0], rB[None, None, 0], panels, starts, each)
-    read, write = Int32(0), Int32((tiles.stages - 1) * stage_size)
-    for turn in cutlass.range(cute.ceil_div(K, tile_k)):
-        factors = scaled.read(shared + (read + own_scales), scaled_columns)
-        for step in cutlass.range_constexpr(steps):
-            now, then = step % 2, (step + 1) % 2
-            if cutlass.const_expr(step == steps - 1):
-                read = _next(read, stage_size, tiles.stages)
-                cute.arch.cp_async_wait_group(tiles.stages - 2)
-                cute.arch.sync_threads()
-            after = (step + 1) % steps
-            next_a, next_b = rA[None, None, then], rB[None, None, then]
-            _fragments(shared + read, own_a, own_b, after, next_a, next_b, panels, starts, each)
-            if cutlass.const_expr(step == 0):
-                for k in cutlass.range_constexpr(1 + parts):
-                    _load(sources[k], turn + (tiles.stages - 1), shared + (write + starts[k]), tidx, chunks[k])
-                scaled.load(scales, turn + (tiles.stages - 1), n * tile_n, shared + (write + own_scales), tidx, some)
-                cute.arch.cp_async_commit_group()
-                write = _next(write, stage_size, tiles.stages)
-            _multiply(types, sums, rA[None, None, now], rB[None, None, now], tiles.precise, how)
-        scaled.add(acc, sums, factors)
+    own = Int32(warp_m * warp_rows), Int32(warp_n * warp_columns)
+    _products(
+        acc, buffer.iterator.toint(), operands, (scaled, scales, n * tile_n, some), own, mA.shape[2], form.fours, tiles
+    )
 
     # What is left of the stages' memory serves the epilogue.
-    cute.arch.cp_async_wait_group(0)
-    cute.arch.sync_threads()
     words = cute.make_tensor(
         cute.recast_ptr(buffer.iterator, dtype=Uint32), cute.make_layout((form.stage, tiles.warps))
     )
     extents = (cutlass.select_(some, M, Int32(0)), cutlass.select_(some, N * parts // form.accumulators, Int32(0)))
     column = (n * tiles.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
     gemm_epilogue.finish(
-        _for_epilogue(acc, form.fours), words, warp, warp_m, (m * tile_m + warp_m * warp_rows, column, batch), 16, extents,
+        _for_epilogue(acc, form.fours), words, warp, warp_m, (m * tiles.tile_m + warp_m * warp_rows, column, batch), 16, extents,
         (n * tiles.warps_n + warp_n, m), memory, form,
     )  # fmt: skip
+
+
+@cute.jit
+def _products(
+    acc: cute.Tensor, shared: Int32, operands: Operands, scaling: tuple, own: tuple, K: Int32,
+    fours: cutlass.Constexpr[bool], tiles: cutlass.Constexpr[AmpereTiles],
+):  # fmt: skip
+    """The main loop: add all products of a tile to a warp's accumulators (4, I, J). Nothing is in flight afterwards.
+
+    scaling: the scales in a stage, their tensors, the tile's first column, and whether there is anything to load.
+    own: the warp's first row and column in the tile.
+    """
+    scaled, scales, column, some = scaling
+    tidx, _, _ = cute.arch.thread_idx()
+    lane, rows, columns = tidx % WARP, cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
+    stage_size, each = operands.size + scaled.size, operands.each
+    own_a = lane_of_a(lane, own[0], operands.panels[0], each)
+    own_b = lane_of_b(lane, own[1], operands.panels[1], operands.types[1].width // 8)
+
+    # All stages but one are filled; beyond K with zeros, here and below.
+    for stage in cutlass.range_constexpr(tiles.stages - 1):
+        _load_stage(Int32(stage), shared + stage * stage_size, operands)
+        scaled.load(scales, Int32(stage), column, shared + (stage * stage_size + operands.size), tidx, some)
+        cute.arch.cp_async_commit_group()
+    cute.arch.cp_async_wait_group(tiles.stages - 2)
+    cute.arch.sync_threads()
+
+    # One tile per turn. While a step along K is multiplied, the next one's fragments are read. The first step starts the
+    # copies that fill the stage which was read in the previous turn.
+    sums = scaled.sums(acc)  # of a tile along K, where they are multiplied by scales
+    scaled_columns = scaled.columns_of(lane, own[1], columns // operands.parts * 8, fours)
+    rA, rB = cute.make_rmem_tensor((4, each * rows, 2), Uint32), cute.make_rmem_tensor((2, columns, 2), Uint32)
+    _fragments(shared, own_a, own_b, 0, rA[None, None, 0], rB[None, None, 0], operands)
+    read, write = Int32(0), Int32((tiles.stages - 1) * stage_size)
+    for turn in cutlass.range(cute.ceil_div(K, tiles.tile_k)):
+        factors = scaled.read(shared + (read + operands.size), scaled_columns)
+        for step in cutlass.range_constexpr(operands.steps):
+            now, then = step % 2, (step + 1) % 2
+            if cutlass.const_expr(step == operands.steps - 1):
+                read = _next(read, stage_size, tiles.stages)
+                cute.arch.cp_async_wait_group(tiles.stages - 2)
+                cute.arch.sync_threads()
+            next_a, next_b = rA[None, None, then], rB[None, None, then]
+            _fragments(shared + read, own_a, own_b, (step + 1) % operands.steps, next_a, next_b, operands)
+            if cutlass.const_expr(step == 0):
+                _load_stage(turn + (tiles.stages - 1), shared + write, operands)
+                scaled.load(scales, turn + (tiles.stages - 1), column, shared + (write + operands.size), tidx, some)
+                cute.arch.cp_async_commit_group()
+                write = _next(write, stage_size, tiles.stages)
+            _multiply(operands.types, sums, rA[None, None, now], rB[None, None, now], tiles.precise, operands.how)
+        scaled.add(acc, sums, factors)
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.sync_threads()
 
 
 def _next(stage: Int32, size: int, stages: int) -> Int32:
@@ -248,6 +211,42 @@ def _tile(tiles_m: Int32, tiles_n: Int32, group: int) -> tuple[Int32, Int32, Int
 
 
 # From global to shared memory
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tiles of a and of each b in a stage, one after the other: where they are, and what this thread copies of them."""
+
+    panels: list[Panels]
+    chunks: list[Chunks]
+    sources: list[tuple]
+    types: tuple[type[Numeric], type[Numeric]]
+    how: Loading
+
+    @property
+    def parts(self) -> int:
+        """The number of tensors b."""
+        return len(self.panels) - 1
+
+    @property
+    def starts(self) -> list[int]:
+        """The first byte of each tile in a stage."""
+        return [sum(p.size for p in self.panels[:k]) for k in range(len(self.panels))]
+
+    @property
+    def size(self) -> int:
+        """Bytes of a stage."""
+        return sum(p.size for p in self.panels)
+
+    @property
+    def each(self) -> int:
+        """Steps of a for a step of b."""
+        return self.types[0].width // self.how.bits
+
+    @property
+    def steps(self) -> int:
+        """Steps of b along K in a tile."""
+        return self.panels[0].width // self.each // STEP
 
 
 @dataclass(frozen=True)
@@ -272,6 +271,26 @@ class Chunks:
     @property
     def count(self) -> int:
         return self.panels.size // (self.chunk * self.threads)
+
+
+def _operands(
+    mA: cute.Tensor, mBs: tuple[cute.Tensor, ...], place: tuple[Int32, Int32, Int32], some: Boolean, b_is_nk: bool,
+    tiles: AmpereTiles, how: Loading,
+) -> Operands:  # fmt: skip
+    """The operands' tiles for the block whose tile has this batch, row and column; zeros unless `some`."""
+    tidx, _, _ = cute.arch.thread_idx()
+    (batch, m, n), parts = place, len(mBs)
+    a_size, size = mA.element_type.width // 8, mBs[0].element_type.width // 8
+    tile_n, deep = tiles.tile_n // parts, tiles.tile_k * how.bits // (8 * size)  # of b along K
+    across = Panels(deep, tile_n * size, {4: "words", 2: "halves", 1: "bytes"}[size])
+    panels = [Panels(tiles.tile_m, tiles.tile_k * a_size, "k")]
+    panels += [Panels(tile_n, deep * size, "k") if b_is_nk else across] * parts
+    along_k = [(0, tiles.tile_k)] + [(0, deep) if b_is_nk else (deep, 0)] * parts
+    place_b = (batch, n * tile_n, Int32(0)) if b_is_nk else (batch, Int32(0), n * tile_n)
+    places = [(batch, m * tiles.tile_m, Int32(0))] + [place_b] * parts
+    chunks = [_chunks(mX, p, tiles.threads, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
+    sources = [_source(mX, p, some, tidx, c) for mX, p, c in zip((mA, *mBs), places, chunks, strict=True)]
+    return Operands(panels, chunks, sources, (mA.element_type, mBs[0].element_type), how)
 
 
 def _chunks(mX: cute.Tensor, panels: Panels, threads: int, along_k: tuple[int, int]) -> Chunks:
@@ -302,6 +321,13 @@ def _source(mX: cute.Tensor, place: tuple[Int32, Int32, Int32], some: Boolean, t
 
     end = address(mX.shape[0] - 1, mX.shape[1] - 1, mX.shape[2])
     return address(batch, row, column), end, Int64(mX.stride[1]) * chunks.size, row, column, rows, mX.shape[2]
+
+
+def _load_stage(turn: Int32, stage: Int32, operands: Operands) -> None:
+    """Start the copies of the tiles of a turn to the stage at an address."""
+    tidx, _, _ = cute.arch.thread_idx()
+    for source, start, chunks in zip(operands.sources, operands.starts, operands.chunks, strict=True):
+        _load(source, turn, stage + start, tidx, chunks)
 
 
 @cute.jit
@@ -375,39 +401,12 @@ def _found(
 # From shared memory to registers
 
 
-def lane_of_a(lane: Int32, row: Int32, panels: Panels, each: int = 1) -> Int32:
-    """The place of the first row whose address a lane gives ldmatrix: matrices of rows 0..7 and 8..15, then further along K. With
-    several steps for `each` of b, the place of the elements that it loads itself (`narrow`)."""
-    if each > 1:
-        return panels.place(row + lane // 4, lane % 4 * (4 * each))
-    return panels.place(row + lane % 16, lane // 16 * 16)
-
-
-def lane_of_b(lane: Int32, column: Int32, panels: Panels, size: int) -> Int32:
-    """The same for b; for words, the place of the lane's first word."""
-    if panels.kind == "k":  # matrices of columns 0..7, then further along K, then of columns 8..15
-        return panels.place(column + lane % 8 + lane // 16 * 8, lane // 8 % 2 * 16)
-    if panels.kind == "halves":  # matrices of k 0..7 and 8..15, then of columns 8..15
-        return panels.place(lane % 16, (column + lane // 16 * 8) * size)
-    if panels.kind == "bytes":  # of k 0, 1, 4, 5, ..., 13 and 2, 3, 6, 7, ..., 15, then of those 16 further on
-        k = lane % 2 + lane % 8 // 2 * 4 + lane // 8 % 2 * 2 + lane // 16 * 16
-        return panels.place(k, column * size)
-    return panels.place(lane % 4, (column + lane // 4) * size)
-
-
 def _fragments(
-    base: Int32,
-    a: Int32,
-    b: Int32,
-    step: int,
-    rA: cute.Tensor,
-    rB: cute.Tensor,
-    panels: list[Panels],
-    starts: list[int],
-    each: int,
+    base: Int32, a: Int32, b: Int32, step: int, rA: cute.Tensor, rB: cute.Tensor, operands: Operands
 ) -> None:
     """Load the fragments of one step along K from the stage at `base`: rA (4, I) words, for several steps of a one after the
-    other, rB (2, J). `panels` and `starts` belong to a and to each b."""
+    other, rB (2, J). The lane's first places are `a` and `b`."""
+    panels, starts, each = operands.panels, operands.starts, operands.each
     rows = panels[0].panel
     for i in range(cute.size(rA, mode=[1]) // each):
         found = []
@@ -424,28 +423,6 @@ def _fragments(
             words = pair_of_b(base + start, b, step, pair, shape)
             for w in range(4):
                 rB[w % 2, 2 * (part * pairs + pair) + w // 2] = words[w]
-
-
-def pair_of_b(base: Int32, own: Int32, step: int, pair: int, panels: Panels) -> list[Uint32]:
-    """The words of b for 16 columns: two blocks of 8 neighbours, or, from bytes across K, the even and the odd columns."""
-    if panels.kind == "k":
-        return tensorcore.ldmatrix(base + ((own ^ (step * STEP)) + pair * 16 * panels.panel))
-    if panels.kind == "words":
-        words = []
-        for block in (2 * pair, 2 * pair + 1):
-            flipped, added = panels.along(block * 32)
-            for k in (8 * step, 8 * step + 4):
-                words.append(tensorcore.load_word(base + ((own ^ flipped) + (added + k * panels.panel))))
-        return words
-    flipped, added = panels.along(pair * (32 if panels.kind == "halves" else 16))
-    k = step * (16 if panels.kind == "halves" else 32)
-    words = tensorcore.ldmatrix(base + ((own ^ flipped) + (added + k * panels.panel)), transposed=True)
-    if panels.kind == "halves":
-        return words
-    # A word has two rows of K with two columns each, but a fragment's word needs four rows of one column
-    return [
-        tensorcore.pick_bytes(words[2 * w], words[2 * w + 1], places) for places in (0x6420, 0x7531) for w in (0, 1)
-    ]
 
 
 def _multiply(

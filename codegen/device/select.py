@@ -154,33 +154,10 @@ def top_k(
                 keys[v * vec + i] = cutlass.select_(left >= 0, found[i], Uint32(0))
         for c in cutlass.range_constexpr(held):
             far[elements + c] = columns - 1 - kept[c]
-        # The largest number below which all but `count` elements are, or more where some tie
-        least, bit, exact = Uint32(0), Uint32(SIGN), Int32(0)
-        while bit > Uint32(0):
-            tried, own_count = Uint32(least | bit), Int32(0)
-            for i in cutlass.range_constexpr(elements + held):
-                own_count += _one(keys[i] >= tried)
-            total = _sum(own_count, counts, turn, per_row)
-            turn += 1
-            least = Uint32(cutlass.select_(total >= how.count, tried, least))
-            exact = cutlass.select_(total == how.count, Int32(1), exact)
-            bit = Uint32(cutlass.select_(total == how.count, Uint32(0), bit >> Uint32(1)))
+        least, exact, turn = _least(keys, how, counts, turn)
         last = Int32(0)
         if exact == 0:
-            own_count = Int32(0)
-            for i in cutlass.range_constexpr(elements + held):
-                own_count += _one(keys[i] > least)
-            wanted = how.count - _sum(own_count, counts, turn, per_row)
-            turn += 1
-            place = most
-            while place > 0:
-                tried_place, own_count = last | place, Int32(0)
-                for i in cutlass.range_constexpr(elements + held):
-                    own_count += _one((keys[i] == least) & (far[i] >= tried_place))
-                total = _sum(own_count, counts, turn, per_row)
-                turn += 1
-                last = cutlass.select_(total >= wanted, tried_place, last)
-                place = cutlass.select_(total == wanted, Int32(0), place >> 1)
+            last, turn = _last(keys, far, least, most, how, counts, turn)
         own_count = Int32(0)
         for i in cutlass.range_constexpr(elements + held):
             own_count += _one((keys[i] > least) | ((keys[i] == least) & (far[i] >= last)))
@@ -197,6 +174,46 @@ def top_k(
             if own + c * per_row < how.count:
                 keys[elements + c] = chosen_keys[own + c * per_row]
                 kept[c] = chosen_places[own + c * per_row]
+
+
+@cute.jit
+def _least(keys: cute.Tensor, how: cutlass.Constexpr[SelectLaunch], counts: cute.Tensor, turn: Int32):
+    """The largest key that at least `count` of a row's keys reach, bit by bit; 1 if exactly so many do, else 0; and the next turn."""
+    least, bit, exact = Uint32(0), Uint32(SIGN), Int32(0)
+    while bit > Uint32(0):
+        tried, own_count = Uint32(least | bit), Int32(0)
+        for i in cutlass.range_constexpr(cute.size(keys)):
+            own_count += _one(keys[i] >= tried)
+        total = _sum(own_count, counts, turn, how.per_row)
+        turn += 1
+        least = Uint32(cutlass.select_(total >= how.count, tried, least))
+        exact = cutlass.select_(total == how.count, Int32(1), exact)
+        bit = Uint32(cutlass.select_(total == how.count, Uint32(0), bit >> Uint32(1)))
+    return least, exact, turn
+
+
+@cute.jit
+def _last(
+    keys: cute.Tensor, far: cute.Tensor, least: Uint32, most: Int32, how: cutlass.Constexpr[SelectLaunch],
+    counts: cute.Tensor, turn: Int32,
+):  # fmt: skip
+    """How far from the row's end the last selected element with the key `least` is, of a row that is shorter than 2 * `most`; and the
+    next turn."""
+    own_count = Int32(0)
+    for i in cutlass.range_constexpr(cute.size(keys)):
+        own_count += _one(keys[i] > least)
+    wanted = how.count - _sum(own_count, counts, turn, how.per_row)
+    turn += 1
+    last, place = Int32(0), most
+    while place > 0:
+        tried, own_count = last | place, Int32(0)
+        for i in cutlass.range_constexpr(cute.size(keys)):
+            own_count += _one((keys[i] == least) & (far[i] >= tried))
+        total = _sum(own_count, counts, turn, how.per_row)
+        turn += 1
+        last = cutlass.select_(total >= wanted, tried, last)
+        place = cutlass.select_(total == wanted, Int32(0), place >> 1)
+    return last, turn
 
 
 @cute.jit

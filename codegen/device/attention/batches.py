@@ -1,13 +1,17 @@
-"""The elements of a batch: their positions along its axes, the innermost first, and which of them share a row of k and v."""
+"""The elements of a batch: their positions along its axes, the innermost first, which of them share a row of k and v, and the rows
+that a block has of them."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+
+from codegen.shared import AttentionLaunch
 
 
 def places_of(batch: Int32, sizes: Any) -> tuple[Int32, ...]:
@@ -45,6 +49,45 @@ def own(index: Int32, batches: tuple, lacking: tuple[bool, ...]) -> tuple[Int32,
 def sharer(which: Int32, places: tuple, batches: tuple, lacking: tuple[bool, ...]) -> tuple:
     """The positions of one of the elements of the batch that share a tile of k."""
     return tuple(a + b for a, b in zip(places, _positions(which, batches, lacking, True), strict=True))
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of a block: of one element of the batch, or of all that share its k and v."""
+
+    batch: Int32  # the number of this element, and its positions along the batch's axes
+    places: tuple
+    first: Int32  # its first row, of so many
+    count: Int32
+    batches: tuple
+    lacking: tuple[bool, ...]
+    sizes: tuple  # rows of q and of k
+    how: AttentionLaunch
+
+    @property
+    def rows(self) -> tuple:
+        """The first and the last position along Q."""
+        end = self.sizes[0]
+        return (
+            (Int32(0), end - 1) if self.how.packed else (self.first, cutlass.min(self.first + self.how.tile_m, end) - 1)
+        )
+
+    def at(self, row: Int32) -> tuple[tuple, Int32]:
+        """The batch and the position along Q of a row, or of the last one."""
+        row, end = cutlass.min(row, self.count - 1), self.sizes[0]
+        if not self.how.packed:
+            return self.places, row
+        return sharer(row // end, self.places, self.batches, self.lacking), row % end
+
+
+def block(number: Int32, sizes: tuple, batches: tuple, lacking: tuple[bool, ...], how: AttentionLaunch) -> Block:
+    """The rows of a block."""
+    rows = sizes[0] * count(batches, lacking, True)
+    tiles = cute.ceil_div(rows, how.tile_m)
+    batch = number // tiles
+    places = own(batch, batches, lacking)[1]
+    first = (tiles - 1 - number % tiles) * how.tile_m  # the last rows first: under a causal mask they take longest
+    return Block(batch, places, first, rows, batches, lacking, sizes, how)
 
 
 @cute.jit

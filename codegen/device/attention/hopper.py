@@ -1,8 +1,8 @@
 """What Hopper's kernels of attention share: tiles that TMA loads into rings, the walk over the tiles that a mask leaves, and
 products by WGMMA of which accumulators and a factor stay in registers.
 
-A block has three warpgroups. One warp of the last is the producer: it loads tiles that stay, and fills two rings of stages in
-shared memory with the tiles that pass. The first two are consumers: each has 64 rows of the tiles that stay.
+The producer of a block (`warpgroups`) loads tiles that stay, and fills two rings of stages in shared memory with the tiles that
+pass. Each of the two consumers has 64 rows of the tiles that stay.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from codegen.device.attention.scores import Tile
+from codegen.device.gemm.warpgroups import CONSUMERS, place_in_ring
 from codegen.shared import WARP
 
-WARPGROUP = 128  # threads
-CONSUMERS = 2  # warpgroups, the first two of a block
 HELD = 64 * CONSUMERS  # rows of a tile that stays
-THREADS = (CONSUMERS + 1) * WARPGROUP
-PRODUCER = 4 * CONSUMERS  # the warp that loads
 REGISTERS = 24, 240  # of a producer's and of a consumer's thread
 
 # Work
@@ -108,14 +105,6 @@ def across(tile: tuple[int, int], dtype: Any, stages: int) -> Any:
     return hopper_helpers.make_smem_layout_b(LayoutEnum.COL_MAJOR, (HELD, columns, rows), dtype, stages)
 
 
-def loader(tensor: cute.Tensor, modes: tuple[int, ...], layout: Any, box: tuple[int, int]) -> tuple[Any, Any]:
-    """TMA's copy of a tensor's boxes into shared memory, and the tensor of coordinates for it, with permuted modes."""
-    tensor = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
-    op = cpasync.CopyBulkTensorTileG2SOp()
-    info = cpasync.make_tiled_tma_atom(op, tensor, cute.select(layout, mode=[0, 1]), box)
-    return info[0], info[1]
-
-
 def partition(load: cute.CopyAtom, tensor: cute.Tensor, box: tuple[int, int], shared: cute.Tensor) -> tuple:
     """The boxes of a tensor, in shared and in global memory: (box, stages) and (box, tiles, tiles, batch)."""
     boxes: Any = cute.local_tile(tensor, box, (None,) * cute.rank(tensor))
@@ -148,11 +137,6 @@ def start(found: tuple, stages: cutlass.Constexpr[tuple[int, ...]], arrivals: cu
                     cute.arch.mbarrier_init(found[r][1] + i, 4 * CONSUMERS)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
-
-
-def place_in_ring(count: Uint32, stages: int) -> tuple[Int32, Int32]:
-    """The stage after `count` others, and the parity of its barriers' phases then."""
-    return Int32(count % stages), Int32(count // stages & 1)
 
 
 @cute.jit

@@ -22,6 +22,7 @@ from cutlass.memory import SmemAllocator
 from codegen.device import functions as device
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
+from codegen.device.attention import joining
 from codegen.device.attention import pages as pages_of
 from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.fragments import (
@@ -58,8 +59,8 @@ def launch(stream: Any, given: Forward, parts: cute.Tensor) -> None:
     )
     if how.splits > 1:
         sizes = q.shape[1], pages_of.count(k, pages, how)
-        _join(given.o, given.tensors, given.functions, parts, batches, lacking, sizes, how).launch(
-            grid=(cute.ceil_div(own * rows, JOINED), 1, 1), block=(JOINED * WARP, 1, 1), stream=stream
+        joining.join(given.o, given.tensors, given.functions, parts, batches, lacking, sizes, how).launch(
+            grid=(cute.ceil_div(own * rows, joining.JOINED), 1, 1), block=(joining.JOINED * WARP, 1, 1), stream=stream
         )
 
 
@@ -102,35 +103,6 @@ class Memory:
         return steps if steps <= MOST_HELD else 0
 
 
-@dataclass(frozen=True)
-class Block:
-    """The rows of a block: of one element of the batch, or of all that share its k and v."""
-
-    batch: Int32  # the number of this element, and its positions along the batch's axes
-    places: tuple
-    first: Int32  # its first row, of so many
-    count: Int32
-    batches: tuple
-    lacking: tuple[bool, ...]
-    sizes: tuple  # rows of q and of k
-    how: AttentionLaunch
-
-    @property
-    def rows(self) -> tuple:
-        """The first and the last position along Q."""
-        end = self.sizes[0]
-        return (
-            (Int32(0), end - 1) if self.how.packed else (self.first, cutlass.min(self.first + self.how.tile_m, end) - 1)
-        )
-
-    def at(self, row: Int32) -> tuple[tuple, Int32]:
-        """The batch and the position along Q of a row, or of the last one."""
-        row, end = cutlass.min(row, self.count - 1), self.sizes[0]
-        if not self.how.packed:
-            return self.places, row
-        return batches_of.sharer(row // end, self.places, self.batches, self.lacking), row % end
-
-
 @cute.kernel
 def _kernel(
     q: cute.Tensor,  # (L, Q, D)
@@ -151,34 +123,23 @@ def _kernel(
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
     split = index % how.splits
     sizes = q.shape[1], pages_of.count(k, pages, how)
-    block = _block(index // how.splits, sizes, batches, lacking, how)
+    block = batches_of.block(index // how.splits, sizes, batches, lacking, how)
     places, rows, tiles, memory = block.places, block.rows, functions.tiles, Memory(how)
-    every_n = cute.ceil_div(sizes[1], how.tile_n)
-    each = cute.ceil_div(every_n, how.splits)
-    tiles_n = cutlass.min((split + 1) * each, every_n)
+    first_n, tiles_n = _tiles_of(split, sizes[1], how)
     buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((memory.begin + how.stages * memory.stage,)), 128)
     shared = buffer.iterator.toint()
     own_q, own_k = lane_of_a(lane, warp * SLAB, memory.q), lane_of_b(lane, Int32(0), memory.k, BYTES)
     own_v = lane_of_b(lane, Int32(0), memory.v, BYTES)
 
     _load_rows(q, block, shared, memory)
-    tile = _next(tiles, places, rows, Int32(split * each), tiles_n, sizes, tensors, how)
+    tile = _next(tiles, places, rows, first_n, tiles_n, sizes, tensors, how)
     if cutlass.const_expr(how.stages > 1):
         if tile < tiles_n:
             _load_stage(k, v, pages, places, tile, shared + memory.begin, memory)
     cute.arch.cp_async_commit_group()
 
-    rQ = cute.make_rmem_tensor((4, max(memory.held, 1)), Uint32)
-    if cutlass.const_expr(memory.held > 0):
-        cute.arch.cp_async_wait_group(0)
-        cute.arch.sync_threads()
-        for step in cutlass.range_constexpr(memory.held):
-            fragment(shared, own_q, step, memory.q, rQ[None, step])
-    acc_o = cute.make_rmem_tensor((4, -(-how.e // 16) * 2), Float32)
-    acc_o.fill(0)
-    top, total = cute.make_rmem_tensor((2,), Float32), cute.make_rmem_tensor((2,), Float32)
-    top.fill(-math.inf)
-    total.fill(0)
+    rQ = _held_rows(shared, own_q, memory)
+    acc_o, top, total = _accumulators(how)
     own_row = block.first + warp * SLAB + lane // 4
     halves = tuple(block.at(own_row + 8 * half) for half in range(2))
 
@@ -190,56 +151,45 @@ def _kernel(
         if coming < tiles_n:
             _load_stage(k, v, pages, places, coming, shared + writing, memory)
         cute.arch.cp_async_commit_group()
-        cute.arch.cp_async_wait_group(how.stages - 1)
-        cute.arch.sync_threads()
+        _await_loads(how.stages - 1)
 
         acc = cute.make_rmem_tensor((4, how.tile_n // 8), Float32)
         _multiply(acc, rQ, shared, own_q, shared + reading, own_k, memory, q.element_type)
         column = tile * how.tile_n
         weigh = functools.partial(_weigh, halves, column, sizes, tensors, functions, how)
-        every = column + how.tile_n <= sizes[1]
-        if cutlass.const_expr(tiles is not None):
-            every = every & Boolean(tiles(_tile(places, rows, column, sizes, how), tensors)[1])
-        if every:
-            _score(acc, halves, column, sizes, tensors, functions, False, how)
-        else:
-            _score(acc, halves, column, sizes, tensors, functions, True, how)
+        _scores(acc, halves, places, rows, column, sizes, tensors, functions, how)
         weights = _weights(acc, acc_o, top, total, q.element_type, functions, weigh)
         _accumulate(acc_o, weights, shared + reading + memory.k.size, own_v, memory, q.element_type)
         cute.arch.sync_threads()  # the tile is read
-        reading = Int32(writing)
-        tile = after
-    cute.arch.cp_async_wait_group(0)
+        reading, tile = Int32(writing), after
+    _await_loads(0)
+    _store(acc_o, top, total, o, parts, split, block, halves, own_row, warp * SLAB, shared, tensors, functions)
+
+
+def _tiles_of(split: Int32, count: Int32, how: AttentionLaunch) -> tuple[Int32, Int32]:
+    """The first tile of k of a block that takes this of a row's `splits`, and the end of its tiles."""
+    every = cute.ceil_div(count, how.tile_n)
+    each = cute.ceil_div(every, how.splits)
+    return Int32(split * each), cutlass.min((split + 1) * each, every)
+
+
+def _accumulators(how: AttentionLaunch) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
+    """A lane's sums of o, (4, J), and of each of its two rows the largest score and the sum of exponentials, before the first tile."""
+    acc = cute.make_rmem_tensor((4, -(-how.e // 16) * 2), Float32)
+    acc.fill(0)
+    top, total = cute.make_rmem_tensor((2,), Float32), cute.make_rmem_tensor((2,), Float32)
+    top.fill(-math.inf)
+    total.fill(0)
+    return acc, top, total
+
+
+def _await_loads(in_flight: int) -> None:
+    """Wait for all groups of copies but the last few."""
+    cute.arch.cp_async_wait_group(in_flight)
     cute.arch.sync_threads()
 
-    for half in cutlass.range_constexpr(2):
-        for apart in cutlass.range_constexpr(2):
-            total[half] = total[half] + cute.arch.shuffle_sync_bfly(total[half], 1 << apart)
-    if cutlass.const_expr(how.splits > 1):
-        for half in cutlass.range_constexpr(2):
-            r = own_row + 8 * half
-            there = r < block.count
-            store_part(acc_o, top[half], total[half], parts, split, block.batch * block.count + r, there, half, how.e)
-    else:
-        _finish(acc_o, top, total, block, halves, own_row, tensors, functions)
-        if cutlass.const_expr(how.packed):
-            for half in cutlass.range_constexpr(2):
-                store_packed(acc_o, o, halves[half], own_row + 8 * half < block.count, half, how.e)
-        else:
-            store_rows(acc_o, o, places, block.first + warp * SLAB, warp * SLAB, shared, memory.o, how.e)
 
-
-def _block(number: Int32, sizes: tuple, batches: tuple, lacking: tuple[bool, ...], how: AttentionLaunch) -> Block:
-    """The rows of a block."""
-    count = sizes[0] * batches_of.count(batches, lacking, True)
-    tiles = cute.ceil_div(count, how.tile_m)
-    batch = number // tiles
-    places = batches_of.own(batch, batches, lacking)[1]
-    first = (tiles - 1 - number % tiles) * how.tile_m  # the last rows first: under a causal mask they take longest
-    return Block(batch, places, first, count, batches, lacking, sizes, how)
-
-
-def _load_rows(q: cute.Tensor, block: Block, target: Int32, memory: Memory) -> None:
+def _load_rows(q: cute.Tensor, block: batches_of.Block, target: Int32, memory: Memory) -> None:
     """Start the copy of a block's rows of q."""
     how = block.how
     if how.packed:
@@ -255,6 +205,16 @@ def _load_stage(
     how, (of_k, of_v) = memory.how, pages or (None, None)
     pages_of.load(k, of_k, places, tile * how.tile_n, target, how.d, memory.k, how)
     pages_of.load(v, of_v, places, tile * how.tile_n, target + memory.k.size, how.e, memory.v, how)
+
+
+def _held_rows(left: Int32, own_q: Int32, memory: Memory) -> cute.Tensor:
+    """A warp's rows of q in registers, (4, steps along D), as soon as they are loaded; nothing where too many would be held."""
+    rQ = cute.make_rmem_tensor((4, max(memory.held, 1)), Uint32)
+    if memory.held > 0:
+        _await_loads(0)
+    for step in range(memory.held):
+        fragment(left, own_q, step, memory.q, rQ[None, step])
+    return rQ
 
 
 def _multiply(
@@ -280,8 +240,32 @@ def _accumulate(acc: cute.Tensor, weights: cute.Tensor, right: Int32, own_v: Int
     accumulate(acc, words_of, memory.how.tile_n, right, own_v, memory.v, dtype)
 
 
+def _store(
+    acc: cute.Tensor, top: cute.Tensor, total: cute.Tensor, o: cute.Tensor, parts: cute.Tensor, split: Int32, block: batches_of.Block, halves: tuple,
+    row: Int32, slab: Int32, shared: Int32, tensors: tuple, functions: Functions,
+) -> None:  # fmt: skip
+    """Store a lane's two rows, the first of which is `row`: to o, or of blocks that share rows to `parts`. The warp's first row is
+    `slab` in the block."""
+    how = block.how
+    for half in range(2):
+        for apart in range(2):
+            total[half] = total[half] + cute.arch.shuffle_sync_bfly(total[half], 1 << apart)
+    if how.splits > 1:
+        for half in range(2):
+            r = row + 8 * half
+            there = r < block.count
+            store_part(acc, top[half], total[half], parts, split, block.batch * block.count + r, there, half, how.e)
+        return
+    _finish(acc, top, total, block, halves, row, tensors, functions)
+    if how.packed:
+        for half in range(2):
+            store_packed(acc, o, halves[half], row + 8 * half < block.count, half, how.e)
+    else:
+        store_rows(acc, o, block.places, block.first + slab, slab, shared, Memory(how).o, how.e)
+
+
 def _finish(
-    acc: cute.Tensor, top: cute.Tensor, total: cute.Tensor, block: Block, halves: tuple, row: Int32, tensors: tuple,
+    acc: cute.Tensor, top: cute.Tensor, total: cute.Tensor, block: batches_of.Block, halves: tuple, row: Int32, tensors: tuple,
     functions: Functions,
 ) -> None:  # fmt: skip
     """Multiply a lane's two rows, the first of which is `row`, by their factors."""
@@ -296,61 +280,10 @@ def _finish(
                 acc[2 * half + e, j] = acc[2 * half + e, j] * factor
 
 
-JOINED = 8  # rows of a block that joins parts, one for each warp
-
-
-@cute.kernel
-def _join(
-    o: cute.Tensor,  # (L, Q, E)
-    tensors: tuple,
-    functions: cutlass.Constexpr[Functions],
-    parts: cute.Tensor,
-    batches: tuple,
-    lacking: cutlass.Constexpr[tuple[bool, ...]],
-    sizes: tuple,
-    how: cutlass.Constexpr[AttentionLaunch],
-):
-    """Add up what the blocks of a row have summed, in their order. A warp has a row."""
-    tensors = tuple(vectors.compacted(t) for t in tensors)
-    tidx, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
-    lane, count = tidx % WARP, parts.shape[1]
-    R = sizes[0] * batches_of.count(batches, lacking, True)
-    index = block * JOINED + cute.arch.make_warp_uniform(tidx // WARP)
-    there = index < count
-    own = cutlass.min(index, count - 1)
-    places = batches_of.own(own // R, batches, lacking)[1]
-    here, position = Block(own // R, places, Int32(0), R, batches, lacking, sizes, how).at(own % R)
-    top, total = Float32(-math.inf), Float32(0)
-    for split in cutlass.range_constexpr(how.splits):
-        top = cute.arch.fmax(top, parts[split, own, how.e], nan=True)
-    shift = cutlass.select_((top == -math.inf) | (top == math.inf), Float32(0), top)
-    pieces = -(-how.e // WARP)
-    found = cute.make_rmem_tensor((pieces,), Float32)
-    found.fill(0)
-    for split in cutlass.range_constexpr(how.splits):
-        scale = Float32(1)
-        if cutlass.const_expr(functions.row is not None):
-            scale = cute.math.exp2((parts[split, own, how.e] - shift) * Float32(functions.base), fastmath=True)
-            total = total + parts[split, own, how.e + 1] * scale
-        for i in cutlass.range_constexpr(pieces):
-            column = lane + i * WARP
-            if column < how.e:
-                found[i] = found[i] + parts[split, own, column] * scale
-    factor = Float32(1)
-    if cutlass.const_expr(functions.row is not None):
-        at = Row(here, position, sizes, there & (lane == 0), page=how.page)
-        factor = functions.row(at, cute.full((1,), top, Float32), cute.full((1,), total, Float32), tensors)[0]
-    for i in cutlass.range_constexpr(pieces):
-        column = lane + i * WARP
-        if there & (column < how.e):
-            o[here, position, column] = (found[i] * factor).to(o.element_type)
-
-
 @cute.jit
 def _load_packed(
     source: cute.Tensor,
-    block: cutlass.Constexpr[Block],
+    block: cutlass.Constexpr[batches_of.Block],
     target: Int32,
     columns: cutlass.Constexpr[int],
     panels: cutlass.Constexpr[Panels],
@@ -399,6 +332,21 @@ def _columns(column: Int32, count: int) -> tuple[Int32, ...]:
     """The columns of a lane's scores, of a tile that begins at `column`."""
     lane = cute.arch.lane_idx()
     return tuple(column + (8 * (i // 2) + i % 2) + 2 * (lane % 4) for i in range(count))
+
+
+@cute.jit
+def _scores(
+    acc: cute.Tensor, halves: tuple, places: tuple, rows: tuple, column: Int32, sizes: tuple, tensors: tuple,
+    functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """`_score` of a tile from `column` on: without the mask where it holds in the whole tile."""
+    every = column + how.tile_n <= sizes[1]
+    if cutlass.const_expr(functions.tiles is not None):
+        every = every & Boolean(functions.tiles(_tile(places, rows, column, sizes, how), tensors)[1])
+    if every:
+        _score(acc, halves, column, sizes, tensors, functions, False, how)
+    else:
+        _score(acc, halves, column, sizes, tensors, functions, True, how)
 
 
 def _score(

@@ -180,14 +180,7 @@ def _kernel(
                 _load(memory, 2 + i, passing[i], here, begin)
             _await_loads()
             s, dp = _products(memory, dtype)
-            every = begin + wide <= passing[0].shape[1]
-            if cutlass.const_expr(functions.tiles is not None):
-                own = _tile(here, rows, begin, sizes, keys, wide)
-                every = every & Boolean(functions.tiles(own, tensors)[1])
-            if every:
-                _slope(s, dp, into, here, own_row, begin, sizes, statistics, tensors, functions.slope, keys, False)
-            else:
-                _slope(s, dp, into, here, own_row, begin, sizes, statistics, tensors, functions.slope, keys, True)
+            _slopes(s, dp, into, here, rows, own_row, begin, sizes, statistics, tensors, loop)
             _accumulate(acc[0], memory, 0, dp, dtype)
             if cutlass.const_expr(keys):
                 _accumulate(acc[1], memory, 1, s, dtype)
@@ -201,6 +194,23 @@ def _kernel(
     for n in cutlass.range_constexpr(len(sums)):
         for half in cutlass.range_constexpr(2):
             batches_of.store_sum(added[half, n], sums[n], places, own_row + 8 * half, held)
+
+
+@cute.jit
+def _slopes(
+    s: cute.Tensor, dp: cute.Tensor, into: tuple, places: tuple, rows: tuple, row: Int32, begin: Int32, sizes: tuple, statistics: tuple,
+    tensors: tuple, loop: cutlass.Constexpr[Loop],
+):  # fmt: skip
+    """`_slope` of a tile that begins at `begin`: without the mask where it holds in the whole tile."""
+    keys, functions, wide = loop.keys, loop.functions, loop.how.tile_n
+    every = begin + wide <= sizes[0 if keys else 1]
+    if cutlass.const_expr(functions.tiles is not None):
+        own = _tile(places, rows, begin, sizes, keys, wide)
+        every = every & Boolean(functions.tiles(own, tensors)[1])
+    if every:
+        _slope(s, dp, into, places, row, begin, sizes, statistics, tensors, functions.slope, keys, False)
+    else:
+        _slope(s, dp, into, places, row, begin, sizes, statistics, tensors, functions.slope, keys, True)
 
 
 def _products(memory: Memory, dtype: Any) -> tuple[cute.Tensor, cute.Tensor]:

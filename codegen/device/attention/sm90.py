@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -27,9 +28,10 @@ from codegen.device import vectors
 from codegen.device.attention import hopper
 from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.batches import places_of
-from codegen.device.attention.hopper import CONSUMERS, HELD, WARPGROUP
+from codegen.device.attention.hopper import HELD
 from codegen.device.attention.scores import Row, Scores
 from codegen.device.gemm import tensorcore
+from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
 from codegen.shared import AttentionLaunch
 
 TURN = 1  # named barriers, one for each consumer: for its turn to multiply
@@ -45,9 +47,9 @@ def launch(stream: Any, given: Forward) -> None:
         hopper.across((how.tile_n, how.e), dtype, how.stages),
     )
     loads = (
-        hopper.loader(q, (1, 2, 0), layouts[0], (HELD, how.d)),
-        hopper.loader(k, (1, 2, 0), layouts[1], (how.tile_n, how.d)),
-        hopper.loader(v, (2, 1, 0), layouts[2], (how.e, how.tile_n)),
+        loader(q, (1, 2, 0), layouts[0], (HELD, how.d)),
+        loader(k, (1, 2, 0), layouts[1], (how.tile_n, how.d)),
+        loader(v, (2, 1, 0), layouts[2], (how.e, how.tile_n)),
     )
     mmas = hopper.products(dtype, how.tile_n), hopper.weighted(dtype, how.e)
     batches = cute.size(q, mode=[0])
@@ -56,7 +58,7 @@ def launch(stream: Any, given: Forward) -> None:
         loads, layouts, mmas, (given.o, given.tensors), (q.shape[1], k.shape[1]), q.shape[0],
         (count, cute.fast_divmod_create_divisor_v2(batches)), given.functions, how,
     ).launch(
-        grid=(cutlass.min(count, how.processors), 1, 1), block=(hopper.THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+        grid=(cutlass.min(count, how.processors), 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
 
 
@@ -83,7 +85,7 @@ def _kernel(
     hopper.start(rings, stages, (1, 1, 1))
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
-        if warp == hopper.PRODUCER:
+        if warp == PRODUCER:
             _produce(loads, shared, rings, memory, sizes, batches, work, functions, how)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
@@ -138,17 +140,10 @@ def _consume(
     consumer: cutlass.Int32, functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """A consumer warpgroup: computes 64 rows of each tile of this block."""
-    (sQ, sK, sV), (q_ring, k_ring, v_ring), (of_scores, of_values) = shared, rings, mmas
-    dtype, tensors, tiles = sQ.element_type, memory[1], functions.tiles
+    (q_ring, k_ring, v_ring), tensors, tiles = rings, memory[1], functions.tiles
     lane = cute.arch.lane_idx()
     signals = lane == 0
-    own, own_v = of_scores.get_slice(consumer * WARPGROUP), of_values.get_slice(consumer * WARPGROUP)
-    q = of_scores.make_fragment_A(own.partition_A(sQ))  # (MMA, 1, D / 16, 1)
-    k = of_scores.make_fragment_B(own.partition_B(sK))  # (MMA, 1, D / 16, stages)
-    v = of_values.make_fragment_B(own_v.partition_B(sV))  # (MMA, 1, tile_n / 16, stages)
-    s, acc_s = hopper.accumulators(how.tile_n)
-    o, acc_o = hopper.accumulators(how.e)
-    p, a_p = hopper.factor(how.tile_n, dtype)
+    s, o, p, factors = _factors(shared, mmas, consumer, how)
     # Of two rows: the maximum, this thread's sum of exponentials, the factor by which they last shrank
     state = tuple(cute.make_rmem_tensor((2,), Float32) for _ in range(3))
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -161,71 +156,111 @@ def _consume(
     while index < work[0]:
         tile, places = _place(index, sizes, batches, work)
         row = tile * HELD + own_row
-        o.fill(0.0)
-        state[0].fill(-math.inf)
-        state[1].fill(0.0)
+        _reset(o, state)
         walk = hopper.step(hopper.begin(), tile, places, sizes, tensors, tiles, how.tile_n)
         cute.arch.mbarrier_wait(q_ring[0], turn & 1)
         some = walk[3] >= 0
         if some:
-            at, phase = hopper.place_in_ring(used, how.stages)
-            cute.arch.mbarrier_wait(k_ring[0] + at, phase)
-            warpgroup.fence()
-            hopper.multiply(of_scores, acc_s, q[None, None, None, 0], k[None, None, None, at], False)
-            warpgroup.wait_group(0)
-            tensorcore.arrive(k_free + at * 8, signals, False)
-            _weigh(
-                s,
-                state,
-                (places, row, walk[3] * how.tile_n + own_column),
-                hopper.is_plain(walk),
-                sizes,
-                tensors,
-                functions,
-            )
-            hopper.rounded(s, p, dtype)
+            _first_scores(factors, used, k_ring, k_free, signals, how.stages)
+            place = places, row, walk[3] * how.tile_n + own_column
+            _weigh(s, state, place, hopper.is_plain(walk), sizes, tensors, functions)
+            hopper.rounded(s, p, shared[0].element_type)
             walk = hopper.step(walk, tile, places, sizes, tensors, tiles, how.tile_n)
         while walk[3] >= 0:
-            before, before_phase = hopper.place_in_ring(used, how.stages)
+            before, before_phase = place_in_ring(used, how.stages)
             used += 1
-            at, phase = hopper.place_in_ring(used, how.stages)
+            at, phase = place_in_ring(used, how.stages)
             cute.arch.mbarrier_wait(k_ring[0] + at, phase)
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
             warpgroup.fence()
-            hopper.multiply(of_scores, acc_s, q[None, None, None, 0], k[None, None, None, at], False)
+            factors.scores(at)
             cute.arch.mbarrier_wait(v_ring[0] + before, before_phase)
-            hopper.multiply(of_values, acc_o, a_p, v[None, None, None, before], True)
+            factors.values(before)
             cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
             warpgroup.wait_group(1)
             tensorcore.arrive(k_free + at * 8, signals, False)
-            _weigh(
-                s,
-                state,
-                (places, row, walk[3] * how.tile_n + own_column),
-                hopper.is_plain(walk),
-                sizes,
-                tensors,
-                functions,
-            )
+            place = places, row, walk[3] * how.tile_n + own_column
+            _weigh(s, state, place, hopper.is_plain(walk), sizes, tensors, functions)
             # A branch is here, or the assembler would wait for p @ v before the exponentials
             walk = hopper.step(walk, tile, places, sizes, tensors, tiles, how.tile_n)
             warpgroup.wait_group(0)
             tensorcore.arrive(v_free + before * 8, signals, False)
-            hopper.rounded(s, p, dtype)
+            hopper.rounded(s, p, shared[0].element_type)
             if cutlass.const_expr(functions.row is not None):
                 _shrink(o, state[2])
         tensorcore.arrive(q_free, signals, False)
         if some:
-            at, phase = hopper.place_in_ring(used, how.stages)
+            _last_values(factors, used, v_ring, v_free, signals, how.stages)
             used += 1
-            cute.arch.mbarrier_wait(v_ring[0] + at, phase)
-            warpgroup.fence()
-            hopper.multiply(of_values, acc_o, a_p, v[None, None, None, at], True)
-            warpgroup.wait_group(0)
-            tensorcore.arrive(v_free + at * 8, signals, False)
         _finish(o, state, (places, row, own_column), sizes, memory, functions)
         turn += 1
         index = hopper.next_tile(turn)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What a consumer multiplies: tiles of q, k and v in shared memory, and weights in registers."""
+
+    of_scores: cute.TiledMma
+    of_values: cute.TiledMma
+    q: cute.Tensor  # (MMA, 1, D / 16, 1)
+    k: cute.Tensor  # (MMA, 1, D / 16, stages)
+    p: cute.Tensor
+    v: cute.Tensor  # (MMA, 1, tile_n / 16, stages)
+    acc_s: cute.Tensor
+    acc_o: cute.Tensor
+
+    def scores(self, at: Int32) -> None:
+        """Start s = q @ k^T with the k of a stage."""
+        hopper.multiply(self.of_scores, self.acc_s, self.q[None, None, None, 0], self.k[None, None, None, at], False)
+
+    def values(self, at: Int32) -> None:
+        """Start o += p @ v with the v of a stage."""
+        hopper.multiply(self.of_values, self.acc_o, self.p, self.v[None, None, None, at], True)
+
+
+def _factors(shared: tuple, mmas: tuple, consumer: Int32, how: AttentionLaunch) -> tuple:
+    """A consumer's registers of s, o and p, and its factors."""
+    (sQ, sK, sV), (of_scores, of_values) = shared, mmas
+    own, own_v = of_scores.get_slice(consumer * WARPGROUP), of_values.get_slice(consumer * WARPGROUP)
+    q = of_scores.make_fragment_A(own.partition_A(sQ))
+    k = of_scores.make_fragment_B(own.partition_B(sK))
+    v = of_values.make_fragment_B(own_v.partition_B(sV))
+    s, acc_s = hopper.accumulators(how.tile_n)
+    o, acc_o = hopper.accumulators(how.e)
+    p, a_p = hopper.factor(how.tile_n, sQ.element_type)
+    return s, o, p, Factors(of_scores, of_values, q, k, a_p, v, acc_s, acc_o)
+
+
+def _reset(o: cute.Tensor, state: tuple) -> None:
+    """Begin rows: nothing is added up."""
+    o.fill(0.0)
+    state[0].fill(-math.inf)
+    state[1].fill(0.0)
+
+
+def _first_scores(
+    factors: Factors, used: Uint32, ring: tuple, free: Int32, signals: cutlass.Boolean, stages: int
+) -> None:
+    """Compute q @ k^T of the first tile."""
+    at, phase = place_in_ring(used, stages)
+    cute.arch.mbarrier_wait(ring[0] + at, phase)
+    warpgroup.fence()
+    factors.scores(at)
+    warpgroup.wait_group(0)
+    tensorcore.arrive(free + at * 8, signals, False)
+
+
+def _last_values(
+    factors: Factors, used: Uint32, ring: tuple, free: Int32, signals: cutlass.Boolean, stages: int
+) -> None:
+    """Add p @ v of the last tile."""
+    at, phase = place_in_ring(used, stages)
+    cute.arch.mbarrier_wait(ring[0] + at, phase)
+    warpgroup.fence()
+    factors.values(at)
+    warpgroup.wait_group(0)
+    tensorcore.arrive(free + at * 8, signals, False)
 
 
 @cute.jit

@@ -25,9 +25,10 @@ from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper, sm80_backward
 from codegen.device.attention.arguments import Backward
 from codegen.device.attention.batches import store_sum
-from codegen.device.attention.hopper import CONSUMERS, HELD, WARPGROUP
+from codegen.device.attention.hopper import HELD
 from codegen.device.attention.scores import Scores
 from codegen.device.gemm import tensorcore
+from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
 from codegen.shared import WARP, AttentionLaunch
 
 
@@ -55,7 +56,7 @@ def _launch_keys(stream: Any, given: Backward) -> None:
     functions = given.functions.slope, given.functions.tiles, 2 + len(sums.along_rows)
     _keys(loads, layouts, mmas, memory, sizes, batches, count, lacking, functions, how).launch(
         grid=(cutlass.min(count, how.processors), 1, 1),
-        block=(hopper.THREADS, 1, 1),
+        block=(THREADS, 1, 1),
         min_blocks_per_mp=1,
         stream=stream,
     )
@@ -74,7 +75,7 @@ def _launch_queries(stream: Any, given: Backward) -> None:
     functions = given.functions.slope, given.functions.tiles
     _queries(loads, layouts, mmas, memory, sizes, q.shape[0], work, functions, how).launch(
         grid=(cutlass.min(count, how.processors), 1, 1),
-        block=(hopper.THREADS, 1, 1),
+        block=(THREADS, 1, 1),
         min_blocks_per_mp=1,
         stream=stream,
     )
@@ -87,7 +88,7 @@ def _prepare(held: tuple, moving: tuple, columns: tuple[int, int], rows: int, st
     layouts = [hopper.staying((HELD, c), dtype) for c in columns]
     layouts += [hopper.passing((rows, c), dtype, stages) for c in columns]
     boxes = [(HELD, c) for c in columns] + [(rows, c) for c in columns]
-    loads = [hopper.loader(t, (1, 2, 0), x, box) for t, x, box in zip((*held, *moving), layouts, boxes, strict=True)]
+    loads = [loader(t, (1, 2, 0), x, box) for t, x, box in zip((*held, *moving), layouts, boxes, strict=True)]
     return tuple(loads), (*layouts, *(hopper.across((rows, c), dtype, stages) for c in columns))
 
 
@@ -128,7 +129,7 @@ def _keys(
     hopper.start(rings, stages, (1, 2, 1))  # a stage of q is full with its statistics
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
-        if warp == hopper.PRODUCER:
+        if warp == PRODUCER:
             _produce_keys(loads, (*shared[:4], numbers), rings, memory, sizes, batches, work, lacking, functions, how)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
@@ -169,7 +170,7 @@ def _produce_keys(
                         row = cutlass.min(walk[3] * how.tile_m + i * WARP + lane, sizes[0] - 1)
                         found[i, n] = statistics[n][places, row]
                 hopper.fill(((loads[2][0], to[2], (walk[3], 0, places)),), q_ring, filled, how.stages, size[2])
-                at, _ = hopper.place_in_ring(filled, how.stages)
+                at, _ = place_in_ring(filled, how.stages)
                 for i in cutlass.range_constexpr(steps):
                     if i * WARP + lane < how.tile_m:
                         for n in cutlass.range_constexpr(len(statistics)):
@@ -200,8 +201,7 @@ def _consume_keys(
     (s, acc_s), (dp, acc_dp) = hopper.accumulators(wide), hopper.accumulators(wide)
     (dk, acc_dk), (dv, acc_dv) = hopper.accumulators(how.d), hopper.accumulators(how.e)
     (p, a_p), (ds, a_ds) = hopper.factor(wide, dtype), hopper.factor(wide, dtype)
-    sums = memory[0][2]
-    added = cute.make_rmem_tensor((2, max(1, len(sums))), Float32)
+    added = cute.make_rmem_tensor((2, max(1, len(memory[0][2]))), Float32)
     lane = cute.arch.lane_idx()
     signals = lane == 0
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -220,7 +220,7 @@ def _consume_keys(
             here = batches_of.sharer(which, places, batches, lacking)
             walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2], functions[1], wide, True)
             while walk[3] >= 0:
-                at, phase = hopper.place_in_ring(used, how.stages)
+                at, phase = place_in_ring(used, how.stages)
                 cute.arch.mbarrier_wait(q_ring[0] + at, phase)
                 warpgroup.fence()
                 hopper.multiply(first, acc_s, k[None, None, None, 0], q[None, None, None, at], False)
@@ -241,14 +241,22 @@ def _consume_keys(
                 tensorcore.arrive(q_free + at * 8, signals, False)
                 used += 1
         tensorcore.arrive(held_free, signals, False)
-        for r in cutlass.range_constexpr(2):
-            there = row + 8 * r < sizes[1]
-            hopper.store(dk, memory[0][0], places, row + 8 * r, own_column, there, r)
-            hopper.store(dv, memory[0][1], places, row + 8 * r, own_column, there, r)
-            for n in cutlass.range_constexpr(len(sums)):
-                store_sum(added[r, n], sums[n], places, row + 8 * r, sizes[1])
+        _store_keys(dk, dv, added, memory[0], places, row, own_column, sizes[1])
         turn += 1
         index = hopper.next_tile(turn)
+
+
+def _store_keys(
+    dk: cute.Tensor, dv: cute.Tensor, added: cute.Tensor, targets: tuple, places: tuple, row: Int32, column: Int32, count: Int32
+) -> None:  # fmt: skip
+    """Store a thread's two rows of dk, dv and the sums, of `count` rows."""
+    to_dk, to_dv, sums = targets
+    for r in range(2):
+        there = row + 8 * r < count
+        hopper.store(dk, to_dk, places, row + 8 * r, column, there, r)
+        hopper.store(dv, to_dv, places, row + 8 * r, column, there, r)
+        for n in range(len(sums)):
+            store_sum(added[r, n], sums[n], places, row + 8 * r, count)
 
 
 @cute.jit
@@ -318,7 +326,7 @@ def _queries(
     hopper.start(rings, stages, (1, 1, 1))
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
-        if warp == hopper.PRODUCER:
+        if warp == PRODUCER:
             _produce_queries(loads, shared[:4], rings, memory, sizes, batches, work, functions, how)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
@@ -396,7 +404,7 @@ def _consume_queries(
         walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], wide)
         cute.arch.mbarrier_wait(held_ring[0], turn & 1)
         while walk[3] >= 0:
-            at, phase = hopper.place_in_ring(used, how.stages)
+            at, phase = place_in_ring(used, how.stages)
             cute.arch.mbarrier_wait(k_ring[0] + at, phase)
             warpgroup.fence()
             hopper.multiply(first, acc_s, q[None, None, None, 0], k[None, None, None, at], False)

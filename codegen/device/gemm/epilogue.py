@@ -79,39 +79,25 @@ def finish(
 
 @cute.jit
 def _in_loops(
-    acc: cute.Tensor,
-    shared: cutlass.Int32,
-    walk: cutlass.Constexpr[Pieces],
-    tensors: tuple,
-    rRows: list,
-    rColumns: list,
-    form: cutlass.Constexpr[Form],
-    operands: tuple | None,
-    first: tuple | None,
-):
+    acc: cute.Tensor, shared: cutlass.Int32, walk: cutlass.Constexpr[Pieces], tensors: tuple, rRows: list, rColumns: list,
+    form: cutlass.Constexpr[Form], operands: tuple | None, first: tuple | None,
+):  # fmt: skip
     """The epilogue of each piece in a loop over its vectors, so that its code is executed more often than it is fetched. Each vector
     and its prefetched operands in shared memory are loaded to registers while the previous vector is computed."""
     order, lane = walk.order, cute.arch.lane_idx()
     coming: Any = _columns(walk, 0, lane, tensors, form) if cutlass.const_expr(first is None) else first
-    slots = form.ahead * walk.buffers
-    if cutlass.const_expr(form.staged > 0):
-        _await_operands(0, walk, form, operands)
+    _await_operands(0, walk, form, operands)
     cute.arch.sync_warp()
-    early, written, reading = form.early, lane, lane
-    vector = own = ()
-    c = below = Int32(0)
+    early, vector, own, c, below = form.early, (), (), Int32(0), Int32(0)
+    written, reading = _places(lane, None, walk, form)
     if cutlass.const_expr(early):
-        written, reading = gemm_pieces.write_place(lane, walk, form), gemm_pieces.read_place(lane, walk, form)
         vector = gemm_pieces.read(shared + reading, walk, acc.element_type, form)
         own = _own_at(0, lane, walk, tensors, form, operands)
     for i in cutlass.range_constexpr(len(order)):
         turn, slab, part = order[i]
         # Or the compiler would compute all places at once, and keep them in registers
         lane = device.unseen(lane) & (WARP - 1)  # or it would divide as negative numbers need it
-        if cutlass.const_expr(early):
-            written, reading = device.unseen(written), device.unseen(reading)
-        else:
-            written, reading = gemm_pieces.write_place(lane, walk, form), gemm_pieces.read_place(lane, walk, form)
+        written, reading = _places(lane, (written, reading), walk, form)
         if cutlass.const_expr(slab + part == 0):
             fixed = coming
             c = walk.first_column(turn, lane)
@@ -123,44 +109,29 @@ def _in_loops(
             if cutlass.const_expr(i > 0):
                 cute.arch.sync_warp()  # the previous piece is read
             _bring(acc, shared, i + 1, written, walk, form, operands)
-        j = i + 1 if more else i  # past the last piece, the repeated read is not used
-        # The next vector is in this piece or, past its end, the first of the next piece
         first_spot = (reading, Int32(0), lane, walk.row_of(0, 0, 0, lane), walk.first_column(0, lane))
-        after = _spot(j, 0, walk, form)
-        following = _moved(first_spot, _spot(i, 1, walk, form) if walk.steps > 1 else after)
-        rHere = [cute.make_rmem_tensor((walk.steps,), rRow.element_type) for rRow in rRows]
-        before = (slab * walk.buffers + part) * walk.steps  # rows of a lane
-        rOwn = [cute.make_tensor(rRow.iterator + before, cute.make_layout((walk.steps,))) for rRow in rRows]
-        _put(rOwn, rHere)
+        following = _following(first_spot, i, 0, walk, form)
+        rOwn, rHere = _rows_of_piece(rRows, slab * walk.buffers + part, walk)
         for step in cutlass.range(walk.steps, unroll=1 if early or form.ragged else 2):
             r = walk.row_of(slab, part, step, lane)
             if cutlass.const_expr(early):
                 values, beside, limit, valid = vector, own, walk.N, walk.whole(r, below)
             else:
-                here = _moved((reading, Int32(0), lane), _spot(i, step, walk, form)[:3])
-                values = gemm_pieces.read(shared + here[0], walk, acc.element_type, form)
+                at, slot, which = _moved((reading, Int32(0), lane), _spot(i, step, walk, form)[:3])
+                values = gemm_pieces.read(shared + at, walk, acc.element_type, form)
                 _, limit, valid = walk.place(slab, part, step, lane, c)
-                beside = _own((r, c, valid), here[1], here[2], walk, tensors, form, operands)
-            given = (*fixed, *beside) if cutlass.const_expr(form.reads) else ()
-            found = form.run(form.vector(r, c, walk.batch, valid), values, given, tensors)
+                beside = _own((r, c, valid), slot, which, walk, tensors, form, operands)
+            found = form.run(form.vector(r, c, walk.batch, valid), values, (*fixed, *beside), tensors)
             if cutlass.const_expr(early):
-                at, slot, which, row, column = following
-                _put(gemm_pieces.read(shared + at, walk, acc.element_type, form), vector)
-                # Staged operands are there for every column
-                there = below if form.staged > 0 else cutlass.select_(column < walk.N, walk.M, Int32(0))
-                _put(_own((row, column, walk.whole(row, there)), slot, which, walk, tensors, form, operands), own)
+                _put(gemm_pieces.read(shared + following[0], walk, acc.element_type, form), vector)
+                _put(_own_there(following, below, walk, tensors, form, operands), own)
                 if cutlass.const_expr(walk.steps > 1):
-                    more_here = step + 2 < walk.steps
-                    ways = zip(_spot(i, step + 2, walk, form), after, strict=True)
-                    following = _moved(
-                        first_spot, tuple(cutlass.select_(more_here, Int32(o), Int32(a)) for o, a in ways)
-                    )
+                    following = _following(first_spot, i, step + 1, walk, form)
             if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
                 gemm_folds.fold(found, c, limit, 0, turn, rHere, rColumns, form)
                 gemm_folds.turn_round(rHere)
         _put(rHere, rOwn)
-        if cutlass.const_expr(form.staged > 0 and i + slots < len(order)):
-            _fetch_operands(i + slots, walk, form, operands)
+        _fetch_operands(i + form.ahead * walk.buffers, walk, form, operands)
         if cutlass.const_expr(walk.buffers == 1 and more):
             cute.arch.sync_warp()
             _bring(acc, shared, i + 1, written, walk, form, operands)
@@ -169,11 +140,38 @@ def _in_loops(
                 own = _own_at(i + 1, lane, walk, tensors, form, operands)
 
 
+def _places(lane: Int32, before: tuple[Int32, Int32] | None, walk: Pieces, form: Form) -> tuple[Int32, Int32]:
+    """Where a lane writes and reads in a piece. Where vectors are read early the places are held in registers from one piece to the
+    next; else they are computed for each."""
+    if form.early and before is not None:
+        return device.unseen(before[0]), device.unseen(before[1])
+    return gemm_pieces.write_place(lane, walk, form), gemm_pieces.read_place(lane, walk, form)
+
+
+def _following(first: tuple[Int32, ...], i: int, step: Int32 | int, walk: Pieces, form: Form) -> tuple[Int32, ...]:
+    """The spot of the vector after the one of this step of the i-th piece: in the same piece or, past its end, the first of the next
+    one. After the last piece it is not used."""
+    after = _spot(min(i + 1, len(walk.order) - 1), 0, walk, form)
+    if isinstance(step, int):
+        return _moved(first, _spot(i, step + 1, walk, form) if step + 1 < walk.steps else after)
+    more = step + 1 < walk.steps
+    ways = zip(_spot(i, step + 1, walk, form), after, strict=True)
+    return _moved(first, tuple(cutlass.select_(more, Int32(a), Int32(b)) for a, b in ways))
+
+
+def _rows_of_piece(rRows: list, number: int, walk: Pieces) -> tuple[list[cute.Tensor], list[cute.Tensor]]:
+    """A lane's partial results of the rows of a piece, and a copy of them, which its loop carries."""
+    layout = cute.make_layout((walk.steps,))
+    own = [cute.make_tensor(rRow.iterator + number * walk.steps, layout) for rRow in rRows]
+    copies = [cute.make_rmem_tensor((walk.steps,), rRow.element_type) for rRow in rRows]
+    _put(own, copies)
+    return own, copies
+
+
 def _bring(acc: cute.Tensor, shared: Int32, i: int, place: Int32, walk: Pieces, form: Form, operands: Any) -> None:
     """Write the i-th piece to shared memory, and wait for its operands there, for all lanes to read."""
     gemm_pieces.write(acc, shared + i % walk.buffers * form.buffer, place, walk.order[i], walk, form)
-    if form.staged > 0:
-        _await_operands(i, walk, form, operands)
+    _await_operands(i, walk, form, operands)
     cute.arch.sync_warp()
 
 
@@ -306,7 +304,9 @@ def begin(
 
 
 def _fetch_operands(i: int, walk: Pieces, form: Form, operands: Any) -> None:
-    """Start the copies of the i-th piece's operands, into the place of earlier ones that are read."""
+    """Start the copies of the i-th piece's operands, if it has staged ones, into the place of earlier ones that are read."""
+    if form.staged == 0 or i >= len(walk.order):
+        return
     memory, barriers, _, row, fetchers = operands
     turn, slab, part = walk.order[i]
     slot = i % (form.ahead * walk.buffers)
@@ -318,11 +318,11 @@ def _fetch_operands(i: int, walk: Pieces, form: Form, operands: Any) -> None:
 
 
 def _await_operands(i: int, walk: Pieces, form: Form, operands: Any) -> None:
-    """Wait for the operands of the i-th piece."""
+    """Wait for the staged operands of the i-th piece."""
+    if form.staged == 0:
+        return
     (_, barriers, tiles, *_), slots = operands, form.ahead * walk.buffers
-    before = (
-        len(range(i % slots, len(walk.order), slots)) * tiles
-    )  # the number of earlier uses of its place by other tiles
+    before = len(range(i % slots, len(walk.order), slots)) * tiles  # earlier uses of its place by other tiles
     cute.arch.mbarrier_wait(barriers + i % slots, (before + i // slots) & 1)
 
 
@@ -346,6 +346,16 @@ def _own_at(i: int, lane: Int32, walk: Pieces, tensors: tuple, form: Form, opera
     c = walk.first_column(turn, lane)
     r, _, valid = walk.place(slab, part, 0, lane, c)
     return _own((r, c, valid), slot, lane, walk, tensors, form, operands)
+
+
+def _own_there(
+    spot: tuple[Int32, ...], below: Int32, walk: Pieces, tensors: tuple, form: Form, operands: Any
+) -> tuple[cute.Tensor, ...]:
+    """`_own` of a vector at a spot; `below` is the end of the rows, or 0 for a lane whose columns are all outside."""
+    _, slot, which, row, column = spot
+    # Staged operands are there for every column
+    end = below if form.staged > 0 else cutlass.select_(column < walk.N, walk.M, Int32(0))
+    return _own((row, column, walk.whole(row, end)), slot, which, walk, tensors, form, operands)
 
 
 def _own(

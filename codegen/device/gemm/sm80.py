@@ -105,7 +105,7 @@ def _kernel(
     how: cutlass.Constexpr[Loading],
 ):
     parts, tile_n = len(mBs), tiles.tile_n // len(mBs)  # columns of each b
-    warp_rows, warp_columns = tiles.tile_m // tiles.warps_m, tiles.tile_n // tiles.warps_n
+    warp_rows, warp_columns = tiles.tile_m // tiles.warps_m, tile_n // tiles.warps_n
     tidx, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(tidx // WARP)
     warp_m, warp_n = warp % tiles.warps_m, warp // tiles.warps_m
@@ -124,7 +124,9 @@ def _kernel(
         (4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(mA.element_type)
     )
     acc.fill(0)
-    own = Int32(warp_m * warp_rows), Int32(warp_n * warp_columns)
+    own_a = lane_of_a(tidx % WARP, warp_m * warp_rows, operands.panels[0], operands.each)
+    own_b = lane_of_b(tidx % WARP, warp_n * warp_columns, operands.panels[1], mBs[0].element_type.width // 8)
+    own = own_a, own_b, warp_n * warp_columns
     _products(
         acc, buffer.iterator.toint(), operands, (scaled, scales, n * tile_n, some), own, mA.shape[2], form.fours, tiles
     )
@@ -149,14 +151,12 @@ def _products(
     """The main loop: add all products of a tile to a warp's accumulators (4, I, J). Nothing is in flight afterwards.
 
     scaling: the scales in a stage, their tensors, the tile's first column, and whether there is anything to load.
-    own: the warp's first row and column in the tile.
+    own: this lane's first places in the tiles of a and b, and the warp's first column.
     """
     scaled, scales, column, some = scaling
     tidx, _, _ = cute.arch.thread_idx()
-    lane, rows, columns = tidx % WARP, cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
-    stage_size, each = operands.size + scaled.size, operands.each
-    own_a = lane_of_a(lane, own[0], operands.panels[0], each)
-    own_b = lane_of_b(lane, own[1], operands.panels[1], operands.types[1].width // 8)
+    (own_a, own_b, first), stage_size, each = own, operands.size + scaled.size, operands.each
+    rows, columns = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
 
     # All stages but one are filled; beyond K with zeros, here and below.
     for stage in cutlass.range_constexpr(tiles.stages - 1):
@@ -169,7 +169,7 @@ def _products(
     # One tile per turn. While a step along K is multiplied, the next one's fragments are read. The first step starts the
     # copies that fill the stage which was read in the previous turn.
     sums = scaled.sums(acc)  # of a tile along K, where they are multiplied by scales
-    scaled_columns = scaled.columns_of(lane, own[1], columns // operands.parts * 8, fours)
+    scaled_columns = scaled.columns_of(tidx % WARP, first, columns // operands.parts * 8, fours)
     rA, rB = cute.make_rmem_tensor((4, each * rows, 2), Uint32), cute.make_rmem_tensor((2, columns, 2), Uint32)
     _fragments(shared, own_a, own_b, 0, rA[None, None, 0], rB[None, None, 0], operands)
     read, write = Int32(0), Int32((tiles.stages - 1) * stage_size)

@@ -1,7 +1,7 @@
 """The GEMM main loop for Hopper (sm_90a): acc = a @ b by TMA and WGMMA, then the epilogue.
 
-A block has three warpgroups. One warp of the last is the producer: with TMA it fills a ring of stages in shared memory with
-tiles of a and b. The first two are consumers: they multiply with WGMMA and pass accumulators to the epilogue. They share one
+The producer of a block (`warpgroups`) fills a ring of stages in shared memory with tiles of a and b. The two consumers multiply
+with WGMMA and pass accumulators to the epilogue. They share one
 tile (cooperative: 64 rows each, alternately), or have a tile each and take turns on the tensor cores (pingpong: one's
 epilogue runs while the other multiplies). Blocks are persistent: each loops over the tiles of the product, in an order that
 keeps tiles that its neighbours read in the L2 cache. In a cluster of two, tiles that both blocks read are loaded once and
@@ -25,7 +25,7 @@ from dataclasses import replace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Numeric, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
@@ -37,10 +37,9 @@ from codegen.device.gemm import pieces as gemm_pieces
 from codegen.device.gemm import split as gemm_split
 from codegen.device.gemm import staging, tensorcore
 from codegen.device.gemm.pieces import Follows, Form
+from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
 from codegen.shared import WARP, WARPS, Tiles
 
-WARPGROUP = 128  # threads
-CONSUMERS = 2  # warpgroups, the first two of a block
 TURN, MEET = 1, 3  # named barriers, one for each consumer: for its turn to multiply; for its warps to meet
 ROW_MAJOR, COLUMN_MAJOR = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
 
@@ -78,35 +77,20 @@ def launch(
 
     WGMMA sums float8 products with fewer bits than float32 has, and nothing here compensates for that.
     """
-    staged = 0 if ragged or reads[1] is None or tiles.splits > 1 else tiles.staged
-    warps = 4 if tiles.pingpong else 4 * CONSUMERS  # that share a tile
+    parts, warps = len(mBs), 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
     form = Form(
         epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
-        rolled=tiles.rolled, staged=staged, matrices=True,
+        rolled=tiles.rolled, staged=0 if ragged or reads[1] is None or tiles.splits > 1 else tiles.staged, matrices=True,
         warps=warps, step=1, barrier=MEET, threads=32 * warps,
     )  # fmt: skip
-    fetchers: tuple[staging.Fetcher, ...] = ()
-    if staged:
-        high, wide = gemm_pieces.piece_of(tiles.tile_n, form)
-        wide //= form.accumulators
-        found = [staging.fetcher(t, count, batched, high, wide) for t, count, batched in whole if t is not None]
-        form, fetchers = replace(form, boxes=tuple(box for box, _ in found)), tuple(f for _, f in found)
-    parts = len(mBs)
+    form, fetchers = _fetched(form, whole, tiles)
     assert parts == (2 if paired == "halves" else 1), f"{parts} tensors b, and paired is {paired!r}"
-    a_type, b_type = mA.element_type, mBs[0].element_type
-    tile, box = (tiles.tile_m, tiles.tile_n, tiles.tile_k), (tiles.tile_m, tiles.tile_n // parts, tiles.tile_k)
-    b_order, b_major = (ROW_MAJOR, OperandMajorMode.K) if b_is_nk else (COLUMN_MAJOR, OperandMajorMode.MN)
-    a_layout = hopper_helpers.make_smem_layout_a(ROW_MAJOR, tile, a_type, tiles.stages)
-    b_layout = hopper_helpers.make_smem_layout_b(b_order, tile, b_type, tiles.stages)
-    b_part = hopper_helpers.make_smem_layout_b(b_order, box, b_type, 1)
-    tiled_mma = hopper_helpers.make_trivial_tiled_mma(
-        a_type, b_type, OperandMajorMode.K, b_major, Float32 if a_type.is_float else Int32,
-        (1 if tiles.pingpong else CONSUMERS, 1, 1), tiler_mn=(64, tiles.tile_n),
-    )  # fmt: skip
+    box = (tiles.tile_m, tiles.tile_n // parts, tiles.tile_k)
+    tiled_mma, a_layout, b_layout, b_part = _layouts(mA.element_type, mBs[0].element_type, b_is_nk, parts, tiles)
 
     # As WGMMA names modes: (M, K, L) and (N, K, L)
-    load_a, tA = _loader(mA, (1, 2, 0), a_layout, box[::2], tiles.cluster_n)
-    loads = [_loader(mB, (1, 2, 0) if b_is_nk else (2, 1, 0), b_part, box[1:], tiles.cluster_m) for mB in mBs]
+    load_a, tA = loader(mA, (1, 2, 0), a_layout, box[::2], tiles.cluster_n)
+    loads = [loader(mB, (1, 2, 0) if b_is_nk else (2, 1, 0), b_part, box[1:], tiles.cluster_m) for mB in mBs]
 
     L, M, K = mA.shape
     columns = mBs[0].shape[1 if b_is_nk else 2]
@@ -117,6 +101,34 @@ def launch(
         stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
         (tensors, row_parts, column_parts), fetchers, (high, wide, L), (M, N, K), tiled_mma, a_layout, b_layout, tiles, form,
     )  # fmt: skip
+
+
+def _layouts(
+    a_type: type[Numeric], b_type: type[Numeric], b_is_nk: bool, parts: int, tiles: Tiles
+) -> tuple[cute.TiledMma, cute.ComposedLayout, cute.ComposedLayout, cute.ComposedLayout]:
+    """The products of a stage, and the layouts in shared memory of a's tiles, of b's, and of the part of each tensor b in them."""
+    tile = (tiles.tile_m, tiles.tile_n, tiles.tile_k)
+    b_order, b_major = (ROW_MAJOR, OperandMajorMode.K) if b_is_nk else (COLUMN_MAJOR, OperandMajorMode.MN)
+    tiled_mma = hopper_helpers.make_trivial_tiled_mma(
+        a_type, b_type, OperandMajorMode.K, b_major, Float32 if a_type.is_float else Int32,
+        (1 if tiles.pingpong else CONSUMERS, 1, 1), tiler_mn=(64, tiles.tile_n),
+    )  # fmt: skip
+    a_layout = hopper_helpers.make_smem_layout_a(ROW_MAJOR, tile, a_type, tiles.stages)
+    b_layout = hopper_helpers.make_smem_layout_b(b_order, tile, b_type, tiles.stages)
+    box = (tiles.tile_m, tiles.tile_n // parts, tiles.tile_k)
+    return tiled_mma, a_layout, b_layout, hopper_helpers.make_smem_layout_b(b_order, box, b_type, 1)
+
+
+def _fetched(
+    form: Form, whole: tuple[tuple[cute.Tensor | None, int, bool], ...], tiles: Tiles
+) -> tuple[Form, tuple[staging.Fetcher, ...]]:
+    """The form with the boxes of its staged operands, and their copies."""
+    if not form.staged:
+        return form, ()
+    high, wide = gemm_pieces.piece_of(tiles.tile_n, form)
+    wide //= form.accumulators
+    found = [staging.fetcher(t, count, batched, high, wide) for t, count, batched in whole if t is not None]
+    return replace(form, boxes=tuple(box for box, _ in found)), tuple(f for _, f in found)
 
 
 @cute.jit
@@ -136,19 +148,9 @@ def _launch(
             load_a, tA, load_bs, tBs, memory, fetchers, (*clusters, divisors), extents, tiled_mma, a_layout, b_layout,
             tiles, form,
         ).launch(
-            grid=(tiles.cluster * count, 1, 1), block=((CONSUMERS + 1) * WARPGROUP, 1, 1),
+            grid=(tiles.cluster * count, 1, 1), block=(THREADS, 1, 1),
             cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
         )  # fmt: skip
-
-
-def _loader(
-    tensor: cute.Tensor, modes: tuple[int, ...], layout: cute.ComposedLayout, box: tuple[int, int], sharers: int
-) -> tuple[cute.CopyAtom, cute.Tensor]:
-    """TMA's copy of a tensor's boxes into shared memory, and the tensor of coordinates for it, with permuted modes."""
-    tensor = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
-    op = cpasync.CopyBulkTensorTileG2SOp() if sharers == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    info = cpasync.make_tiled_tma_atom(op, tensor, cute.select(layout, mode=[0, 1]), box, num_multicast=sharers)
-    return info[0], info[1]
 
 
 @cute.kernel
@@ -201,7 +203,7 @@ def _kernel(
 
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(tiles.registers[0])
-        if warp == 4 * CONSUMERS:
+        if warp == PRODUCER:
             _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tiles)
     else:
         cute.arch.setmaxregister_increase(tiles.registers[1])
@@ -266,7 +268,7 @@ def _produce(
         row, column, batch = _place(index, clusters, rank, tiles)
         b_batch = cutlass.min(batch, b_batches - 1)
         for k in cutlass.range(k_tiles, unroll=1):
-            at, phase = _place_in_ring(filled, stages)
+            at, phase = place_in_ring(filled, stages)
             cute.arch.mbarrier_wait(empty + at, phase ^ 1)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full + at, size)
@@ -280,14 +282,9 @@ def _produce(
         index += cute.arch.grid_dim()[0] // tiles.cluster
     # The other block of a cluster signals this one's barriers, which must exist until then
     for _ in cutlass.range_constexpr(stages):
-        at, phase = _place_in_ring(filled, stages)
+        at, phase = place_in_ring(filled, stages)
         cute.arch.mbarrier_wait(empty + at, phase ^ 1)
         filled += 1
-
-
-def _place_in_ring(count: Uint32, stages: int) -> tuple[Int32, Int32]:
-    """The stage after `count` others, and the parity of its barriers' phases then."""
-    return Int32(count % stages), Int32(count // stages & 1)
 
 
 def _pass_turn(consumer: Int32, tiles: Tiles) -> None:
@@ -335,13 +332,13 @@ def _products(
     """
     (acc, tCrA, tCrB), (full, freed, signals) = factors, ring
     stages, everywhere = tiles.stages, tiles.multicast > 1
-    at, phase = _place_in_ring(used, stages)
+    at, phase = place_in_ring(used, stages)
     if cutlass.const_expr(anew):
         cute.arch.mbarrier_wait(full + at, phase)
         _multiply(tiled_mma, acc, tCrA, tCrB, at, False)
     for k in cutlass.range(1 if cutlass.const_expr(anew) else 0, k_tiles, unroll=1):
         before = at
-        at, phase = _place_in_ring(used + k, stages)
+        at, phase = place_in_ring(used + k, stages)
         cute.arch.mbarrier_wait(full + at, phase)
         _multiply(tiled_mma, acc, tCrA, tCrB, at, True if cutlass.const_expr(anew) else k > 0)
         warpgroup.wait_group(1)
@@ -399,6 +396,34 @@ def _own_operands(operands: tuple, warp: Int32, form: Form) -> tuple:
 
 
 @cute.jit
+def _begin(consumer: Int32, k_tiles: Int32, tiles: cutlass.Constexpr[Tiles]):
+    """The first cluster of a consumer's tiles, the number of clusters to the next, and the stages so far, by both consumers."""
+    step = cute.arch.grid_dim()[0] // tiles.cluster
+    index = cute.arch.block_idx()[0] // tiles.cluster
+    used = Uint32(0)
+    if cutlass.const_expr(tiles.pingpong):
+        if consumer == 1:
+            index += step
+            used = Uint32(k_tiles)
+            cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
+        step = step * CONSUMERS
+    return index, step, used
+
+
+def _share(
+    accumulators: cute.Tensor, sB: cute.Tensor, rank: Int32, warp: Int32, thread: Int32, tiles: Tiles, form: Form
+) -> cute.Tensor:
+    """This block's columns (2, 2, J / splits, slabs) of the sum of its cluster's accumulators."""
+    shape = 2, 2, tiles.tile_n // 8 // tiles.splits, cute.size(accumulators, mode=[3])
+    share = cute.make_rmem_tensor(shape, accumulators.element_type)
+    gemm_split.add_up(
+        accumulators, share, sB.iterator, rank, tiles.splits, 2 if form.paired == "halves" else 1, thread, form.threads,
+        MEET + warp // form.warps,
+    )  # fmt: skip
+    return share
+
+
+@cute.jit
 def _consume(
     shared: tuple,  # tiles of a and of b, and room for partial results
     operands: tuple,  # room for prefetched operands, barriers, and the copies
@@ -424,26 +449,16 @@ def _consume(
     peer = warp % 4 if cutlass.const_expr(tiles.pingpong) else warp
     mine, here, fetchers = _own_operands(operands, warp, form)
     begun = Int32(0)  # tiles
-    step = cute.arch.grid_dim()[0] // tiles.cluster
-    index = cute.arch.block_idx()[0] // tiles.cluster
-    used = Uint32(0)  # stages so far, by both consumers
-    if cutlass.const_expr(tiles.pingpong):
-        if consumer == 1:
-            index += step
-            used = Uint32(k_tiles)
-            cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
-        step = step * CONSUMERS
-
+    index, step, used = _begin(consumer, k_tiles, tiles)
     while index < clusters[0] * clusters[1] * clusters[2]:
         row, column, batch = _place(index, clusters, rank, tiles)
         row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
-        sent = None
+        inside, sent, first = (row * tiles.tile_m < M) & (column0 < N), None, None
         if cutlass.const_expr(form.staged > 0):
             top = device.unseen(batch * M + row0)  # or it would be computed again for each piece
             sent = (mine, here, begun, top, fetchers)
-            if (row * tiles.tile_m < M) & (column0 < N):
+            if inside:
                 gemm_epilogue.begin(accumulators, (row0, column0, batch), rows, (M, N), form, sent)
-        first = None
         if cutlass.const_expr(tiles.splits == 1):
             first = gemm_epilogue.first_columns(accumulators, (row0, column0, batch), rows, (M, N), memory[0], form)
         if cutlass.const_expr(tiles.pingpong):
@@ -453,18 +468,15 @@ def _consume(
 
         share = accumulators
         if cutlass.const_expr(tiles.splits > 1):
-            share = cute.make_rmem_tensor((2, 2, tiles.tile_n // 8 // tiles.splits, slabs), tiled_mma.op.acc_dtype)
-            gemm_split.add_up(
-                accumulators, share, sB.iterator, rank, tiles.splits, 2 if form.paired == "halves" else 1,
-                peer * WARP + lane, form.threads, MEET + warp // form.warps,
-            )  # fmt: skip
+            share = _share(accumulators, sB, rank, warp, peer * WARP + lane, tiles, form)
             column = column * tiles.splits + rank
             column0 = column * (tiles.tile_n // form.accumulators // tiles.splits)
-        if (row * tiles.tile_m < M) & (column0 < N):
+            inside = (row * tiles.tile_m < M) & (column0 < N)
+        if inside:
+            place = row0, column0, batch
             gemm_epilogue.finish(
-                share, stage, warp, peer, (row0, column0, batch), rows, (M, N),
-                (column, row), memory, form, sent, first,
-            )  # fmt: skip
+                share, stage, warp, peer, place, rows, (M, N), (column, row), memory, form, sent, first
+            )
             begun += 1
         if cutlass.const_expr(tiles.splits > 1):
             cute.arch.cluster_wait()  # the others have read this block's shared memory

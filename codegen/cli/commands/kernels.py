@@ -43,6 +43,7 @@ from codegen.errors import named
 if TYPE_CHECKING:
     from codegen.explain.launching import Binding
     from codegen.measuring.compiled.tasks import Outcome
+    from codegen.measuring.times.measurement import Measurement
     from codegen.spec.spec import Spec
 
 
@@ -135,7 +136,7 @@ def compile_ops(
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
     """
     from codegen.measuring.compiled.compile import variants
-    from codegen.measuring.compiled.tasks import Task, as_row, as_table, compile_tasks, is_of_gradients
+    from codegen.measuring.compiled.tasks import Task, compile_tasks, is_of_gradients
     from codegen.plan.limits import lacks
 
     project = find_project().at(package=package)
@@ -148,8 +149,7 @@ def compile_ops(
     found = [(op, v) for op in ops for v in variants(op, wanted)]
     _check_wanted(ops, wanted, bool(found))
     missing = {Task(op.spec.op, v, a): lacks(op, v.types, a) for op, v in found for a in archs}
-    tasks = [task for task, why in missing.items() if why is None]
-    left_out = [why for why in missing.values() if why is not None]
+    tasks, left_out = [t for t, why in missing.items() if why is None], [why for why in missing.values() if why]
     if not tasks:
         raise UsageError(left_out[0])
     if ptx or sass:
@@ -158,17 +158,25 @@ def compile_ops(
     made = compile_tasks(project.package, tasks, jobs or os.cpu_count() or 1)
     outcomes, whole = gather(made, len(tasks), "compiling")
     outcomes.sort(key=lambda outcome: order[outcome.task])
-    failed = [o for o in outcomes if o.compiled is None]
     if (ptx or sass) and outcomes:
         print(_code(outcomes[0], sass))
-    elif as_json:
-        print(json.dumps([as_row(o) for o in outcomes], indent=2))
     else:
-        show(as_table(outcomes))
-        print(f"{len(outcomes) - len(failed)} kernels compiled, {len(failed)} failed; sizes in bytes")
-        if left_out:
-            print(f"{len(left_out)} left out, such as {left_out[0]}")
-    end(bool(failed), whole, len(outcomes), len(tasks))
+        _show_compiled(outcomes, left_out, as_json)
+    end(any(o.compiled is None for o in outcomes), whole, len(outcomes), len(tasks))
+
+
+def _show_compiled(outcomes: list[Outcome], left_out: list[str], as_json: bool) -> None:
+    """Print what each kernel needs, as JSON or as a table with a summary."""
+    from codegen.measuring.compiled.tasks import as_row, as_table
+
+    if as_json:
+        print(json.dumps([as_row(o) for o in outcomes], indent=2))
+        return
+    failed = sum(o.compiled is None for o in outcomes)
+    show(as_table(outcomes))
+    print(f"{len(outcomes) - failed} kernels compiled, {failed} failed; sizes in bytes")
+    if left_out:
+        print(f"{len(left_out)} left out, such as {left_out[0]}")
 
 
 def _code(outcome: Outcome, sass: bool) -> str:
@@ -268,18 +276,14 @@ def bench(
     Example: codegen bench --backward --name backward
     """
     from codegen.measuring.times import bench as timing
-    from codegen.measuring.times import results
     from codegen.runtime.compiled.platform import on_gpu
-    from codegen.runtime.ops.backward import backward_ops
 
     ops, wanted = load_ops(find_project().at(package=package).package, names), read_types(types)
     kind, kinds = kind or suite, sorted({op.plan.kind for op in ops})
     check_kind(kind, kinds)
     ops = [op for op in ops if (names or op.spec.bench) and (not kind or op.plan.kind == kind)]
     if backward:
-        if names and (none := [op.spec.op for op in ops if not backward_ops(op)]):
-            raise UsageError(f"--backward: {', '.join(none)} has no generated backward; `codegen explain` says why")
-        ops = [made for op in ops for made in backward_ops(op)]
+        ops = _backwards(ops, bool(names))
     tasks = list(_bench_tasks(ops, wanted, shapes or [], backward))
     if not tasks:
         raise UsageError("no op has a `bench` shape: name an op, or add one to its spec")
@@ -290,17 +294,32 @@ def bench(
         )
     runs = (timing.bench_or_fail(op, binding, shape, repeat) for op, binding, shape in tasks)
     measured, whole = gather(runs, len(tasks), "measuring")
-    where = timing.machine()
-    title = name or kind or ("-".join(names) if names else "-".join(kinds))
-    command = shlex.join(["codegen", *sys.argv[1:]])
-    title += "" if whole else "-partial"  # results of a complete run are not overwritten
+    title = name or kind or "-".join(names or kinds)
+    _show_measured(measured, out, title if whole else f"{title}-partial", as_json)  # a complete run's files stay
+    end(any(m.error for m in measured), whole, len(measured), len(tasks))
+
+
+def _show_measured(measured: list[Measurement], out: Path, title: str, as_json: bool) -> None:
+    """Write the results of a run, and print them as JSON or as a table."""
+    from codegen.measuring.times import bench as timing
+    from codegen.measuring.times import results
+
+    where, command = timing.machine(), shlex.join(["codegen", *sys.argv[1:]])
     for path in results.write(measured, where, out, title, command) if measured else ():
         print(f"wrote {named(path)}", file=sys.stderr)
     if as_json:
         print(json.dumps(results.as_json(measured, where), indent=2))
     else:
         show(results.as_table(measured))
-    end(any(m.error for m in measured), whole, len(measured), len(tasks))
+
+
+def _backwards(ops: list[Any], named_ones: bool) -> list[Any]:
+    """The generated backwards of ops. It is an error if one of those that were named has none."""
+    from codegen.runtime.ops.backward import backward_ops
+
+    if named_ones and (none := [op.spec.op for op in ops if not backward_ops(op)]):
+        raise UsageError(f"--backward: {', '.join(none)} has no generated backward; `codegen explain` says why")
+    return [made for op in ops for made in backward_ops(op)]
 
 
 def _bench_tasks(

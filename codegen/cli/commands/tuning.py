@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -62,43 +64,22 @@ def tune(
     ops, wanted = load_ops(project.package, names), read_types(types)
     check_kind(kind, {op.plan.kind for op in ops})
     ops = [op for op in ops if (names or op.spec.bench) and (not kind or op.plan.kind == kind)]
-    from codegen.language.sizes import bench_shapes, default_shape, parse_shape
     from codegen.measuring.tune import search as tuning
-    from codegen.measuring.tune.clock import Device
     from codegen.runtime.compiled.platform import current_arch, on_gpu
     from codegen.tuning import file
 
     if not on_gpu():
         raise UsageError("JAX has no NVIDIA GPU here, and times are only meaningful on one")
-    arch = current_arch()
-    assert arch is not None
-
-    def shapes_of(op: Any) -> list[Any]:
-        with usage():
-            own = [parse_shape(op.spec, text) for text in shapes or []]
-        return own or bench_shapes(op.spec) or [default_shape(op.spec)]
-
+    arch = current_arch() or ""
     path = file.path_of(project.specs, arch)
     known = file.read(path) if path.exists() else {}
-    by_name = {op.spec.op: op for op in ops}
+    by_name, shapes_of = {op.spec.op: op for op in ops}, functools.partial(_shapes_of, shapes or [])
     tasks = [(by_name[task.op], task) for task in tuning.tasks_of(ops, shapes_of, wanted, arch)]
     todo = [(op, task) for op, task in tasks if again or not tuning.is_done(op, task, arch, known.get(task.op, ()))]
     if not tasks:
         raise UsageError("nothing to tune: name an op, or give one `bench` shapes")
-    clock = Device(project.package, arch, jobs or os.cpu_count() or 1)
-
-    def kept() -> Iterator[Any]:
-        nonlocal known
-        for found in tuning.tune_all(todo, arch, clock, 60 * minutes):
-            if found.entry is not None:
-                known = file.merged(known, [(found.task.op, found.entry)])
-                file.write(path, known)
-            yield found
-
-    try:
-        found, whole = gather(kept(), len(todo), "tuning")
-    finally:
-        clock.close()
+    made = _measured(todo, known, path, arch, project.package, jobs or os.cpu_count() or 1, minutes)
+    found, whole = gather(made, len(todo), "tuning")
     if as_json:
         print(json.dumps(tuning.rows(found), indent=2))
     else:
@@ -111,3 +92,31 @@ def tune(
     if any(f.entry is not None for f in found):
         print(f"wrote {named(path)}; `codegen build` puts it into the modules", file=sys.stderr)
     end(any(f.error for f in found), whole, len(found), len(todo))
+
+
+def _shapes_of(shapes: list[str], op: Any) -> list[Any]:
+    """The shapes at which an op is tuned: these, or its spec's `bench`, or else one of a usual size."""
+    from codegen.language.sizes import bench_shapes, default_shape, parse_shape
+
+    with usage():
+        own = [parse_shape(op.spec, text) for text in shapes]
+    return own or bench_shapes(op.spec) or [default_shape(op.spec)]
+
+
+def _measured(
+    todo: list[Any], known: Mapping[str, Any], path: Path, arch: str, package: Path, jobs: int, minutes: float
+) -> Iterator[Any]:
+    """Tune op after op; each entry that is found is added to the file at once."""
+    from codegen.measuring.tune import search as tuning
+    from codegen.measuring.tune.clock import Device
+    from codegen.tuning import file
+
+    clock = Device(package, arch, jobs)
+    try:
+        for found in tuning.tune_all(todo, arch, clock, 60 * minutes):
+            if found.entry is not None:
+                known = file.merged(known, [(found.task.op, found.entry)])
+                file.write(path, known)
+            yield found
+    finally:
+        clock.close()

@@ -141,11 +141,7 @@ class Reduction(Reads):
         elif cluster == 1 and clusters(arch) and CLUSTER_ROW < row <= ALONE_ROW:
             simple = all(a.mode in ("flat", "row") for a in self.loads)  # positions of other values take registers, too
             resident = 2 * threads if simple else 0
-        elif (
-            cluster > 1
-            and kept == THREAD_BYTES
-            and THREAD_BYTES < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * THREAD_BYTES
-        ):
+        elif cluster > 1 and kept == THREAD_BYTES < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * THREAD_BYTES:
             only_row, resident = not holds_expensive, RESIDENT if holds_expensive else MANY_RESIDENT
         return RowLaunch(
             vec, ragged, threads, per_row, vectors, cluster, True, exact, holds_expensive and not only_row, only_row, resident // threads

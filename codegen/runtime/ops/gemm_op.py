@@ -196,34 +196,16 @@ class GemmOp(Op[P, R]):
             arrays |= {p.b.name: self._b(key, p, arrays, axes) for p in products}
         own = [a for a in spec.inputs if a.name not in self.plan.accs]
 
-        def factor(array: Array) -> Tensor:
-            """Batch axes are one mode, and so are rows."""
-            shape: list[Any] = [math.prod(axes.shape(tile.batch))] if tile.batch else []
-            shape += [math.prod(axes.shape(tile.rows))] if array is a else []
-            for dim in array.dims:
-                if not set(dim.names) & {*tile.batch, *tile.rows}:
-                    extent = [axes.extents[dim.names[0]]]
-                    parts = [] if dim.parts is None else [dim.parts]
-                    shape += [*parts, *extent] if dim.parts_first else [*extent, *parts]
-            divisors = (*(1 for _ in shape[:-1]), views.power_of_two(shape[-1], 16))
-            if array is not a and not tile.b_is_nk and tile.paired == "interleaved":
-                divisors = (*divisors[:-2], views.power_of_two(shape[-2], 16), 2)
-            return Tensor(tuple(shape), key.types.dtype(a if how.copied else array), divisors, 256)
-
-        def row_of_scales(array: Array) -> Tensor:
-            shape = axes.shape(array.axes)
-            return Tensor(shape, key.types.dtype(array), (1, views.power_of_two(shape[-1], 16)), 16)
-
-        def operand(array: Array) -> Tensor:
-            shape, dtype = views.kernel_shape(tile.plan, array, axes), key.types.dtype(array)
-            return Tensor(
-                shape, dtype, views.divisibility(tile.plan, array, how), views.alignment(tile.plan, array, dtype)
-            )
-
         dynamic = [p for p in spec.params if not p.static]
         kinds = [self._scalar_dtype(key, p.kind) for p in dynamic]
         scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in (*kinds, *("int32" for _ in tile.placed))]
-        inputs = (*map(factor, factors), *map(row_of_scales, scales), *map(operand, own), *scalars)
+        operand = functools.partial(self._operand, key, axes, how)
+        inputs = (
+            *(self._factor(key, axes, how, f, f is a) for f in factors),
+            *(self._scales(key, axes, s) for s in scales),
+            *map(operand, own),
+            *scalars,
+        )
         shapes = zip(tile_folds.shapes(tile, axes, how), tile.folds, strict=True)
         parts = [Tensor(shape, fold.dtype, (1, 1, 1), 4) for shape, fold in shapes]
         outputs = (*map(operand, tile.outputs), *parts)
@@ -243,6 +225,32 @@ class GemmOp(Op[P, R]):
             how,
             {**static, **self.passed_types(key.types), **how.constants},
         )
+
+    def _factor(self, key: Key, axes: Axes, how: GemmLaunch, array: Array, is_a: bool) -> Tensor:
+        """A factor as the kernel sees it: batch axes are one mode, and so are rows."""
+        tile = self.plan.tile
+        shape: list[Any] = [math.prod(axes.shape(tile.batch))] if tile.batch else []
+        shape += [math.prod(axes.shape(tile.rows))] if is_a else []
+        for dim in array.dims:
+            if not set(dim.names) & {*tile.batch, *tile.rows}:
+                extent = [axes.extents[dim.names[0]]]
+                parts = [] if dim.parts is None else [dim.parts]
+                shape += [*parts, *extent] if dim.parts_first else [*extent, *parts]
+        divisors = (*(1 for _ in shape[:-1]), views.power_of_two(shape[-1], 16))
+        if not is_a and not tile.b_is_nk and tile.paired == "interleaved":
+            divisors = (*divisors[:-2], views.power_of_two(shape[-2], 16), 2)
+        return Tensor(tuple(shape), key.types.dtype(self.plan.products[0].a if how.copied else array), divisors, 256)
+
+    def _scales(self, key: Key, axes: Axes, array: Array) -> Tensor:
+        """The scales of a narrower b as the kernel sees them: (blocks, N)."""
+        shape = axes.shape(array.axes)
+        return Tensor(shape, key.types.dtype(array), (1, views.power_of_two(shape[-1], 16)), 16)
+
+    def _operand(self, key: Key, axes: Axes, how: GemmLaunch, array: Array) -> Tensor:
+        """An array of the epilogue as the kernel sees it."""
+        plan = self.plan.tile.plan
+        shape, dtype = views.kernel_shape(plan, array, axes), key.types.dtype(array)
+        return Tensor(shape, dtype, views.divisibility(plan, array, how), views.alignment(plan, array, dtype))
 
     def _b(self, key: Key, found: Product, arrays: dict[str, Any], axes: Axes) -> Any:
         """The b of a product, in the product's type."""

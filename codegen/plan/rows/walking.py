@@ -315,6 +315,7 @@ def by_place(
     if per_row > WARP or rows > MOST_ROWS or not enough or places * pieces * per_row > INT_MAX:
         return None
     at_once = max(1, min(MOST_ROWS_HELD, PLACE_BYTES // (vectors * needs.width), _most_rows.get()))
+    at_once = -(-rows // -(-rows // at_once)) if rows else 1  # what is computed of rows past the last one is lost
     exact = not ragged and count == per_row * vectors
     return WalkLaunch(vec, ragged, threads, per_row, vectors, 1, at_once, exact, whole=True, parts=0, by_place=True)
 

@@ -65,6 +65,9 @@ class RowLaunch:
     resident: int = 0  # blocks that an SM has registers for, at least, unless 0
     at_once: int = 1  # neighbouring rows of a thread, which are read and written together
     crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
+    by_runs: bool = (
+        False  # whether a block's rows come and go by way of shared memory, in vectors, and a thread's are columns
+    )
 
     @property
     def constants(self) -> dict[str, RowLaunch]:

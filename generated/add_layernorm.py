@@ -87,6 +87,11 @@ def add_layernorm_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sResidualOutRun = rowwise.run_of(how, mResidualOut, rows, N)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sResidualRun = rowwise.fetch(how, mResidual, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rY)
@@ -95,14 +100,15 @@ def add_layernorm_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mResidual, (index, 0), rResidual[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 values = add_layernorm_row_mean(device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -112,8 +118,8 @@ def add_layernorm_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 values = add_layernorm_row_mean2(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]), device.full(vec, row_mean),
@@ -124,8 +130,8 @@ def add_layernorm_kernel(
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -135,10 +141,14 @@ def add_layernorm_kernel(
                     device.floats(rWeight[None, 0]), device.floats(rBias[None, 0]), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(
+                    residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u],
+                    run=sResidualOutRun,
+                )
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rY, mY, first_row, place)
+    rowwise.send(how, (sResidualOutRun, mResidualOut), (sYRun, mY))
 
 
 @cute.jit
@@ -232,6 +242,11 @@ def add_layernorm_forward_kernel(
     rRowMean = access.registers(mRowMean, (1, at_once))
     sRowMean_ = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sResidualOutRun = rowwise.run_of(how, mResidualOut, rows, N)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sResidualRun = rowwise.fetch(how, mResidual, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rRstd, rY, rRowMean)
@@ -240,14 +255,15 @@ def add_layernorm_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mResidual, (index, 0), rResidual[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 values = add_layernorm_forward_row_mean_(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
@@ -259,8 +275,8 @@ def add_layernorm_forward_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 values = add_layernorm_forward_row_mean2(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]), device.full(vec, row_mean_),
@@ -271,8 +287,8 @@ def add_layernorm_forward_kernel(
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -282,8 +298,11 @@ def add_layernorm_forward_kernel(
                     device.floats(rWeight[None, 0]), device.floats(rBias[None, 0]), device.full(vec, eps),
                     device.full(vec, row_mean_), device.full(vec, row_mean2), approx,
                 )
-                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(
+                    residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u],
+                    run=sResidualOutRun,
+                )
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
 
         if row.writes():
             rstd, row_mean = add_layernorm_forward_row(
@@ -295,6 +314,7 @@ def add_layernorm_forward_kernel(
     rowwise.store_together(rRstd, mRstd, first_row, place)
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowMean, mRowMean, first_row, place)
+    rowwise.send(how, (sResidualOutRun, mResidualOut), (sYRun, mY))
 
 
 @cute.jit
@@ -359,6 +379,11 @@ def add_layernorm_frozen_kernel(
     rRstd = access.registers(mRstd, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sDresidualOutRun = rowwise.fetch(how, mDresidualOut, rows, N)
+    sResidualOutRun = rowwise.fetch(how, mResidualOut, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rDresidualOut, rResidualOut, rDx)
@@ -368,9 +393,10 @@ def add_layernorm_frozen_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
+        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
         row.load_one(mRowMean, (index,), rRowMean[None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sStage0], how.cluster)
@@ -378,8 +404,8 @@ def add_layernorm_frozen_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -394,9 +420,9 @@ def add_layernorm_frozen_kernel(
         row = row.forget((mDy, rDy), (mDresidualOut, rDresidualOut), (mResidualOut, rResidualOut))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -407,8 +433,9 @@ def add_layernorm_frozen_kernel(
                     device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rWeight[None, 0]),
                     device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -467,6 +494,9 @@ def add_layernorm_backward_rows_kernel(
     rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sResidualOutRun = rowwise.fetch(how, mResidualOut, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rResidualOut, rRowSumOfRows, rRowSum2OfRows)
@@ -475,16 +505,17 @@ def add_layernorm_backward_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
         row.load_one(mRowMean, (index,), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)

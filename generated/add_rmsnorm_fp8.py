@@ -80,6 +80,11 @@ def add_rmsnorm_fp8_kernel(
     rResidualOut = access.registers(mResidualOut, (vec, vectors, at_once))
     rQ = access.registers(mQ, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sResidualOutRun = rowwise.run_of(how, mResidualOut, rows, N)
+    sQRun = rowwise.run_of(how, mQ, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sResidualRun = rowwise.fetch(how, mResidual, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rQ)
@@ -88,15 +93,16 @@ def add_rmsnorm_fp8_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mResidual, (index, 0), rResidual[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
         row.load_one(mScale, (0,), rScale)
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 values = add_rmsnorm_fp8_row_mean(device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -105,8 +111,8 @@ def add_rmsnorm_fp8_kernel(
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -115,10 +121,14 @@ def add_rmsnorm_fp8_kernel(
                     device.floats(rWeight[None, 0]), device.floats(device.full(vec, rScale[0], rScale.element_type)),
                     device.full(vec, eps), device.full(vec, row_mean),
                 )
-                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
-                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
+                at.store(
+                    residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u],
+                    run=sResidualOutRun,
+                )
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u], run=sQRun)
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)
+    rowwise.send(how, (sResidualOutRun, mResidualOut), (sQRun, mQ))
 
 
 @cute.jit

@@ -72,6 +72,11 @@ def add_rmsnorm_rounded_kernel(
     rResidualOut = access.registers(mResidualOut, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sResidualOutRun = rowwise.run_of(how, mResidualOut, rows, N)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sResidualRun = rowwise.fetch(how, mResidual, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rY)
@@ -80,14 +85,15 @@ def add_rmsnorm_rounded_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mResidual, (index, 0), rResidual[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 values = add_rmsnorm_rounded_row_mean(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
@@ -98,8 +104,8 @@ def add_rmsnorm_rounded_kernel(
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -107,10 +113,14 @@ def add_rmsnorm_rounded_kernel(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
                     device.floats(rWeight[None, 0]), device.full(vec, eps), device.full(vec, row_mean),
                 )
-                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(
+                    residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u],
+                    run=sResidualOutRun,
+                )
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rY, mY, first_row, place)
+    rowwise.send(how, (sResidualOutRun, mResidualOut), (sYRun, mY))
 
 
 @cute.jit
@@ -179,6 +189,11 @@ def add_rmsnorm_rounded_frozen_kernel(
     rWeight = access.registers(mWeight, (vec, 1))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sDresidualOutRun = rowwise.fetch(how, mDresidualOut, rows, N)
+    sResidualOutRun = rowwise.fetch(how, mResidualOut, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rDresidualOut, rResidualOut, rDx)
@@ -188,16 +203,17 @@ def add_rmsnorm_rounded_frozen_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
+        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -211,9 +227,9 @@ def add_rmsnorm_rounded_frozen_kernel(
         row = row.forget((mDy, rDy), (mDresidualOut, rDresidualOut), (mResidualOut, rResidualOut))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -223,8 +239,9 @@ def add_rmsnorm_rounded_frozen_kernel(
                     device.full(vec, N, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_sum),
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -277,6 +294,9 @@ def add_rmsnorm_rounded_backward_rows_kernel(
     rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
     rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sResidualOutRun = rowwise.fetch(how, mResidualOut, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rResidualOut, rRowMeanOfRows, rRowSumOfRows)
@@ -285,15 +305,16 @@ def add_rmsnorm_rounded_backward_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)

@@ -102,6 +102,11 @@ def add_rmsnorm_row_fp8_kernel(
     rScale = access.registers(mScale, (1, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sResidualOutRun = rowwise.run_of(how, mResidualOut, rows, N)
+    sQRun = rowwise.run_of(how, mQ, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sResidualRun = rowwise.fetch(how, mResidual, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rScale, rQ)
@@ -110,14 +115,15 @@ def add_rmsnorm_row_fp8_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mResidual, (index, 0), rResidual[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
         reduce.meet([*sRowMean, *sRowMax], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 values = add_rmsnorm_row_fp8_row_mean(
                     device.floats(rX[None, v, u]), device.floats(rResidual[None, v, u]),
@@ -129,8 +135,8 @@ def add_rmsnorm_row_fp8_kernel(
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -144,8 +150,8 @@ def add_rmsnorm_row_fp8_kernel(
         row = row.forget((mX, rX), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -154,8 +160,11 @@ def add_rmsnorm_row_fp8_kernel(
                     device.floats(rWeight[None, 0]), device.full(vec, eps), device.full(vec, amax_min),
                     device.full(vec, row_mean), device.full(vec, row_max), approx,
                 )
-                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
-                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
+                at.store(
+                    residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u],
+                    run=sResidualOutRun,
+                )
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u], run=sQRun)
 
         if row.writes():
             scale = add_rmsnorm_row_fp8_row(device.full(1, amax_min), device.full(1, row_max))
@@ -163,6 +172,7 @@ def add_rmsnorm_row_fp8_kernel(
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rScale, mScale, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)
+    rowwise.send(how, (sResidualOutRun, mResidualOut), (sQRun, mQ))
 
 
 @cute.jit

@@ -175,6 +175,9 @@ def bilinear_form_frozen_kernel(
     rDx = access.registers(mDx, (vec, vectors, at_once))
     rDleft = access.registers(mDleft, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rDleft, rDx)
@@ -182,14 +185,15 @@ def bilinear_form_frozen_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mDy, (0,), rDy)
         row.load_one(mLeft, (index,), rLeft[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mRight, (0,), rRight)
@@ -207,7 +211,7 @@ def bilinear_form_frozen_kernel(
                     device.floats(device.full(vec, rDy[0], rDy.element_type)),
                     device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rRight[None, 0]),
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
 
         if row.writes():
             dleft = bilinear_form_frozen_row(
@@ -216,6 +220,7 @@ def bilinear_form_frozen_kernel(
             row.store_one(dleft.to(mDleft.element_type), mDleft, (index,), rDleft[None, u])
     rowwise.store_together(rDleft, mDleft, first_row, place)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -260,6 +265,8 @@ def bilinear_form_backward_rows_kernel(
     rRight = access.registers(mRight, (vec, 1))
     rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rRowSumOfRows)
@@ -267,12 +274,13 @@ def bilinear_form_backward_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mRight, (0,), rRight)

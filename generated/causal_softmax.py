@@ -78,6 +78,9 @@ def causal_softmax_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows * Q, K)
+    sXRun = rowwise.fetch(how, mX, rows * Q, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -87,7 +90,8 @@ def causal_softmax_kernel(
         iQ = index % Q
         iRows = (index // Q)
         row = rowwise.row(how, index, index < rows * Q, K, shifts=True)
-        row.load(mX, (iRows, iQ, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -95,7 +99,7 @@ def causal_softmax_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iRows, iQ, 0), rX[None, None, u])
+            part.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -125,7 +129,7 @@ def causal_softmax_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iRows, iQ, 0), rX[None, None, u])
+            part.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -140,8 +144,9 @@ def causal_softmax_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, iQ, cutlass.Int32), value,
                     device.full(vec, row_sum), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (iRows, iQ, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (iRows, iQ, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rY, mY, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -221,6 +226,9 @@ def causal_softmax_forward_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows * Q, K)
+    sXRun = rowwise.fetch(how, mX, rows * Q, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY, rRowMax, rRowSum)
@@ -230,7 +238,8 @@ def causal_softmax_forward_kernel(
         iQ = index % Q
         iRows = (index // Q)
         row = rowwise.row(how, index, index < rows * Q, K, shifts=True)
-        row.load(mX, (iRows, iQ, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax_], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -238,7 +247,7 @@ def causal_softmax_forward_kernel(
         rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iRows, iQ, 0), rX[None, None, u])
+            part.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -270,7 +279,7 @@ def causal_softmax_forward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iRows, iQ, 0), rX[None, None, u])
+            part.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -285,7 +294,7 @@ def causal_softmax_forward_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, iQ, cutlass.Int32), value,
                     device.full(vec, row_sum_), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (iRows, iQ, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (iRows, iQ, 0), rY[None, v, u], run=sYRun)
 
         if row.writes():
             row_max, row_sum = causal_softmax_forward_row(device.full(1, row_max_), device.full(1, row_sum_))
@@ -294,6 +303,7 @@ def causal_softmax_forward_kernel(
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowMax, mRowMax, first_row, place)
     rowwise.store_together(rRowSum, mRowSum, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -361,6 +371,10 @@ def causal_softmax_frozen_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows * Q, K)
+    sDyRun = rowwise.fetch(how, mDy, rows * Q, K)
+    sXRun = rowwise.fetch(how, mX, rows * Q, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rDx)
@@ -372,16 +386,16 @@ def causal_softmax_frozen_kernel(
         iRows = (index // Q)
         row = rowwise.row(how, index, index < rows * Q, K, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iRows, iQ, 0), rDy[None, None, u])
-        row.load(mX, (iRows, iQ, 0), rX[None, None, u])
+        row.load(mDy, (iRows, iQ, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
         row.load_one(mRowMax, (iRows, iQ), rRowMax[None, u])
         row.load_one(mRowSum, (iRows, iQ), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iRows, iQ, 0), rDy[None, None, u])
-            part.load(mX, (iRows, iQ, 0), rX[None, None, u])
+            part.load(mDy, (iRows, iQ, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 t0 = causal_softmax_frozen_held_t0(
@@ -402,8 +416,8 @@ def causal_softmax_frozen_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iRows, iQ, 0), rDy[None, None, u])
-            part.load(mX, (iRows, iQ, 0), rX[None, None, u])
+            part.load(mDy, (iRows, iQ, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -419,8 +433,9 @@ def causal_softmax_frozen_kernel(
                     device.floats(rDy[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                     device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), t0, device.full(vec, row_sum_),
                 )
-                at.store(dx.to(mDx.element_type), mDx, (iRows, iQ, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (iRows, iQ, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -477,6 +492,9 @@ def causal_softmax_backward_rows_kernel(
     rRowSum = access.registers(mRowSum, (1, at_once))
     rRowSum_OfRows = access.registers(mRowSum_OfRows, (1, at_once))
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, rows * Q, K)
+    sXRun = rowwise.fetch(how, mX, rows * Q, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rRowSum_OfRows)
@@ -488,16 +506,16 @@ def causal_softmax_backward_rows_kernel(
         iRows = (index // Q)
         row = rowwise.row(how, index, index < rows * Q, K, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iRows, iQ, 0), rDy[None, None, u])
-        row.load(mX, (iRows, iQ, 0), rX[None, None, u])
+        row.load(mDy, (iRows, iQ, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
         row.load_one(mRowMax, (iRows, iQ), rRowMax[None, u])
         row.load_one(mRowSum, (iRows, iQ), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iRows, iQ, 0), rDy[None, None, u])
-            part.load(mX, (iRows, iQ, 0), rX[None, None, u])
+            part.load(mDy, (iRows, iQ, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = causal_softmax_backward_rows_row_sum_(

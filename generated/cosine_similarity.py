@@ -66,6 +66,9 @@ def cosine_similarity_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rSimilarity = access.registers(mSimilarity, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sYRun = rowwise.fetch(how, mY, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY, rSimilarity)
@@ -74,16 +77,17 @@ def cosine_similarity_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mY, (index, 0), rY[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
         reduce.meet([*sStage0], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
             for v in cutlass.range_constexpr(vectors):
                 values = cosine_similarity_stage0(device.floats(rX[None, v, u]), device.floats(rY[None, v, u]))
                 reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, part.vector(v).inside())
@@ -155,6 +159,9 @@ def cosine_similarity_forward_kernel(
     rRowNorm = access.registers(mRowNorm, (1, at_once))
     rRowNorm2 = access.registers(mRowNorm2, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sYRun = rowwise.fetch(how, mY, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY, rSimilarity, rRowNorm, rRowNorm2)
@@ -163,16 +170,17 @@ def cosine_similarity_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mY, (index, 0), rY[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
         reduce.meet([*sStage0], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
             for v in cutlass.range_constexpr(vectors):
                 values = cosine_similarity_forward_stage0(device.floats(rX[None, v, u]), device.floats(rY[None, v, u]))
                 reduce.accumulate([rRowSum, rRowSum2, rRowSum3], ("sum", "sum", "sum"), values, part.vector(v).inside())

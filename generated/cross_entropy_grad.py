@@ -110,6 +110,9 @@ def cross_entropy_grad_kernel(
     rDx = access.registers(mDx, (vec, vectors, at_once))
     rLoss = access.registers(mLoss, (1, at_once))
     sTop = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rLoss, rDx)
@@ -117,7 +120,8 @@ def cross_entropy_grad_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mLabel, (index,), rXAtLabelAt)
         row.load_one(mX, (index, device.clip_index(rXAtLabelAt[0], mX.shape[1])), rXAtLabel[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -128,7 +132,7 @@ def cross_entropy_grad_kernel(
         rTopSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -144,7 +148,7 @@ def cross_entropy_grad_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = cross_entropy_grad_chain(
@@ -153,7 +157,7 @@ def cross_entropy_grad_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, ignore_index, cutlass.Int32),
                     device.full(vec, mWeight[0]), device.full(vec, top), device.full(vec, row_sum), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
 
         if row.writes():
             loss = cross_entropy_grad_row(
@@ -164,6 +168,7 @@ def cross_entropy_grad_kernel(
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
     rowwise.store_together(rLoss, mLoss, first_row, place)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit

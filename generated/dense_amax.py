@@ -132,6 +132,9 @@ def dense_amax_epilogue_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rAmax = access.registers(mAmax, (1, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sAccRun = rowwise.fetch(how, mAcc, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rY, rAmax)
@@ -139,12 +142,13 @@ def dense_amax_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         reduce.meet([*sRowMax], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mBias, (0,), rBias)
@@ -155,18 +159,19 @@ def dense_amax_epilogue_kernel(
         row = row.forget((mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mBias, (0,), rBias)
                 y = dense_amax_epilogue_chain(device.floats(rAcc[None, v, u]), device.floats(rBias[None, 0]))
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
 
         if row.writes():
             amax = dense_amax_epilogue_row(device.full(1, row_max))
             row.store_one(amax.to(mAmax.element_type), mAmax, (index,), rAmax[None, u])
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rAmax, mAmax, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit

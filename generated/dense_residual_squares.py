@@ -135,6 +135,10 @@ def dense_residual_squares_epilogue_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rSquares = access.registers(mSquares, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sAccRun = rowwise.fetch(how, mAcc, rows, N)
+    sResidualRun = rowwise.fetch(how, mResidual, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rResidual, rY, rSquares)
@@ -143,14 +147,15 @@ def dense_residual_squares_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mResidual, (index, 0), rResidual[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
+        row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 values = dense_residual_squares_epilogue_row_sum(
                     device.floats(rAcc[None, v, u]), device.floats(rResidual[None, v, u]),
@@ -161,20 +166,21 @@ def dense_residual_squares_epilogue_kernel(
         row = row.forget((mAcc, rAcc), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = dense_residual_squares_epilogue_chain(
                     device.floats(rAcc[None, v, u]), device.floats(rResidual[None, v, u]),
                 )
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
 
         if row.writes():
             squares = dense_residual_squares_epilogue_row(device.full(1, row_sum))
             row.store_one(squares.to(mSquares.element_type), mSquares, (index,), rSquares[None, u])
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rSquares, mSquares, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit

@@ -233,6 +233,10 @@ def dense_rms_scaled_frozen_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rT5Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDaccRun = rowwise.run_of(how, mDacc, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sAccRun = rowwise.fetch(how, mAcc, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rAcc, rDacc, rDrstd)
@@ -241,15 +245,16 @@ def dense_rms_scaled_frozen_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mAcc, (index, 0), rAcc[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -269,8 +274,8 @@ def dense_rms_scaled_frozen_kernel(
         row = row.forget((mDy, rDy), (mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -286,13 +291,14 @@ def dense_rms_scaled_frozen_kernel(
                     device.floats(rDy[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                     device.floats(rWeight[None, 0]), t5,
                 )
-                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
+                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u], run=sDaccRun)
 
         if row.writes():
             drstd = dense_rms_scaled_frozen_row(device.full(1, row_sum))
             row.store_one(drstd.to(mDrstd.element_type), mDrstd, (index,), rDrstd[None, u])
     rowwise.store_together(rDacc, mDacc, first_row, place)
     rowwise.store_together(rDrstd, mDrstd, first_row, place)
+    rowwise.send(how, (sDaccRun, mDacc))
 
 
 @cute.jit
@@ -352,6 +358,9 @@ def dense_rms_scaled_backward_rows_kernel(
     rRstd = access.registers(mRstd, (1, at_once))
     rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sAccRun = rowwise.fetch(how, mAcc, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rAcc, rRowSumOfRows)
@@ -360,15 +369,16 @@ def dense_rms_scaled_backward_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mAcc, (index, 0), rAcc[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)

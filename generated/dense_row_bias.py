@@ -184,6 +184,10 @@ def dense_row_bias_backward_kernel(
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
     rDbias = access.registers(mDbias, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDaccRun = rowwise.run_of(how, mDacc, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sZRun = rowwise.fetch(how, mZ, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rZ, rDacc, rDbias)
@@ -192,14 +196,15 @@ def dense_row_bias_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mZ, (index, 0), rZ[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mZ, (index, 0), rZ[None, None, u], run=sZRun)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mZ, (index, 0), rZ[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mZ, (index, 0), rZ[None, None, u], run=sZRun)
             for v in cutlass.range_constexpr(vectors):
                 values = dense_row_bias_backward_row_sum(device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]))
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
@@ -208,18 +213,19 @@ def dense_row_bias_backward_kernel(
         row = row.forget((mDy, rDy), (mZ, rZ))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mZ, (index, 0), rZ[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mZ, (index, 0), rZ[None, None, u], run=sZRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dacc = dense_row_bias_backward_chain(device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]))
-                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
+                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u], run=sDaccRun)
 
         if row.writes():
             dbias = dense_row_bias_backward_row(device.full(1, row_sum))
             row.store_one(dbias.to(mDbias.element_type), mDbias, (index,), rDbias[None, u])
     rowwise.store_together(rDacc, mDacc, first_row, place)
     rowwise.store_together(rDbias, mDbias, first_row, place)
+    rowwise.send(how, (sDaccRun, mDacc))
 
 
 @cute.jit

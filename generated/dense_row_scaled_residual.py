@@ -217,6 +217,10 @@ def dense_row_scaled_residual_backward_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rT4Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDaccRun = rowwise.run_of(how, mDacc, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sAccRun = rowwise.fetch(how, mAcc, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rAcc, rDacc, rDscale)
@@ -225,15 +229,16 @@ def dense_row_scaled_residual_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mAcc, (index, 0), rAcc[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 t4 = dense_row_scaled_residual_backward_held_t4(
                     device.floats(rAcc[None, v, u]), device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
@@ -249,8 +254,8 @@ def dense_row_scaled_residual_backward_kernel(
         row = row.forget((mDy, rDy), (mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -264,13 +269,14 @@ def dense_row_scaled_residual_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                     t4,
                 )
-                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
+                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u], run=sDaccRun)
 
         if row.writes():
             dscale = dense_row_scaled_residual_backward_row(device.full(1, row_sum))
             row.store_one(dscale.to(mDscale.element_type), mDscale, (index,), rDscale[None, u])
     rowwise.store_together(rDacc, mDacc, first_row, place)
     rowwise.store_together(rDscale, mDscale, first_row, place)
+    rowwise.send(how, (sDaccRun, mDacc))
 
 
 @cute.jit

@@ -93,6 +93,9 @@ def dequantize_int8_backward_kernel(
     rQ = access.registers(mQ, (vec, vectors, at_once))
     rDscale = access.registers(mDscale, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sQRun = rowwise.fetch(how, mQ, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rQ, rDscale)
@@ -101,14 +104,15 @@ def dequantize_int8_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mQ, (index, 0), rQ[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mQ, (index, 0), rQ[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
             for v in cutlass.range_constexpr(vectors):
                 values = dequantize_int8_backward_row_sum(
                     device.floats(rDy[None, v, u]), rQ[None, v, u].load().to(cutlass.Int32),

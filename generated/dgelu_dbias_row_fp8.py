@@ -74,6 +74,9 @@ def dgelu_dbias_row_fp8_rows_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rRowMaxOfRows = access.registers(mRowMaxOfRows, (1, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rRowMaxOfRows)
@@ -82,14 +85,15 @@ def dgelu_dbias_row_fp8_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = dgelu_dbias_row_fp8_rows_row_max(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())

@@ -87,6 +87,9 @@ def dgroup_norm_rows_kernel(
     rWeight = access.registers(mWeight, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, B * G, C * S)
+    sXRun = rowwise.fetch(how, mX, B * G, C * S)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -95,16 +98,16 @@ def dgroup_norm_rows_kernel(
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-        row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+        row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         reduce.meet([*sStage0, *sStage1], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 values = dgroup_norm_rows_stage0(
@@ -118,8 +121,8 @@ def dgroup_norm_rows_kernel(
         rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 values = dgroup_norm_rows_stage1(

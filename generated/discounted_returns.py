@@ -254,6 +254,10 @@ def discounted_returns_backward_stage3_kernel(
     rScanOfRowsS = access.registers(mScanOfRowsS, (vec, vectors, at_once))
     rDbootstrap = access.registers(mDbootstrap, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, rows, S)
+    sDiscountRun = rowwise.fetch(how, mDiscount, rows, S)
+    sScanOfRowsSRun = rowwise.fetch(how, mScanOfRowsS, rows, S)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rDiscount, rScanOfRowsS, rDbootstrap)
@@ -263,16 +267,17 @@ def discounted_returns_backward_stage3_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, S, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mDiscount, (index, 0), rDiscount[None, None, u])
-        row.load(mScanOfRowsS, (index, 0), rScanOfRowsS[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mDiscount, (index, 0), rDiscount[None, None, u], run=sDiscountRun)
+        row.load(mScanOfRowsS, (index, 0), rScanOfRowsS[None, None, u], run=sScanOfRowsSRun)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mDiscount, (index, 0), rDiscount[None, None, u])
-            part.load(mScanOfRowsS, (index, 0), rScanOfRowsS[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mDiscount, (index, 0), rDiscount[None, None, u], run=sDiscountRun)
+            part.load(mScanOfRowsS, (index, 0), rScanOfRowsS[None, None, u], run=sScanOfRowsSRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = discounted_returns_backward_stage3_row_sum(

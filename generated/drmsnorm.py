@@ -73,6 +73,9 @@ def drmsnorm_rows_kernel(
     rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
     rRowMean2OfRows = access.registers(mRowMean2OfRows, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rRowMeanOfRows, rRowMean2OfRows)
@@ -81,15 +84,16 @@ def drmsnorm_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)

@@ -93,22 +93,27 @@ def dscaled_swiglu_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N * 2, 2)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N * 2, 2)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
+        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 value = dscaled_swiglu_held_value(device.floats(rX0[None, v, u]))
                 if cutlass.const_expr(how.holds_expensive):
@@ -120,9 +125,9 @@ def dscaled_swiglu_kernel(
         row = row.forget((mDy, rDy), (mX, rX0), (mX, rX1))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -133,12 +138,13 @@ def dscaled_swiglu_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)), value,
                 )
-                at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False)
-                at.store(dx1.to(mDx.element_type), mDx, (index, 1, 0), aligned=False)
+                at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False, run=sDxRun)
+                at.store(dx1.to(mDx.element_type), mDx, (index, 1, 0), aligned=False, run=sDxRun)
 
         if row.writes():
             dscale = dscaled_swiglu_row(device.full(1, row_sum))
             row.store_one(dscale.to(mDscale.element_type), mDscale, (index,))
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit

@@ -178,6 +178,9 @@ def full_attention_backward_stage1_kernel(
     rRowValue1 = access.registers(mRowValue1, (1, at_once))
     rDelta = access.registers(mDelta, (1, at_once))
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
+    sDoRun = rowwise.fetch(how, mDo, BQHG, E)
+    sORun = rowwise.fetch(how, mO, BQHG, E)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDo, rO, rRowValue1, rDelta)
@@ -187,15 +190,16 @@ def full_attention_backward_stage1_kernel(
         index = first_row + u
         iBQHG = index
         row = rowwise.row(how, index, index < BQHG, E, shifts=True)
-        row.load(mDo, (iBQHG, 0), rDo[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mO, (iBQHG, 0), rO[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDo, (iBQHG, 0), rDo[None, None, u], run=sDoRun)
+        row.load(mO, (iBQHG, 0), rO[None, None, u], run=sORun)
         row.load_one(mRowSum, (iBQHG,), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDo, (iBQHG, 0), rDo[None, None, u])
-            part.load(mO, (iBQHG, 0), rO[None, None, u])
+            part.load(mDo, (iBQHG, 0), rDo[None, None, u], run=sDoRun)
+            part.load(mO, (iBQHG, 0), rO[None, None, u], run=sORun)
             for v in cutlass.range_constexpr(vectors):
                 values = full_attention_backward_stage1_row_sum_(
                     device.floats(rDo[None, v, u]), device.floats(rO[None, v, u]),

@@ -320,6 +320,8 @@ def global_response_norm_frozen_stage1_kernel(
     rSumOfBC = access.registers(mSumOfBC, (vec, vectors, at_once))
     rMeanOfB = access.registers(mMeanOfB, (1, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sSumOfBCRun = rowwise.fetch(how, mSumOfBC, B, C)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rSumOfBC, rMeanOfB)
@@ -329,12 +331,12 @@ def global_response_norm_frozen_stage1_kernel(
         iB = index
         row = rowwise.row(how, index, index < B, C, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
+        row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], run=sSumOfBCRun)
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
+            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], run=sSumOfBCRun)
             for v in cutlass.range_constexpr(vectors):
                 values = global_response_norm_frozen_stage1_row_mean(device.floats(rSumOfBC[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -608,6 +610,8 @@ def global_response_norm_backward_stage1_kernel(
     rSumOfBC = access.registers(mSumOfBC, (vec, vectors, at_once))
     rMeanOfB = access.registers(mMeanOfB, (1, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sSumOfBCRun = rowwise.fetch(how, mSumOfBC, B, C)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rSumOfBC, rMeanOfB)
@@ -617,12 +621,12 @@ def global_response_norm_backward_stage1_kernel(
         iB = index
         row = rowwise.row(how, index, index < B, C, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
+        row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], run=sSumOfBCRun)
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u])
+            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], run=sSumOfBCRun)
             for v in cutlass.range_constexpr(vectors):
                 values = global_response_norm_backward_stage1_row_mean(device.floats(rSumOfBC[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())

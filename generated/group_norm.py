@@ -77,6 +77,9 @@ def group_norm_kernel(
     rBias = access.registers(mBias, (vec, vectors, at_once), 0.0)
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, B * G, C * S)
+    sXRun = rowwise.fetch(how, mX, B * G, C * S)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -84,14 +87,15 @@ def group_norm_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
-        row.load(mX, (iB, iG, 0, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = group_norm_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -101,7 +105,7 @@ def group_norm_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = group_norm_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
                 reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
@@ -110,7 +114,7 @@ def group_norm_kernel(
         row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             part.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
             for v in cutlass.range_constexpr(vectors):
@@ -119,7 +123,8 @@ def group_norm_kernel(
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]), device.floats(rBias[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (iB, iG, 0, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iG, 0, 0), run=sYRun)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -193,6 +198,9 @@ def group_norm_forward_kernel(
     rBias = access.registers(mBias, (vec, vectors, at_once), 0.0)
     sRowMean_ = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, B * G, C * S)
+    sXRun = rowwise.fetch(how, mX, B * G, C * S)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -200,14 +208,15 @@ def group_norm_forward_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
-        row.load(mX, (iB, iG, 0, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = group_norm_forward_row_mean_(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean_], ("mean",), values, part.vector(v).inside())
@@ -217,7 +226,7 @@ def group_norm_forward_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = group_norm_forward_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean_))
                 reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
@@ -226,7 +235,7 @@ def group_norm_forward_kernel(
         row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             part.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
             for v in cutlass.range_constexpr(vectors):
@@ -235,7 +244,7 @@ def group_norm_forward_kernel(
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]), device.floats(rBias[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean_), device.full(vec, row_mean2), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (iB, iG, 0, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iG, 0, 0), run=sYRun)
 
         if row.writes():
             rstd, row_mean = group_norm_forward_row(
@@ -243,6 +252,7 @@ def group_norm_forward_kernel(
             )
             row.store_one(rstd.to(mRstd.element_type), mRstd, (iB, iG))
             row.store_one(row_mean.to(mRowMean.element_type), mRowMean, (iB, iG))
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -301,6 +311,10 @@ def group_norm_frozen_kernel(
     rRstd = access.registers(mRstd, (1, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, B * G, C * S)
+    sDyRun = rowwise.fetch(how, mDy, B * G, C * S)
+    sXRun = rowwise.fetch(how, mX, B * G, C * S)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -309,8 +323,8 @@ def group_norm_frozen_kernel(
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-        row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+        row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.load_one(mRstd, (iB, iG), rRstd[None, u])
         row.load_one(mRowMean, (iB, iG), rRowMean[None, u])
@@ -319,8 +333,8 @@ def group_norm_frozen_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 values = group_norm_frozen_stage0(
@@ -334,8 +348,8 @@ def group_norm_frozen_kernel(
         row = row.forget((mDy, rDy), (mX, rX), (mWeight, rWeight))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
@@ -346,7 +360,8 @@ def group_norm_frozen_kernel(
                     device.full(vec, C, cutlass.Int32), device.full(vec, S, cutlass.Int32), device.full(vec, row_sum),
                     device.full(vec, row_sum2), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0))
+                at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0), run=sDxRun)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -399,6 +414,9 @@ def group_norm_backward_rows_kernel(
     rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
     rRowMean = access.registers(mRowMean, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, B * G, C * S)
+    sXRun = rowwise.fetch(how, mX, B * G, C * S)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -407,8 +425,8 @@ def group_norm_backward_rows_kernel(
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-        row.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+        row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.load_one(mRowMean, (iB, iG), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
@@ -416,8 +434,8 @@ def group_norm_backward_rows_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u])
-            part.load(mX, (iB, iG, 0, 0), rX[None, None, u])
+            part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
             part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 values = group_norm_backward_rows_stage0(

@@ -80,6 +80,9 @@ def gumbel_softmax_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -87,7 +90,8 @@ def gumbel_softmax_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mKey, (0,), rKey0)
         row.load_one(mKey, (1,), rKey1)
         reduce.meet([*sRowMax], how.cluster)
@@ -97,7 +101,7 @@ def gumbel_softmax_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -131,7 +135,7 @@ def gumbel_softmax_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -145,8 +149,9 @@ def gumbel_softmax_kernel(
                         device.full(vec, row_max), approx,
                     )
                 y = gumbel_softmax_chain(value, device.full(vec, row_sum), approx)
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rY, mY, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -201,6 +206,10 @@ def gumbel_softmax_backward_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sYRun = rowwise.fetch(how, mY, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rY, rDx)
@@ -209,14 +218,15 @@ def gumbel_softmax_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mY, (index, 0), rY[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
             for v in cutlass.range_constexpr(vectors):
                 values = gumbel_softmax_backward_row_sum(device.floats(rDy[None, v, u]), device.floats(rY[None, v, u]))
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
@@ -225,16 +235,17 @@ def gumbel_softmax_backward_kernel(
         row = row.forget((mDy, rDy), (mY, rY))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = gumbel_softmax_backward_chain(
                     device.floats(rDy[None, v, u]), device.floats(rY[None, v, u]), device.full(vec, temperature),
                     device.full(vec, row_sum), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit

@@ -62,6 +62,9 @@ def head_rmsnorm_kernel(
     rWeight = access.registers(mWeight, (vec, 1))
     rY = access.registers(mY, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, D)
+    sXRun = rowwise.fetch(how, mX, rows, D)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -69,12 +72,13 @@ def head_rmsnorm_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = head_rmsnorm_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -83,7 +87,7 @@ def head_rmsnorm_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -91,8 +95,9 @@ def head_rmsnorm_kernel(
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, eps),
                     device.full(vec, row_mean), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rY, mY, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -145,6 +150,10 @@ def head_rmsnorm_frozen_kernel(
     rWeight = access.registers(mWeight, (vec, 1))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, D)
+    sDyRun = rowwise.fetch(how, mDy, rows, D)
+    sXRun = rowwise.fetch(how, mX, rows, D)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rDx)
@@ -153,15 +162,16 @@ def head_rmsnorm_frozen_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -174,8 +184,8 @@ def head_rmsnorm_frozen_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -184,8 +194,9 @@ def head_rmsnorm_frozen_kernel(
                     device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_sum), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -235,6 +246,9 @@ def head_rmsnorm_backward_rows_kernel(
     rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
     rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, rows, D)
+    sXRun = rowwise.fetch(how, mX, rows, D)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rRowMeanOfRows, rRowSumOfRows)
@@ -243,15 +257,16 @@ def head_rmsnorm_backward_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)

@@ -76,6 +76,9 @@ def instance_norm_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, B * C, S)
+    sXRun = rowwise.fetch(how, mX, B * C, S)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -85,14 +88,15 @@ def instance_norm_kernel(
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
-        row.load(mX, (iB, iC, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
         row.load_one(mWeight, (iC,), rWeight[None, u])
         row.load_one(mBias, (iC,), rBias[None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = instance_norm_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -102,7 +106,7 @@ def instance_norm_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = instance_norm_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
                 reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
@@ -111,7 +115,7 @@ def instance_norm_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = instance_norm_chain(
@@ -119,8 +123,9 @@ def instance_norm_kernel(
                     device.floats(device.full(vec, rBias[0, u], rBias.element_type)), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (iB, iC, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (iB, iC, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rY, mY, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -196,6 +201,9 @@ def instance_norm_forward_kernel(
     rRowMean = access.registers(mRowMean, (1, at_once))
     sRowMean_ = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, B * C, S)
+    sXRun = rowwise.fetch(how, mX, B * C, S)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rRstd, rY, rRowMean)
@@ -205,14 +213,15 @@ def instance_norm_forward_kernel(
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
-        row.load(mX, (iB, iC, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
         row.load_one(mWeight, (iC,), rWeight[None, u])
         row.load_one(mBias, (iC,), rBias[None, u])
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = instance_norm_forward_row_mean_(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean_], ("mean",), values, part.vector(v).inside())
@@ -222,7 +231,7 @@ def instance_norm_forward_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = instance_norm_forward_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean_))
                 reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
@@ -231,7 +240,7 @@ def instance_norm_forward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = instance_norm_forward_chain(
@@ -239,7 +248,7 @@ def instance_norm_forward_kernel(
                     device.floats(device.full(vec, rBias[0, u], rBias.element_type)), device.full(vec, eps),
                     device.full(vec, row_mean_), device.full(vec, row_mean2), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (iB, iC, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (iB, iC, 0), rY[None, v, u], run=sYRun)
 
         if row.writes():
             rstd, row_mean = instance_norm_forward_row(
@@ -250,6 +259,7 @@ def instance_norm_forward_kernel(
     rowwise.store_together(rRstd, mRstd, first_row, place)
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowMean, mRowMean, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -309,6 +319,10 @@ def instance_norm_frozen_kernel(
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, B * C, S)
+    sDyRun = rowwise.fetch(how, mDy, B * C, S)
+    sXRun = rowwise.fetch(how, mX, B * C, S)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rDx)
@@ -319,8 +333,9 @@ def instance_norm_frozen_kernel(
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
-        row.load(mDy, (iB, iC, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (iB, iC, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (iB, iC, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
         row.load_one(mRstd, (iB, iC), rRstd[None, u])
         row.load_one(mRowMean, (iB, iC), rRowMean[None, u])
         row.load_one(mWeight, (iC,), rWeight[None, u])
@@ -329,8 +344,8 @@ def instance_norm_frozen_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iC, 0), rDy[None, None, u])
-            part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mDy, (iB, iC, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = instance_norm_frozen_stage0(
                     device.floats(rDy[None, v, u]),
@@ -343,8 +358,8 @@ def instance_norm_frozen_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iC, 0), rDy[None, None, u])
-            part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mDy, (iB, iC, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = instance_norm_frozen_chain(
@@ -353,8 +368,9 @@ def instance_norm_frozen_kernel(
                     device.floats(rX[None, v, u]), device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     device.full(vec, S, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -407,6 +423,9 @@ def instance_norm_backward_rows_kernel(
     rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, B * C, S)
+    sXRun = rowwise.fetch(how, mX, B * C, S)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rRowSumOfRows, rRowSum2OfRows)
@@ -417,16 +436,17 @@ def instance_norm_backward_rows_kernel(
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
-        row.load(mDy, (iB, iC, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (iB, iC, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (iB, iC, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
         row.load_one(mRowMean, (iB, iC), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iC, 0), rDy[None, None, u])
-            part.load(mX, (iB, iC, 0), rX[None, None, u])
+            part.load(mDy, (iB, iC, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = instance_norm_backward_rows_stage0(
                     device.floats(rDy[None, v, u]),

@@ -57,6 +57,9 @@ def kl_div_kernel(
     rLogTarget = access.registers(mLogTarget, (vec, vectors, at_once))
     rLoss = access.registers(mLoss, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sLogPRun = rowwise.fetch(how, mLogP, rows, N)
+    sLogTargetRun = rowwise.fetch(how, mLogTarget, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogP, rLogTarget, rLoss)
@@ -66,14 +69,14 @@ def kl_div_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mLogP, (index, 0), rLogP[None, None, u])
-        row.load(mLogTarget, (index, 0), rLogTarget[None, None, u])
+        row.load(mLogP, (index, 0), rLogP[None, None, u], run=sLogPRun)
+        row.load(mLogTarget, (index, 0), rLogTarget[None, None, u], run=sLogTargetRun)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogP, (index, 0), rLogP[None, None, u])
-            part.load(mLogTarget, (index, 0), rLogTarget[None, None, u])
+            part.load(mLogP, (index, 0), rLogP[None, None, u], run=sLogPRun)
+            part.load(mLogTarget, (index, 0), rLogTarget[None, None, u], run=sLogTargetRun)
             for v in cutlass.range_constexpr(vectors):
                 values = kl_div_row_sum(device.floats(rLogP[None, v, u]), device.floats(rLogTarget[None, v, u]), approx)
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())

@@ -78,6 +78,9 @@ def layernorm_int8_kernel(
     rQ = access.registers(mQ, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sQRun = rowwise.run_of(how, mQ, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rQ)
@@ -85,13 +88,14 @@ def layernorm_int8_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mScale, (0,), rScale)
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = layernorm_int8_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -101,7 +105,7 @@ def layernorm_int8_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = layernorm_int8_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
                 reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
@@ -110,7 +114,7 @@ def layernorm_int8_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -120,8 +124,9 @@ def layernorm_int8_kernel(
                     device.floats(device.full(vec, rScale[0], rScale.element_type)), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_mean2),
                 )
-                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u], run=sQRun)
     rowwise.store_together(rQ, mQ, first_row, place)
+    rowwise.send(how, (sQRun, mQ))
 
 
 @cute.jit

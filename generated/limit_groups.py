@@ -96,6 +96,8 @@ def limit_groups_stage1_kernel(
     sBest = rowwise.shared(how, cutlass.Float32)
     sRowMin = rowwise.shared(how, cutlass.Int32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sScoresRun = rowwise.fetch(how, mScores, rows, G)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rScores, rAddOfRowsP)
@@ -104,12 +106,12 @@ def limit_groups_stage1_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mScores, (index, 0), rScores[None, None, u])
+        row.load(mScores, (index, 0), rScores[None, None, u], run=sScoresRun)
         reduce.meet([*sBest, *sRowMin, *sRowMax], how.cluster)
         rBest = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mScores, (index, 0), rScores[None, None, u])
+            part.load(mScores, (index, 0), rScores[None, None, u], run=sScoresRun)
             for v in cutlass.range_constexpr(vectors):
                 values = limit_groups_stage1_best(device.floats(rScores[None, v, u]))
                 reduce.accumulate([rBest], ("max",), values, part.vector(v).inside())
@@ -119,7 +121,7 @@ def limit_groups_stage1_kernel(
         rRowMin = reduce.accumulator(vec, "min", cutlass.Int32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mScores, (index, 0), rScores[None, None, u])
+            part.load(mScores, (index, 0), rScores[None, None, u], run=sScoresRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = limit_groups_stage1_row_min(
@@ -133,7 +135,7 @@ def limit_groups_stage1_kernel(
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mScores, (index, 0), rScores[None, None, u])
+            part.load(mScores, (index, 0), rScores[None, None, u], run=sScoresRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = limit_groups_stage1_row_max(

@@ -122,6 +122,8 @@ def linear_cross_entropy_epilogue_kernel(
     rLabel = access.registers(mLabel, (1, at_once))
     rLoss = access.registers(mLoss, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rLoss)
@@ -130,7 +132,7 @@ def linear_cross_entropy_epilogue_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mLogits, (index, 0), rLogits[None, None, u])
+        row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -140,7 +142,7 @@ def linear_cross_entropy_epilogue_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -274,6 +276,9 @@ def linear_cross_entropy_backward_kernel(
     rLabel = access.registers(mLabel, (1, at_once))
     rDlogits = access.registers(mDlogits, (vec, vectors, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDlogitsRun = rowwise.run_of(how, mDlogits, rows, N)
+    sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rDlogits)
@@ -282,7 +287,7 @@ def linear_cross_entropy_backward_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mLogits, (index, 0), rLogits[None, None, u])
+        row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         row.load_one(mDloss, (index,), rDloss[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sRowMax], how.cluster)
@@ -292,7 +297,7 @@ def linear_cross_entropy_backward_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -310,7 +315,7 @@ def linear_cross_entropy_backward_kernel(
         row = row.forget((mLogits, rLogits))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dlogits = linear_cross_entropy_backward_chain(
@@ -320,8 +325,9 @@ def linear_cross_entropy_backward_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, row_max), device.full(vec, row_sum),
                     approx,
                 )
-                at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u])
+                at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u], run=sDlogitsRun)
     rowwise.store_together(rDlogits, mDlogits, first_row, place)
+    rowwise.send(how, (sDlogitsRun, mDlogits))
 
 
 @cute.jit

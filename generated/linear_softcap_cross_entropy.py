@@ -144,6 +144,8 @@ def linear_softcap_cross_entropy_epilogue_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rLogitsHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sAccRun = rowwise.fetch(how, mAcc, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rLoss)
@@ -151,7 +153,8 @@ def linear_softcap_cross_entropy_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -161,7 +164,7 @@ def linear_softcap_cross_entropy_epilogue_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -326,6 +329,9 @@ def linear_softcap_cross_entropy_backward_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rLogitsHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDaccRun = rowwise.run_of(how, mDacc, rows, N)
+    sAccRun = rowwise.fetch(how, mAcc, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rDacc)
@@ -333,7 +339,8 @@ def linear_softcap_cross_entropy_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mDloss, (index,), rDloss[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sRowMax], how.cluster)
@@ -343,7 +350,7 @@ def linear_softcap_cross_entropy_backward_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -370,7 +377,7 @@ def linear_softcap_cross_entropy_backward_kernel(
         row = row.forget((mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -385,8 +392,9 @@ def linear_softcap_cross_entropy_backward_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, cap), logits,
                     device.full(vec, row_max), device.full(vec, row_sum), approx,
                 )
-                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
+                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u], run=sDaccRun)
     rowwise.store_together(rDacc, mDacc, first_row, place)
+    rowwise.send(how, (sDaccRun, mDacc))
 
 
 @cute.jit

@@ -60,6 +60,9 @@ def log_softmax_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -67,7 +70,8 @@ def log_softmax_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -75,7 +79,7 @@ def log_softmax_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -91,14 +95,15 @@ def log_softmax_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = log_softmax_chain(
                     device.floats(rX[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rY, mY, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -160,6 +165,9 @@ def log_softmax_forward_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowLog = access.registers(mRowLog, (1, at_once))
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY, rRowMax, rRowLog)
@@ -167,7 +175,8 @@ def log_softmax_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax_], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -175,7 +184,7 @@ def log_softmax_forward_kernel(
         rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -195,13 +204,13 @@ def log_softmax_forward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = log_softmax_forward_chain(
                     device.floats(rX[None, v, u]), device.full(vec, row_max_), device.full(vec, row_sum), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
 
         if row.writes():
             row_max, row_log = log_softmax_forward_row(device.full(1, row_max_), device.full(1, row_sum), approx)
@@ -210,6 +219,7 @@ def log_softmax_forward_kernel(
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowMax, mRowMax, first_row, place)
     rowwise.store_together(rRowLog, mRowLog, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -259,6 +269,10 @@ def log_softmax_backward_kernel(
     rRowLog = access.registers(mRowLog, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rDx)
@@ -267,15 +281,16 @@ def log_softmax_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowLog, (index,), rRowLog[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
             for v in cutlass.range_constexpr(vectors):
                 values = log_softmax_backward_row_sum(device.floats(rDy[None, v, u]))
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
@@ -284,8 +299,8 @@ def log_softmax_backward_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = log_softmax_backward_chain(
@@ -294,8 +309,9 @@ def log_softmax_backward_kernel(
                     device.floats(device.full(vec, rRowLog[0, u], rRowLog.element_type)), device.floats(rX[None, v, u]),
                     device.full(vec, row_sum), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit

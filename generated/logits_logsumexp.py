@@ -149,6 +149,9 @@ def logits_logsumexp_epilogue_kernel(
     rLse = access.registers(mLse, (1, at_once))
     rPicked = access.registers(mPicked, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sLogitsRun = rowwise.run_of(how, mLogits, rows, N)
+    sAccRun = rowwise.fetch(how, mAcc, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rLogits, rLse, rPicked)
@@ -156,7 +159,8 @@ def logits_logsumexp_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
@@ -166,7 +170,7 @@ def logits_logsumexp_epilogue_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -191,11 +195,11 @@ def logits_logsumexp_epilogue_kernel(
         row = row.forget((mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 logits = logits_logsumexp_epilogue_chain(device.floats(rAcc[None, v, u]))
-                at.store(logits.to(mLogits.element_type), mLogits, (index, 0), rLogits[None, v, u])
+                at.store(logits.to(mLogits.element_type), mLogits, (index, 0), rLogits[None, v, u], run=sLogitsRun)
 
         if row.writes():
             lse, picked = logits_logsumexp_epilogue_row(
@@ -206,6 +210,7 @@ def logits_logsumexp_epilogue_kernel(
     rowwise.store_together(rLogits, mLogits, first_row, place)
     rowwise.store_together(rLse, mLse, first_row, place)
     rowwise.store_together(rPicked, mPicked, first_row, place)
+    rowwise.send(how, (sLogitsRun, mLogits))
 
 
 @cute.jit
@@ -266,6 +271,10 @@ def logits_logsumexp_backward_kernel(
     rLabel = access.registers(mLabel, (1, at_once))
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDaccRun = rowwise.run_of(how, mDacc, rows, N)
+    sDlogitsRun = rowwise.fetch(how, mDlogits, rows, N)
+    sAccRun = rowwise.fetch(how, mAcc, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDlogits, rAcc, rDacc)
@@ -275,8 +284,8 @@ def logits_logsumexp_backward_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDlogits, (index, 0), rDlogits[None, None, u])
-        row.load(mAcc, (index, 0), rAcc[None, None, u])
+        row.load(mDlogits, (index, 0), rDlogits[None, None, u], run=sDlogitsRun)
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mDlse, (index,), rDlse[None, u])
         row.load_one(mDpicked, (index,), rDpicked[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -287,7 +296,7 @@ def logits_logsumexp_backward_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -305,8 +314,8 @@ def logits_logsumexp_backward_kernel(
         row = row.forget((mDlogits, rDlogits), (mAcc, rAcc))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDlogits, (index, 0), rDlogits[None, None, u])
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
+            part.load(mDlogits, (index, 0), rDlogits[None, None, u], run=sDlogitsRun)
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dacc = logits_logsumexp_backward_chain(
@@ -318,8 +327,9 @@ def logits_logsumexp_backward_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, row_max), device.full(vec, row_sum),
                     approx,
                 )
-                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u])
+                at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u], run=sDaccRun)
     rowwise.store_together(rDacc, mDacc, first_row, place)
+    rowwise.send(how, (sDaccRun, mDacc))
 
 
 @cute.jit

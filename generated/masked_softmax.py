@@ -68,6 +68,10 @@ def masked_softmax_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sMaskRun = rowwise.fetch(how, mMask, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rMask, rY)
@@ -76,8 +80,9 @@ def masked_softmax_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mMask, (index, 0), rMask[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
         reduce.meet([*sRowMax], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -85,8 +90,8 @@ def masked_softmax_kernel(
         rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -109,8 +114,8 @@ def masked_softmax_kernel(
         row = row.forget((mX, rX), (mMask, rMask))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -120,8 +125,9 @@ def masked_softmax_kernel(
                         device.floats(rX[None, v, u]), rMask[None, v, u].load() != 0, device.full(vec, row_max), approx,
                     )
                 y = masked_softmax_chain(rMask[None, v, u].load() != 0, value, device.full(vec, row_sum), approx)
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rY, mY, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -197,6 +203,10 @@ def masked_softmax_forward_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sMaskRun = rowwise.fetch(how, mMask, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rMask, rY, rRowMax, rRowSum)
@@ -205,8 +215,9 @@ def masked_softmax_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mMask, (index, 0), rMask[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
         reduce.meet([*sRowMax_], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax_ = reduce.accumulator(vec, "max", cutlass.Float32)
@@ -214,8 +225,8 @@ def masked_softmax_forward_kernel(
         rRowMax_Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
             # vectors of a thread, after which the maximum is looked at
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
@@ -243,8 +254,8 @@ def masked_softmax_forward_kernel(
         row = row.forget((mX, rX), (mMask, rMask))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -257,7 +268,7 @@ def masked_softmax_forward_kernel(
                 y = masked_softmax_forward_chain(
                     rMask[None, v, u].load() != 0, value, device.full(vec, row_sum_), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
 
         if row.writes():
             row_max, row_sum = masked_softmax_forward_row(device.full(1, row_max_), device.full(1, row_sum_))
@@ -266,6 +277,7 @@ def masked_softmax_forward_kernel(
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rRowMax, mRowMax, first_row, place)
     rowwise.store_together(rRowSum, mRowSum, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -329,6 +341,11 @@ def masked_softmax_backward_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sMaskRun = rowwise.fetch(how, mMask, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rMask, rDx)
@@ -338,18 +355,19 @@ def masked_softmax_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
-        row.load(mMask, (index, 0), rMask[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
         row.load_one(mRowMax, (index,), rRowMax[None, u])
         row.load_one(mRowSum, (index,), rRowSum[None, u])
         reduce.meet([*sRowSum_], how.cluster)
         rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
             for v in cutlass.range_constexpr(vectors):
                 t0 = masked_softmax_backward_held_t0(
                     device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
@@ -367,9 +385,9 @@ def masked_softmax_backward_kernel(
         row = row.forget((mDy, rDy), (mX, rX), (mMask, rMask))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mMask, (index, 0), rMask[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -383,8 +401,9 @@ def masked_softmax_backward_kernel(
                 dx = masked_softmax_backward_chain(
                     device.floats(rDy[None, v, u]), rMask[None, v, u].load() != 0, t0, device.full(vec, row_sum_),
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit

@@ -78,6 +78,11 @@ def qk_rmsnorm_kernel(
     rQOut = access.registers(mQOut, (vec, vectors, at_once))
     rKOut = access.registers(mKOut, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sQOutRun = rowwise.run_of(how, mQOut, rows, D)
+    sKOutRun = rowwise.run_of(how, mKOut, rows, D)
+    sQRun = rowwise.fetch(how, mQ, rows, D)
+    sKRun = rowwise.fetch(how, mK, rows, D)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rQ, rK, rQOut, rKOut)
@@ -86,15 +91,16 @@ def qk_rmsnorm_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
-        row.load(mQ, (index, 0), rQ[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mK, (index, 0), rK[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
+        row.load(mK, (index, 0), rK[None, None, u], run=sKRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mQ, (index, 0), rQ[None, None, u])
-            part.load(mK, (index, 0), rK[None, None, u])
+            part.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
+            part.load(mK, (index, 0), rK[None, None, u], run=sKRun)
             for v in cutlass.range_constexpr(vectors):
                 values = qk_rmsnorm_stage0(device.floats(rQ[None, v, u]), device.floats(rK[None, v, u]))
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, part.vector(v).inside())
@@ -103,8 +109,8 @@ def qk_rmsnorm_kernel(
         row = row.forget((mQ, rQ), (mK, rK))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mQ, (index, 0), rQ[None, None, u])
-            part.load(mK, (index, 0), rK[None, None, u])
+            part.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
+            part.load(mK, (index, 0), rK[None, None, u], run=sKRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mQWeight, (0,), rQWeight)
@@ -114,10 +120,11 @@ def qk_rmsnorm_kernel(
                     device.floats(rKWeight[None, 0]), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), approx,
                 )
-                at.store(q_out.to(mQOut.element_type), mQOut, (index, 0), rQOut[None, v, u])
-                at.store(k_out.to(mKOut.element_type), mKOut, (index, 0), rKOut[None, v, u])
+                at.store(q_out.to(mQOut.element_type), mQOut, (index, 0), rQOut[None, v, u], run=sQOutRun)
+                at.store(k_out.to(mKOut.element_type), mKOut, (index, 0), rKOut[None, v, u], run=sKOutRun)
     rowwise.store_together(rQOut, mQOut, first_row, place)
     rowwise.store_together(rKOut, mKOut, first_row, place)
+    rowwise.send(how, (sQOutRun, mQOut), (sKOutRun, mKOut))
 
 
 @cute.jit
@@ -196,6 +203,13 @@ def qk_rmsnorm_frozen_kernel(
     rDq = access.registers(mDq, (vec, vectors, at_once))
     rDk = access.registers(mDk, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sDqRun = rowwise.run_of(how, mDq, rows, D)
+    sDkRun = rowwise.run_of(how, mDk, rows, D)
+    sDqOutRun = rowwise.fetch(how, mDqOut, rows, D)
+    sDkOutRun = rowwise.fetch(how, mDkOut, rows, D)
+    sQRun = rowwise.fetch(how, mQ, rows, D)
+    sKRun = rowwise.fetch(how, mK, rows, D)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDqOut, rDkOut, rQ, rK, rDq, rDk)
@@ -207,10 +221,10 @@ def qk_rmsnorm_frozen_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDqOut, (index, 0), rDqOut[None, None, u])
-        row.load(mDkOut, (index, 0), rDkOut[None, None, u])
-        row.load(mQ, (index, 0), rQ[None, None, u])
-        row.load(mK, (index, 0), rK[None, None, u])
+        row.load(mDqOut, (index, 0), rDqOut[None, None, u], run=sDqOutRun)
+        row.load(mDkOut, (index, 0), rDkOut[None, None, u], run=sDkOutRun)
+        row.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
+        row.load(mK, (index, 0), rK[None, None, u], run=sKRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -218,10 +232,10 @@ def qk_rmsnorm_frozen_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDqOut, (index, 0), rDqOut[None, None, u])
-            part.load(mDkOut, (index, 0), rDkOut[None, None, u])
-            part.load(mQ, (index, 0), rQ[None, None, u])
-            part.load(mK, (index, 0), rK[None, None, u])
+            part.load(mDqOut, (index, 0), rDqOut[None, None, u], run=sDqOutRun)
+            part.load(mDkOut, (index, 0), rDkOut[None, None, u], run=sDkOutRun)
+            part.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
+            part.load(mK, (index, 0), rK[None, None, u], run=sKRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mQWeight, (0,), rQWeight)
@@ -241,10 +255,10 @@ def qk_rmsnorm_frozen_kernel(
         row = row.forget((mDqOut, rDqOut), (mDkOut, rDkOut), (mQ, rQ), (mK, rK))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDqOut, (index, 0), rDqOut[None, None, u])
-            part.load(mDkOut, (index, 0), rDkOut[None, None, u])
-            part.load(mQ, (index, 0), rQ[None, None, u])
-            part.load(mK, (index, 0), rK[None, None, u])
+            part.load(mDqOut, (index, 0), rDqOut[None, None, u], run=sDqOutRun)
+            part.load(mDkOut, (index, 0), rDkOut[None, None, u], run=sDkOutRun)
+            part.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
+            part.load(mK, (index, 0), rK[None, None, u], run=sKRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mQWeight, (0,), rQWeight)
@@ -255,10 +269,11 @@ def qk_rmsnorm_frozen_kernel(
                     device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_sum), device.full(vec, row_mean2), device.full(vec, row_sum2), approx,
                 )
-                at.store(dq.to(mDq.element_type), mDq, (index, 0), rDq[None, v, u])
-                at.store(dk.to(mDk.element_type), mDk, (index, 0), rDk[None, v, u])
+                at.store(dq.to(mDq.element_type), mDq, (index, 0), rDq[None, v, u], run=sDqRun)
+                at.store(dk.to(mDk.element_type), mDk, (index, 0), rDk[None, v, u], run=sDkRun)
     rowwise.store_together(rDq, mDq, first_row, place)
     rowwise.store_together(rDk, mDk, first_row, place)
+    rowwise.send(how, (sDqRun, mDq), (sDkRun, mDk))
 
 
 @cute.jit
@@ -330,6 +345,11 @@ def qk_rmsnorm_backward_rows_kernel(
     rRowMean2OfRows = access.registers(mRowMean2OfRows, (1, at_once))
     rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sDqOutRun = rowwise.fetch(how, mDqOut, rows, D)
+    sDkOutRun = rowwise.fetch(how, mDkOut, rows, D)
+    sQRun = rowwise.fetch(how, mQ, rows, D)
+    sKRun = rowwise.fetch(how, mK, rows, D)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(
@@ -343,10 +363,10 @@ def qk_rmsnorm_backward_rows_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDqOut, (index, 0), rDqOut[None, None, u])
-        row.load(mDkOut, (index, 0), rDkOut[None, None, u])
-        row.load(mQ, (index, 0), rQ[None, None, u])
-        row.load(mK, (index, 0), rK[None, None, u])
+        row.load(mDqOut, (index, 0), rDqOut[None, None, u], run=sDqOutRun)
+        row.load(mDkOut, (index, 0), rDkOut[None, None, u], run=sDkOutRun)
+        row.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
+        row.load(mK, (index, 0), rK[None, None, u], run=sKRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -354,10 +374,10 @@ def qk_rmsnorm_backward_rows_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDqOut, (index, 0), rDqOut[None, None, u])
-            part.load(mDkOut, (index, 0), rDkOut[None, None, u])
-            part.load(mQ, (index, 0), rQ[None, None, u])
-            part.load(mK, (index, 0), rK[None, None, u])
+            part.load(mDqOut, (index, 0), rDqOut[None, None, u], run=sDqOutRun)
+            part.load(mDkOut, (index, 0), rDkOut[None, None, u], run=sDkOutRun)
+            part.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
+            part.load(mK, (index, 0), rK[None, None, u], run=sKRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mQWeight, (0,), rQWeight)

@@ -83,6 +83,9 @@ def quantize_group_int4_kernel(
     rQ = access.registers(mQ, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sQRun = rowwise.run_of(how, mQ, rows, G)
+    sXRun = rowwise.fetch(how, mX, rows, G * 2, 2)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rScale, rQ)
@@ -91,13 +94,13 @@ def quantize_group_int4_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2)
+        row.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2, run=sXRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowMax2 = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2)
+            part.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = quantize_group_int4_stage0(device.floats(rX[0, None, v, u]), device.floats(rX[1, None, v, u]))
                 reduce.accumulate([rRowMax, rRowMax2], ("max", "max"), values, part.vector(v).inside())
@@ -106,20 +109,21 @@ def quantize_group_int4_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2)
+            part.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 q = quantize_group_int4_chain(
                     device.floats(rX[0, None, v, u]), device.floats(rX[1, None, v, u]), device.full(vec, amax_min),
                     device.full(vec, row_max), device.full(vec, row_max2),
                 )
-                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u], run=sQRun)
 
         if row.writes():
             scale = quantize_group_int4_row(device.full(1, amax_min), device.full(1, row_max), device.full(1, row_max2))
             row.store_one(scale.to(mScale.element_type), mScale, (index,), rScale[None, u])
     rowwise.store_together(rScale, mScale, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)
+    rowwise.send(how, (sQRun, mQ))
 
 
 @cute.jit

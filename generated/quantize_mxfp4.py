@@ -78,6 +78,9 @@ def quantize_mxfp4_kernel(
     rQ = access.registers(mQ, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
     sAmax = rowwise.shared(how, cutlass.Float32)
+    sQRun = rowwise.run_of(how, mQ, rows, G)
+    sXRun = rowwise.fetch(how, mX, rows, G)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rQ, rScale)
@@ -85,12 +88,13 @@ def quantize_mxfp4_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sAmax], how.cluster)
         rAmax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = quantize_mxfp4_amax(device.floats(rX[None, v, u]))
                 reduce.accumulate([rAmax], ("max",), values, part.vector(v).inside())
@@ -99,17 +103,18 @@ def quantize_mxfp4_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 q = quantize_mxfp4_chain(device.floats(rX[None, v, u]), device.full(vec, amax))
-                at.store(device.stored(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
+                at.store(device.stored(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u], run=sQRun)
 
         if row.writes():
             scale = quantize_mxfp4_row(device.full(1, amax))
             row.store_one(device.stored(scale, mScale.element_type), mScale, (index,), rScale[None, u])
     rowwise.store_together(rQ, mQ, first_row, place)
     rowwise.store_together(rScale, mScale, first_row, place)
+    rowwise.send(how, (sQRun, mQ))
 
 
 @cute.jit

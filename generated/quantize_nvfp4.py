@@ -82,6 +82,9 @@ def quantize_nvfp4_kernel(
     rQ = access.registers(mQ, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sQRun = rowwise.run_of(how, mQ, rows, G)
+    sXRun = rowwise.fetch(how, mX, rows, G)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rScale, rQ)
@@ -89,13 +92,14 @@ def quantize_nvfp4_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mGlobalScale, (0,), rGlobalScale)
         reduce.meet([*sRowMax], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = quantize_nvfp4_row_max(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
@@ -104,7 +108,7 @@ def quantize_nvfp4_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 q = quantize_nvfp4_chain(
@@ -112,7 +116,7 @@ def quantize_nvfp4_kernel(
                     device.floats(device.full(vec, rGlobalScale[0], rGlobalScale.element_type)),
                     device.full(vec, row_max),
                 )
-                at.store(device.stored(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
+                at.store(device.stored(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u], run=sQRun)
 
         if row.writes():
             scale = quantize_nvfp4_row(
@@ -121,6 +125,7 @@ def quantize_nvfp4_kernel(
             row.store_one(device.cast(scale, mScale.element_type), mScale, (index,), rScale[None, u])
     rowwise.store_together(rScale, mScale, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)
+    rowwise.send(how, (sQRun, mQ))
 
 
 @cute.jit

@@ -63,6 +63,8 @@ def rms_dense_stage1_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rRsqrtOfRows = access.registers(mRsqrtOfRows, (1, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sXRun = rowwise.fetch(how, mX, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rRsqrtOfRows)
@@ -70,12 +72,13 @@ def rms_dense_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = rms_dense_stage1_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -199,6 +202,10 @@ def rms_dense_frozen_stage1_epilogue_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, K)
+    sT1Run = rowwise.fetch(how, mT1, rows, K)
+    sXRun = rowwise.fetch(how, mX, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rT1, rX, rDx)
@@ -207,15 +214,16 @@ def rms_dense_frozen_stage1_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
-        row.load(mT1, (index, 0), rT1[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mT1, (index, 0), rT1[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = rms_dense_frozen_stage1_epilogue_stage0(
                     device.floats(rT1[None, v, u]), device.floats(rX[None, v, u]),
@@ -226,16 +234,17 @@ def rms_dense_frozen_stage1_epilogue_kernel(
         row = row.forget((mT1, rT1), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mT1, (index, 0), rT1[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = rms_dense_frozen_stage1_epilogue_chain(
                     device.floats(rT1[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, K, cutlass.Int32),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_sum), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -283,6 +292,10 @@ def rms_dense_backward_stage1_epilogue_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, K)
+    sT1Run = rowwise.fetch(how, mT1, rows, K)
+    sXRun = rowwise.fetch(how, mX, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rT1, rX, rDx)
@@ -291,15 +304,16 @@ def rms_dense_backward_stage1_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
-        row.load(mT1, (index, 0), rT1[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mT1, (index, 0), rT1[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = rms_dense_backward_stage1_epilogue_stage0(
                     device.floats(rT1[None, v, u]), device.floats(rX[None, v, u]),
@@ -310,16 +324,17 @@ def rms_dense_backward_stage1_epilogue_kernel(
         row = row.forget((mT1, rT1), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mT1, (index, 0), rT1[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = rms_dense_backward_stage1_epilogue_chain(
                     device.floats(rT1[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, K, cutlass.Int32),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_sum), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -363,6 +378,9 @@ def rms_dense_backward_stage2_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rFactorOfRowsK = access.registers(mFactorOfRowsK, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sFactorOfRowsKRun = rowwise.run_of(how, mFactorOfRowsK, rows, K)
+    sXRun = rowwise.fetch(how, mX, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rFactorOfRowsK)
@@ -370,12 +388,13 @@ def rms_dense_backward_stage2_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = rms_dense_backward_stage2_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -384,7 +403,7 @@ def rms_dense_backward_stage2_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 factor_of_rows_k = rms_dense_backward_stage2_chain(
@@ -393,9 +412,10 @@ def rms_dense_backward_stage2_kernel(
                 )
                 at.store(
                     factor_of_rows_k.to(mFactorOfRowsK.element_type), mFactorOfRowsK, (index, 0),
-                    rFactorOfRowsK[None, v, u],
+                    rFactorOfRowsK[None, v, u], run=sFactorOfRowsKRun,
                 )
     rowwise.store_together(rFactorOfRowsK, mFactorOfRowsK, first_row, place)
+    rowwise.send(how, (sFactorOfRowsKRun, mFactorOfRowsK))
 
 
 @cute.jit

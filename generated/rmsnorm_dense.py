@@ -66,6 +66,9 @@ def rmsnorm_dense_stage1_kernel(
     rScale = access.registers(mScale, (vec, 1))
     rN = access.registers(mN, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sNRun = rowwise.run_of(how, mN, rows, K)
+    sXRun = rowwise.fetch(how, mX, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rN)
@@ -73,12 +76,13 @@ def rmsnorm_dense_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = rmsnorm_dense_stage1_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -87,7 +91,7 @@ def rmsnorm_dense_stage1_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mScale, (0,), rScale)
@@ -95,8 +99,9 @@ def rmsnorm_dense_stage1_kernel(
                     device.floats(rX[None, v, u]), device.floats(rScale[None, 0]), device.full(vec, eps),
                     device.full(vec, row_mean), approx, mX.element_type,
                 )
-                at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u])
+                at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u], run=sNRun)
     rowwise.store_together(rN, mN, first_row, place)
+    rowwise.send(how, (sNRun, mN))
 
 
 @cute.jit
@@ -200,6 +205,10 @@ def rmsnorm_dense_frozen_stage1_epilogue_kernel(
     rScale = access.registers(mScale, (vec, 1))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, K)
+    sT1Run = rowwise.fetch(how, mT1, rows, K)
+    sXRun = rowwise.fetch(how, mX, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rT1, rX, rDx)
@@ -208,15 +217,16 @@ def rmsnorm_dense_frozen_stage1_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
-        row.load(mT1, (index, 0), rT1[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mT1, (index, 0), rT1[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mScale, (0,), rScale)
@@ -229,8 +239,8 @@ def rmsnorm_dense_frozen_stage1_epilogue_kernel(
         row = row.forget((mT1, rT1), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mT1, (index, 0), rT1[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mScale, (0,), rScale)
@@ -239,8 +249,9 @@ def rmsnorm_dense_frozen_stage1_epilogue_kernel(
                     device.full(vec, K, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_sum), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -292,6 +303,9 @@ def rmsnorm_dense_backward_stage1_epilogue_rows_kernel(
     rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
     rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sT1Run = rowwise.fetch(how, mT1, rows, K)
+    sXRun = rowwise.fetch(how, mX, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rT1, rX, rRowMeanOfRows, rRowSumOfRows)
@@ -300,15 +314,16 @@ def rmsnorm_dense_backward_stage1_epilogue_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
-        row.load(mT1, (index, 0), rT1[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mT1, (index, 0), rT1[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mScale, (0,), rScale)

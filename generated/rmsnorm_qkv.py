@@ -83,6 +83,9 @@ def rmsnorm_qkv_stage1_kernel(
     rScale = access.registers(mScale, (vec, 1))
     rN = access.registers(mN, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sNRun = rowwise.run_of(how, mN, rows, K)
+    sXRun = rowwise.fetch(how, mX, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rN)
@@ -90,12 +93,13 @@ def rmsnorm_qkv_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = rmsnorm_qkv_stage1_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -104,7 +108,7 @@ def rmsnorm_qkv_stage1_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mScale, (0,), rScale)
@@ -112,8 +116,9 @@ def rmsnorm_qkv_stage1_kernel(
                     device.floats(rX[None, v, u]), device.floats(rScale[None, 0]), device.full(vec, eps),
                     device.full(vec, row_mean), approx, mX.element_type,
                 )
-                at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u])
+                at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u], run=sNRun)
     rowwise.store_together(rN, mN, first_row, place)
+    rowwise.send(how, (sNRun, mN))
 
 
 @cute.jit
@@ -336,6 +341,12 @@ def rmsnorm_qkv_frozen_stage1_epilogue_kernel(
     rScale = access.registers(mScale, (vec, 1))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, K)
+    sAccRun = rowwise.fetch(how, mAcc, rows, K)
+    sAcc2Run = rowwise.fetch(how, mAcc2, rows, K)
+    sAcc3Run = rowwise.fetch(how, mAcc3, rows, K)
+    sXRun = rowwise.fetch(how, mX, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rAcc2, rAcc3, rX, rDx)
@@ -346,19 +357,20 @@ def rmsnorm_qkv_frozen_stage1_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
-        row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mAcc2, (index, 0), rAcc2[None, None, u])
-        row.load(mAcc3, (index, 0), rAcc3[None, None, u])
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
+        row.load(mAcc2, (index, 0), rAcc2[None, None, u], run=sAcc2Run)
+        row.load(mAcc3, (index, 0), rAcc3[None, None, u], run=sAcc3Run)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
-            part.load(mAcc2, (index, 0), rAcc2[None, None, u])
-            part.load(mAcc3, (index, 0), rAcc3[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
+            part.load(mAcc2, (index, 0), rAcc2[None, None, u], run=sAcc2Run)
+            part.load(mAcc3, (index, 0), rAcc3[None, None, u], run=sAcc3Run)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mScale, (0,), rScale)
@@ -372,10 +384,10 @@ def rmsnorm_qkv_frozen_stage1_epilogue_kernel(
         row = row.forget((mAcc, rAcc), (mAcc2, rAcc2), (mAcc3, rAcc3), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
-            part.load(mAcc2, (index, 0), rAcc2[None, None, u])
-            part.load(mAcc3, (index, 0), rAcc3[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
+            part.load(mAcc2, (index, 0), rAcc2[None, None, u], run=sAcc2Run)
+            part.load(mAcc3, (index, 0), rAcc3[None, None, u], run=sAcc3Run)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mScale, (0,), rScale)
@@ -384,8 +396,9 @@ def rmsnorm_qkv_frozen_stage1_epilogue_kernel(
                     device.floats(rX[None, v, u]), device.floats(rScale[None, 0]), device.full(vec, K, cutlass.Int32),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_sum), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -444,6 +457,11 @@ def rmsnorm_qkv_backward_stage1_epilogue_rows_kernel(
     rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
     rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sAccRun = rowwise.fetch(how, mAcc, rows, K)
+    sAcc2Run = rowwise.fetch(how, mAcc2, rows, K)
+    sAcc3Run = rowwise.fetch(how, mAcc3, rows, K)
+    sXRun = rowwise.fetch(how, mX, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rAcc2, rAcc3, rX, rRowMeanOfRows, rRowSumOfRows)
@@ -454,19 +472,20 @@ def rmsnorm_qkv_backward_stage1_epilogue_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
-        row.load(mAcc, (index, 0), rAcc[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mAcc2, (index, 0), rAcc2[None, None, u])
-        row.load(mAcc3, (index, 0), rAcc3[None, None, u])
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
+        row.load(mAcc2, (index, 0), rAcc2[None, None, u], run=sAcc2Run)
+        row.load(mAcc3, (index, 0), rAcc3[None, None, u], run=sAcc3Run)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u])
-            part.load(mAcc2, (index, 0), rAcc2[None, None, u])
-            part.load(mAcc3, (index, 0), rAcc3[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
+            part.load(mAcc2, (index, 0), rAcc2[None, None, u], run=sAcc2Run)
+            part.load(mAcc3, (index, 0), rAcc3[None, None, u], run=sAcc3Run)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mScale, (0,), rScale)

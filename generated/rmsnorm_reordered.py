@@ -66,18 +66,22 @@ def rmsnorm_reordered_kernel(
     rXAtOrder = access.registers(mX, (vec, vectors, at_once))
     rWeightAtOrder = access.registers(mWeight, (vec, vectors))
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=False)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = rmsnorm_reordered_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -94,7 +98,8 @@ def rmsnorm_reordered_kernel(
                     device.floats(rXAtOrder[None, v, u]), device.floats(rWeightAtOrder[None, v]), device.full(vec, eps),
                     device.full(vec, row_mean), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (index, 0))
+                at.store(y.to(mY.element_type), mY, (index, 0), run=sYRun)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -153,21 +158,27 @@ def rmsnorm_reordered_frozen_kernel(
     rXAtOrder = access.registers(mX, (vec, vectors, at_once))
     rWeightAtOrder = access.registers(mWeight, (vec, vectors))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sDx2Run = rowwise.run_of(how, mDx2, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=False)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             part.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
             part.pick_shared(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
             for v in cutlass.range_constexpr(vectors):
@@ -181,8 +192,8 @@ def rmsnorm_reordered_frozen_kernel(
         row = row.forget((mDy, rDy), (mX, rX), (mX, rXAtOrder))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             part.pick_shared(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
@@ -191,8 +202,9 @@ def rmsnorm_reordered_frozen_kernel(
                     device.floats(rWeightAtOrder[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, eps),
                     device.full(vec, row_mean), device.full(vec, row_sum),
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0))
-                at.store(dx2.to(mDx2.element_type), mDx2, (index, 0))
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), run=sDxRun)
+                at.store(dx2.to(mDx2.element_type), mDx2, (index, 0), run=sDx2Run)
+    rowwise.send(how, (sDxRun, mDx), (sDx2Run, mDx2))
 
 
 @cute.jit
@@ -246,21 +258,25 @@ def rmsnorm_reordered_backward_rows_kernel(
     rXAtOrder = access.registers(mX, (vec, vectors, at_once))
     rWeightAtOrder = access.registers(mWeight, (vec, vectors))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=False)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             part.pick(mX, (index, 0), (None, None), (N,), (1, mOrder, (0,), (0,)), rXAtOrder[None, None, u])
             part.pick_shared(mWeight, (0,), (None,), (N,), (0, mOrder, (0,), (0,)), rWeightAtOrder)
             for v in cutlass.range_constexpr(vectors):

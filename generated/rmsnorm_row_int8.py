@@ -91,6 +91,9 @@ def rmsnorm_row_int8_kernel(
     rScale = access.registers(mScale, (1, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sQRun = rowwise.run_of(how, mQ, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rScale, rQ)
@@ -98,12 +101,13 @@ def rmsnorm_row_int8_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean, *sRowMax], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = rmsnorm_row_int8_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -113,7 +117,7 @@ def rmsnorm_row_int8_kernel(
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -127,7 +131,7 @@ def rmsnorm_row_int8_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
@@ -135,13 +139,14 @@ def rmsnorm_row_int8_kernel(
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, eps),
                     device.full(vec, amax_min), device.full(vec, row_mean), device.full(vec, row_max),
                 )
-                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u], run=sQRun)
 
         if row.writes():
             scale = rmsnorm_row_int8_row(device.full(1, amax_min), device.full(1, row_max))
             row.store_one(scale.to(mScale.element_type), mScale, (index,), rScale[None, u])
     rowwise.store_together(rScale, mScale, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)
+    rowwise.send(how, (sQRun, mQ))
 
 
 @cute.jit

@@ -55,6 +55,9 @@ def row_dot_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rDot = access.registers(mDot, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sYRun = rowwise.fetch(how, mY, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY, rDot)
@@ -63,14 +66,15 @@ def row_dot_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mY, (index, 0), rY[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
             for v in cutlass.range_constexpr(vectors):
                 values = row_dot_row_sum(device.floats(rX[None, v, u]), device.floats(rY[None, v, u]))
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())

@@ -127,22 +127,27 @@ def scaled_swiglu_backward_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N * 2, 2)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N * 2, 2)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
+        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 t1 = scaled_swiglu_backward_held_t1(device.floats(rX0[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
@@ -156,9 +161,9 @@ def scaled_swiglu_backward_kernel(
         row = row.forget((mDy, rDy), (mX, rX0), (mX, rX1))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -169,12 +174,13 @@ def scaled_swiglu_backward_kernel(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)), t1, approx,
                 )
-                at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False)
-                at.store(dx1.to(mDx.element_type), mDx, (index, 1, 0), aligned=False)
+                at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False, run=sDxRun)
+                at.store(dx1.to(mDx.element_type), mDx, (index, 1, 0), aligned=False, run=sDxRun)
 
         if row.writes():
             dscale = scaled_swiglu_backward_row(device.full(1, row_sum))
             row.store_one(dscale.to(mDscale.element_type), mDscale, (index,))
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit

@@ -86,6 +86,10 @@ def silu_mul_group_fp8_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rYHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sQRun = rowwise.run_of(how, mQ, rows, G)
+    sGateRun = rowwise.fetch(how, mGate, rows, G)
+    sUpRun = rowwise.fetch(how, mUp, rows, G)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rGate, rUp, rScale, rQ)
@@ -95,14 +99,14 @@ def silu_mul_group_fp8_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mGate, (index, 0), rGate[None, None, u])
-        row.load(mUp, (index, 0), rUp[None, None, u])
+        row.load(mGate, (index, 0), rGate[None, None, u], run=sGateRun)
+        row.load(mUp, (index, 0), rUp[None, None, u], run=sUpRun)
         reduce.meet([*sRowMax], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mGate, (index, 0), rGate[None, None, u])
-            part.load(mUp, (index, 0), rUp[None, None, u])
+            part.load(mGate, (index, 0), rGate[None, None, u], run=sGateRun)
+            part.load(mUp, (index, 0), rUp[None, None, u], run=sUpRun)
             for v in cutlass.range_constexpr(vectors):
                 y = silu_mul_group_fp8_held_y(device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
@@ -114,8 +118,8 @@ def silu_mul_group_fp8_kernel(
         row = row.forget((mGate, rGate), (mUp, rUp))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mGate, (index, 0), rGate[None, None, u])
-            part.load(mUp, (index, 0), rUp[None, None, u])
+            part.load(mGate, (index, 0), rGate[None, None, u], run=sGateRun)
+            part.load(mUp, (index, 0), rUp[None, None, u], run=sUpRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -125,13 +129,14 @@ def silu_mul_group_fp8_kernel(
                         device.floats(rGate[None, v, u]), device.floats(rUp[None, v, u]), approx,
                     )
                 q = silu_mul_group_fp8_chain(device.full(vec, amax_min), y, device.full(vec, row_max))
-                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u])
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), rQ[None, v, u], run=sQRun)
 
         if row.writes():
             scale = silu_mul_group_fp8_row(device.full(1, amax_min), device.full(1, row_max))
             row.store_one(scale.to(mScale.element_type), mScale, (index,), rScale[None, u])
     rowwise.store_together(rScale, mScale, first_row, place)
     rowwise.store_together(rQ, mQ, first_row, place)
+    rowwise.send(how, (sQRun, mQ))
 
 
 @cute.jit

@@ -84,20 +84,23 @@ def silu_mul_row_fp8_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rYHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sQRun = rowwise.run_of(how, mQ, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N * 2, 2)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
+        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
         reduce.meet([*sRowMax], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 y = silu_mul_row_fp8_held_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
@@ -109,8 +112,8 @@ def silu_mul_row_fp8_kernel(
         row = row.forget((mX, rX0), (mX, rX1))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -118,11 +121,12 @@ def silu_mul_row_fp8_kernel(
                 else:
                     y = silu_mul_row_fp8_held_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 q = silu_mul_row_fp8_chain(device.full(vec, amax_min), y, device.full(vec, row_max))
-                at.store(device.cast(q, mQ.element_type), mQ, (index, 0))
+                at.store(device.cast(q, mQ.element_type), mQ, (index, 0), run=sQRun)
 
         if row.writes():
             scale = silu_mul_row_fp8_row(device.full(1, amax_min), device.full(1, row_max))
             row.store_one(scale.to(mScale.element_type), mScale, (index,))
+    rowwise.send(how, (sQRun, mQ))
 
 
 @cute.jit

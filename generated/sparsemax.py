@@ -108,6 +108,8 @@ def sparsemax_stage2_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rLargest = access.registers(mLargest, (1, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rLargest)
@@ -115,12 +117,13 @@ def sparsemax_stage2_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = sparsemax_stage2_row_max(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
@@ -226,6 +229,10 @@ def sparsemax_stage4_kernel(
     rLargest = access.registers(mLargest, (1, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sAboveRun = rowwise.fetch(how, mAbove, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rAbove, rY)
@@ -234,14 +241,15 @@ def sparsemax_stage4_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mAbove, (index, 0), rAbove[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mAbove, (index, 0), rAbove[None, None, u], run=sAboveRun)
         row.load_one(mLargest, (index,), rLargest[None, u])
         reduce.meet([*sRowMax], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAbove, (index, 0), rAbove[None, None, u])
+            part.load(mAbove, (index, 0), rAbove[None, None, u], run=sAboveRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = sparsemax_stage4_row_max(
@@ -254,15 +262,16 @@ def sparsemax_stage4_kernel(
         row = row.forget((mX, rX), (mAbove, rAbove))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = sparsemax_stage4_chain(
                     device.floats(rX[None, v, u]),
                     device.floats(device.full(vec, rLargest[0, u], rLargest.element_type)), device.full(vec, row_max),
                 )
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rY, mY, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -311,6 +320,10 @@ def sparsemax_backward_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Int32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sYRun = rowwise.fetch(how, mY, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rY, rDx)
@@ -319,15 +332,16 @@ def sparsemax_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mY, (index, 0), rY[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
         reduce.meet([*sStage0], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Int32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
             for v in cutlass.range_constexpr(vectors):
                 values = sparsemax_backward_stage0(device.floats(rDy[None, v, u]), device.floats(rY[None, v, u]))
                 reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
@@ -336,16 +350,17 @@ def sparsemax_backward_kernel(
         row = row.forget((mDy, rDy), (mY, rY))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = sparsemax_backward_chain(
                     device.floats(rDy[None, v, u]), device.floats(rY[None, v, u]), device.full(vec, row_sum),
                     device.full(vec, row_sum2, cutlass.Int32), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit

@@ -93,6 +93,9 @@ def swiglu_group_fp8_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rYHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sQRun = rowwise.run_of(how, mQ, rows * B, G)
+    sXRun = rowwise.fetch(how, mX, rows * B, G * 2, 2)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -101,14 +104,14 @@ def swiglu_group_fp8_kernel(
         iRows = (index // B)
         row = rowwise.row(how, index, index < rows * B, G, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False)
-        row.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False)
+        row.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False, run=sXRun)
+        row.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False, run=sXRun)
         reduce.meet([*sRowMax], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False)
-            part.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False)
+            part.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 y = swiglu_group_fp8_held_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
@@ -120,8 +123,8 @@ def swiglu_group_fp8_kernel(
         row = row.forget((mX, rX0), (mX, rX1))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False)
-            part.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False)
+            part.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -131,11 +134,12 @@ def swiglu_group_fp8_kernel(
                 q = swiglu_group_fp8_chain(
                     device.full(vec, qmax), device.full(vec, amax_min), y, device.full(vec, row_max),
                 )
-                at.store(device.cast(q, mQ.element_type), mQ, (iRows, iB, 0))
+                at.store(device.cast(q, mQ.element_type), mQ, (iRows, iB, 0), run=sQRun)
 
         if row.writes():
             scale = swiglu_group_fp8_row(device.full(1, qmax), device.full(1, amax_min), device.full(1, row_max))
             row.store_one(scale.to(mScale.element_type), mScale, (iRows, iB))
+    rowwise.send(how, (sQRun, mQ))
 
 
 @cute.jit

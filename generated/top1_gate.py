@@ -70,6 +70,8 @@ def top1_gate_kernel(
     rExpert = access.registers(mExpert, (1, at_once))
     sTop = rowwise.shared(how, cutlass.Float32)
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Int32)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rGate, rExpert)
@@ -77,12 +79,13 @@ def top1_gate_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sTop, *sStage1], how.cluster)
         rTop = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top1_gate_top(device.floats(rX[None, v, u]))
                 reduce.accumulate([rTop], ("max",), values, part.vector(v).inside())
@@ -93,7 +96,7 @@ def top1_gate_kernel(
         rRowMin = reduce.accumulator(vec, "min", cutlass.Int32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 values = top1_gate_stage1(
@@ -183,6 +186,9 @@ def top1_gate_backward_kernel(
         rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sTop = rowwise.shared(how, cutlass.Float32)
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rDx)
@@ -190,13 +196,14 @@ def top1_gate_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mDgate, (index,), rDgate[None, u])
         reduce.meet([*sTop, *sStage1], how.cluster)
         rTop = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top1_gate_backward_top(device.floats(rX[None, v, u]))
                 reduce.accumulate([rTop], ("max",), values, part.vector(v).inside())
@@ -207,7 +214,7 @@ def top1_gate_backward_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 t1 = top1_gate_backward_held_t1(device.floats(rX[None, v, u]), device.full(vec, top), approx)
                 if cutlass.const_expr(how.holds_expensive):
@@ -219,7 +226,7 @@ def top1_gate_backward_kernel(
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -230,8 +237,9 @@ def top1_gate_backward_kernel(
                     device.floats(device.full(vec, rDgate[0, u], rDgate.element_type)), device.floats(rX[None, v, u]),
                     t1, device.full(vec, top), device.full(vec, t2), device.full(vec, row_sum), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit

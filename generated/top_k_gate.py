@@ -90,6 +90,9 @@ def top_k_gate_stage1_kernel(
         rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sPRun = rowwise.run_of(how, mP, rows, N)
+    sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rP_)
@@ -98,12 +101,12 @@ def top_k_gate_stage1_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mLogits, (index, 0), rLogits[None, None, u])
+        row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         reduce.meet([*sRowMax, *sRowSum], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top_k_gate_stage1_row_max(device.floats(rLogits[None, v, u]))
                 reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
@@ -113,7 +116,7 @@ def top_k_gate_stage1_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 t0 = top_k_gate_stage1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
                 if cutlass.const_expr(how.holds_expensive):
@@ -125,7 +128,7 @@ def top_k_gate_stage1_kernel(
         row = row.forget((mLogits, rLogits))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -133,8 +136,9 @@ def top_k_gate_stage1_kernel(
                 else:
                     t0 = top_k_gate_stage1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
                 p_ = top_k_gate_stage1_chain(t0, device.full(vec, row_sum))
-                at.store(p_.to(mP.element_type), mP, (index, 0), rP_[None, v, u])
+                at.store(p_.to(mP.element_type), mP, (index, 0), rP_[None, v, u], run=sPRun)
     rowwise.store_together(rP_, mP, first_row, place)
+    rowwise.send(how, (sPRun, mP))
 
 
 @cute.jit
@@ -215,6 +219,9 @@ def top_k_gate_stage3_kernel(
     rChosen = access.registers(mChosen, (vec, vectors, at_once))
     rWeights = access.registers(mWeights, (vec, vectors, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sWeightsRun = rowwise.run_of(how, mWeights, rows, K)
+    sChosenRun = rowwise.fetch(how, mChosen, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rChosen, rWeights)
@@ -223,12 +230,12 @@ def top_k_gate_stage3_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mChosen, (index, 0), rChosen[None, None, u])
+        row.load(mChosen, (index, 0), rChosen[None, None, u], run=sChosenRun)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mChosen, (index, 0), rChosen[None, None, u])
+            part.load(mChosen, (index, 0), rChosen[None, None, u], run=sChosenRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top_k_gate_stage3_row_sum(device.floats(rChosen[None, v, u]))
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
@@ -237,12 +244,13 @@ def top_k_gate_stage3_kernel(
         row = row.forget((mChosen, rChosen))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mChosen, (index, 0), rChosen[None, None, u])
+            part.load(mChosen, (index, 0), rChosen[None, None, u], run=sChosenRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 weights = top_k_gate_stage3_chain(device.floats(rChosen[None, v, u]), device.full(vec, row_sum))
-                at.store(weights.to(mWeights.element_type), mWeights, (index, 0), rWeights[None, v, u])
+                at.store(weights.to(mWeights.element_type), mWeights, (index, 0), rWeights[None, v, u], run=sWeightsRun)
     rowwise.store_together(rWeights, mWeights, first_row, place)
+    rowwise.send(how, (sWeightsRun, mWeights))
 
 
 @cute.jit
@@ -289,6 +297,10 @@ def top_k_gate_backward_stage1_kernel(
     rSubOfRowsK = access.registers(mSubOfRowsK, (vec, vectors, at_once))
     sT0 = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sSubOfRowsKRun = rowwise.run_of(how, mSubOfRowsK, rows, K)
+    sDweightsRun = rowwise.fetch(how, mDweights, rows, K)
+    sChosenRun = rowwise.fetch(how, mChosen, rows, K)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDweights, rChosen, rSubOfRowsK)
@@ -298,13 +310,13 @@ def top_k_gate_backward_stage1_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDweights, (index, 0), rDweights[None, None, u])
-        row.load(mChosen, (index, 0), rChosen[None, None, u])
+        row.load(mDweights, (index, 0), rDweights[None, None, u], run=sDweightsRun)
+        row.load(mChosen, (index, 0), rChosen[None, None, u], run=sChosenRun)
         reduce.meet([*sT0, *sRowSum], how.cluster)
         rT0 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mChosen, (index, 0), rChosen[None, None, u])
+            part.load(mChosen, (index, 0), rChosen[None, None, u], run=sChosenRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top_k_gate_backward_stage1_t0(device.floats(rChosen[None, v, u]))
                 reduce.accumulate([rT0], ("sum",), values, part.vector(v).inside())
@@ -314,8 +326,8 @@ def top_k_gate_backward_stage1_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDweights, (index, 0), rDweights[None, None, u])
-            part.load(mChosen, (index, 0), rChosen[None, None, u])
+            part.load(mDweights, (index, 0), rDweights[None, None, u], run=sDweightsRun)
+            part.load(mChosen, (index, 0), rChosen[None, None, u], run=sChosenRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top_k_gate_backward_stage1_row_sum(
                     device.floats(rDweights[None, v, u]), device.floats(rChosen[None, v, u]), device.full(vec, t0),
@@ -326,14 +338,18 @@ def top_k_gate_backward_stage1_kernel(
         row = row.forget((mDweights, rDweights), (mChosen, rChosen))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDweights, (index, 0), rDweights[None, None, u])
+            part.load(mDweights, (index, 0), rDweights[None, None, u], run=sDweightsRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 sub_of_rows_k = top_k_gate_backward_stage1_chain(
                     device.floats(rDweights[None, v, u]), device.full(vec, t0), device.full(vec, row_sum),
                 )
-                at.store(sub_of_rows_k.to(mSubOfRowsK.element_type), mSubOfRowsK, (index, 0), rSubOfRowsK[None, v, u])
+                at.store(
+                    sub_of_rows_k.to(mSubOfRowsK.element_type), mSubOfRowsK, (index, 0), rSubOfRowsK[None, v, u],
+                    run=sSubOfRowsKRun,
+                )
     rowwise.store_together(rSubOfRowsK, mSubOfRowsK, first_row, place)
+    rowwise.send(how, (sSubOfRowsKRun, mSubOfRowsK))
 
 
 @cute.jit
@@ -412,6 +428,10 @@ def top_k_gate_backward_stage3_kernel(
     rT1 = access.registers(mT1, (vec, vectors, at_once))
     rDlogits = access.registers(mDlogits, (vec, vectors, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDlogitsRun = rowwise.run_of(how, mDlogits, rows, N)
+    sPRun = rowwise.fetch(how, mP, rows, N)
+    sT1Run = rowwise.fetch(how, mT1, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rP, rT1, rDlogits)
@@ -420,14 +440,15 @@ def top_k_gate_backward_stage3_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mP, (index, 0), rP[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mT1, (index, 0), rT1[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mP, (index, 0), rP[None, None, u], run=sPRun)
+        row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mP, (index, 0), rP[None, None, u])
-            part.load(mT1, (index, 0), rT1[None, None, u])
+            part.load(mP, (index, 0), rP[None, None, u], run=sPRun)
+            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
             for v in cutlass.range_constexpr(vectors):
                 values = top_k_gate_backward_stage3_row_sum(
                     device.floats(rP[None, v, u]), device.floats(rT1[None, v, u]),
@@ -438,15 +459,16 @@ def top_k_gate_backward_stage3_kernel(
         row = row.forget((mP, rP), (mT1, rT1))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mP, (index, 0), rP[None, None, u])
-            part.load(mT1, (index, 0), rT1[None, None, u])
+            part.load(mP, (index, 0), rP[None, None, u], run=sPRun)
+            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dlogits = top_k_gate_backward_stage3_chain(
                     device.floats(rP[None, v, u]), device.floats(rT1[None, v, u]), device.full(vec, row_sum),
                 )
-                at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u])
+                at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u], run=sDlogitsRun)
     rowwise.store_together(rDlogits, mDlogits, first_row, place)
+    rowwise.send(how, (sDlogitsRun, mDlogits))
 
 
 @cute.jit

@@ -115,6 +115,8 @@ def top_p_stage2_kernel(
     rSumOfRows = access.registers(mSumOfRows, (1, at_once))
     sT0 = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sSRun = rowwise.fetch(how, mS, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rS, rMaxOfRows, rSumOfRows)
@@ -122,12 +124,13 @@ def top_p_stage2_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mS, (index, 0), rS[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
         reduce.meet([*sT0, *sRowSum], how.cluster)
         rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mS, (index, 0), rS[None, None, u])
+            part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top_p_stage2_t0(device.floats(rS[None, v, u]))
                 reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
@@ -137,7 +140,7 @@ def top_p_stage2_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mS, (index, 0), rS[None, None, u])
+            part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top_p_stage2_row_sum(device.floats(rS[None, v, u]), device.full(vec, t0))
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
@@ -249,6 +252,11 @@ def top_p_stage4_kernel(
     rSumOfRows = access.registers(mSumOfRows, (1, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
     sRowMin = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
+    sSRun = rowwise.fetch(how, mS, rows, N)
+    sAboveRun = rowwise.fetch(how, mAbove, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rS, rAbove, rY)
@@ -259,16 +267,16 @@ def top_p_stage4_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mLogits, (index, 0), rLogits[None, None, u])
-        row.load(mS, (index, 0), rS[None, None, u])
-        row.load(mAbove, (index, 0), rAbove[None, None, u])
+        row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
+        row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
+        row.load(mAbove, (index, 0), rAbove[None, None, u], run=sAboveRun)
         row.load_one(mSumOfRows, (index,), rSumOfRows[None, u])
         reduce.meet([*sRowMin], how.cluster)
         rRowMin = reduce.accumulator(vec, "min", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mS, (index, 0), rS[None, None, u])
-            part.load(mAbove, (index, 0), rAbove[None, None, u])
+            part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
+            part.load(mAbove, (index, 0), rAbove[None, None, u], run=sAboveRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top_p_stage4_row_min(
                     device.floats(rS[None, v, u]), device.floats(rAbove[None, v, u]),
@@ -280,12 +288,13 @@ def top_p_stage4_kernel(
         row = row.forget((mLogits, rLogits), (mS, rS), (mAbove, rAbove))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = top_p_stage4_chain(device.floats(rLogits[None, v, u]), device.full(vec, row_min))
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rY, mY, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -366,6 +375,8 @@ def top_p_forward_stage2_kernel(
     rSumOfRows = access.registers(mSumOfRows, (1, at_once))
     sT0 = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sSRun = rowwise.fetch(how, mS, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rS, rMaxOfRows, rSumOfRows)
@@ -373,12 +384,13 @@ def top_p_forward_stage2_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mS, (index, 0), rS[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
         reduce.meet([*sT0, *sRowSum], how.cluster)
         rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mS, (index, 0), rS[None, None, u])
+            part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top_p_forward_stage2_t0(device.floats(rS[None, v, u]))
                 reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
@@ -388,7 +400,7 @@ def top_p_forward_stage2_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mS, (index, 0), rS[None, None, u])
+            part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top_p_forward_stage2_row_sum(device.floats(rS[None, v, u]), device.full(vec, t0))
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
@@ -508,6 +520,11 @@ def top_p_forward_stage4_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     rLeast = access.registers(mLeast, (1, at_once))
     sT0 = rowwise.shared(how, cutlass.Float32)
+    sYRun = rowwise.run_of(how, mY, rows, N)
+    sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
+    sSRun = rowwise.fetch(how, mS, rows, N)
+    sAboveRun = rowwise.fetch(how, mAbove, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rS, rAbove, rY, rLeast)
@@ -518,16 +535,16 @@ def top_p_forward_stage4_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mLogits, (index, 0), rLogits[None, None, u])
-        row.load(mS, (index, 0), rS[None, None, u])
-        row.load(mAbove, (index, 0), rAbove[None, None, u])
+        row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
+        row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
+        row.load(mAbove, (index, 0), rAbove[None, None, u], run=sAboveRun)
         row.load_one(mSumOfRows, (index,), rSumOfRows[None, u])
         reduce.meet([*sT0], how.cluster)
         rT0 = reduce.accumulator(vec, "min", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mS, (index, 0), rS[None, None, u])
-            part.load(mAbove, (index, 0), rAbove[None, None, u])
+            part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
+            part.load(mAbove, (index, 0), rAbove[None, None, u], run=sAboveRun)
             for v in cutlass.range_constexpr(vectors):
                 values = top_p_forward_stage4_t0(
                     device.floats(rS[None, v, u]), device.floats(rAbove[None, v, u]),
@@ -539,17 +556,18 @@ def top_p_forward_stage4_kernel(
         row = row.forget((mLogits, rLogits), (mS, rS), (mAbove, rAbove))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = top_p_forward_stage4_chain(device.floats(rLogits[None, v, u]), device.full(vec, t0))
-                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])
+                at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
 
         if row.writes():
             least = top_p_forward_stage4_row(device.full(1, t0))
             row.store_one(least.to(mLeast.element_type), mLeast, (index,), rLeast[None, u])
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.store_together(rLeast, mLeast, first_row, place)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit

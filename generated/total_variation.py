@@ -55,6 +55,9 @@ def total_variation_kernel(
     rQ = access.registers(mQ, (vec, vectors, at_once))
     rLoss = access.registers(mLoss, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sPRun = rowwise.fetch(how, mP, rows, N)
+    sQRun = rowwise.fetch(how, mQ, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rP, rQ, rLoss)
@@ -63,14 +66,15 @@ def total_variation_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mP, (index, 0), rP[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mQ, (index, 0), rQ[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mP, (index, 0), rP[None, None, u], run=sPRun)
+        row.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mP, (index, 0), rP[None, None, u])
-            part.load(mQ, (index, 0), rQ[None, None, u])
+            part.load(mP, (index, 0), rP[None, None, u], run=sPRun)
+            part.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
             for v in cutlass.range_constexpr(vectors):
                 values = total_variation_row_sum(device.floats(rP[None, v, u]), device.floats(rQ[None, v, u]))
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())

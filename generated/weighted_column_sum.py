@@ -168,6 +168,9 @@ def weighted_column_sum_backward_kernel(
     rDx = access.registers(mDx, (vec, vectors, at_once))
     rDweight = access.registers(mDweight, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rDx, rDweight)
@@ -175,13 +178,14 @@ def weighted_column_sum_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mX, (index, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mWeight, (index,), rWeight[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mDy, (0,), rDy)
@@ -200,13 +204,14 @@ def weighted_column_sum_backward_kernel(
                 dx = weighted_column_sum_backward_chain(
                     device.floats(rDy[None, 0]), device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
 
         if row.writes():
             dweight = weighted_column_sum_backward_row(device.full(1, row_sum))
             row.store_one(dweight.to(mDweight.element_type), mDweight, (index,), rDweight[None, u])
     rowwise.store_together(rDx, mDx, first_row, place)
     rowwise.store_together(rDweight, mDweight, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit

@@ -283,18 +283,28 @@ def gather_row(
     dst: cute.Tensor,
     ragged: cutlass.Constexpr[bool],
     back: cutlass.Constexpr[tuple[int, ...]] = (),
+    held: cutlass.Constexpr[bool] = False,
 ):
     """Load a row of a tensor that has only some of the axes. `place` are the row's coordinates, `extents` the sizes of the axes
     that make a column, and `modes` the axis of each mode of the tensor. With `back` it loads neighbours, so many places back along
     each mode; one that lies outside is any element. Where the columns of a vector are adjacent in the tensor,
-    they are loaded as one; where they are the same element, it is loaded once."""
+    they are loaded as one; where they are the same element, it is loaded once. Of a row that is `held` whole, only the last vector
+    may be outside."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     inner = len(extents) - 1
     adjacent = not ragged and modes[-1] == inner and src.stride[-1] == 1 and not back
     each = vec if cutlass.const_expr(adjacent or (not ragged and inner not in modes)) else 1
     dst.fill(0)
     places = _places(first, step, vectors, vec, each, extents)
-    for v in cutlass.range_constexpr(vectors):
+    if cutlass.const_expr(vec == 1 and not back):  # with one branch for all, a row's position is computed once
+        if first < columns:
+            start = Int64(cute.crd2idx(place, src.layout))
+            for v in cutlass.range_constexpr(vectors):
+                at = _offset(src, modes, places[v][0])
+                if cutlass.const_expr(v > 0 and (v == vectors - 1 or not held)):
+                    at = cutlass.select_(first + v * step < columns, at, 0)
+                dst[0, v] = (src.iterator + (start + at)).load()
+    for v in cutlass.range_constexpr(0 if vec == 1 and not back else vectors):
         for i in cutlass.range_constexpr(0, vec, each):
             if first + v * step + i < columns:
                 where = _in_row(place, modes, places[v][i // each])
@@ -466,6 +476,17 @@ def scatter_row(
 def _back(where: cute.Coord, back: tuple[int, ...], shape: cute.Shape) -> cute.Coord:
     """The coordinates so many places back along each mode, brought inside the tensor."""
     return tuple(device.clip_index(p - n, s) if n else p for p, n, s in zip(where, back, shape, strict=True))
+
+
+def _offset(tensor: cute.Tensor, modes: tuple[int | None, ...], column: Places) -> Int32:
+    """How far a column is from a row's first one, in a tensor that has some of the axes: less than 2**31 elements, so that no
+    column needs products of 64 bits."""
+    found = Int32(0)
+    for mode, m in enumerate(modes):
+        if m is not None:
+            stride = tensor.stride[mode]
+            found = found + column[m] * (stride if isinstance(stride, int) else Int32(stride))
+    return found
 
 
 def _in_row(place: cute.Coord, modes: tuple[int | None, ...], column: Places) -> cute.Coord:

@@ -13,10 +13,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric
 
-from codegen.device import access, reduce
+from codegen.device import access, reduce, runs
 from codegen.device import functions as device
 from codegen.device.functions import Vector
 from codegen.device.math.division import divide_by_count
+from codegen.device.runs import Run, arrive, fetch, run_of, send  # noqa: F401  for kernels
 from codegen.shared import RowLaunch, Walk
 
 
@@ -117,6 +118,7 @@ class Row:
     shifts: bool  # whether vectors of ragged rows are aligned in memory, and not in the row
     reads: bool = True  # whether arrays of the row's own are read here: once, if it stays in registers, or in each pass
     leads: Boolean | bool = False  # whether this thread is the row's first
+    sweeps: bool = False  # whether this is one of the row's passes, which read it from shared memory if it is there
     v: int = 0  # the number of a vector in it
     c: Int32 | None = None  # its column
 
@@ -132,7 +134,7 @@ class Row:
     def part(self, p: Int32) -> Row:
         """This thread's vectors in pass `p`."""
         reads = isinstance(self.how, RowLaunch) and not self.how.holds_row
-        return replace(self, column=self.first + p * (self.step * self.how.vectors), reads=reads)
+        return replace(self, column=self.first + p * (self.step * self.how.vectors), reads=reads, sweeps=True)
 
     def vector(self, v: int) -> Row:
         """One of a pass's vectors."""
@@ -141,15 +143,22 @@ class Row:
     # Memory. Of an input that is left out nothing is read: its registers hold the default.
 
     def load(
-        self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1, aligned: bool = True
-    ) -> None:
-        """This thread's vectors of a row of its own, which begins at `place` (`access.load_row`). What is not `aligned` with the
-        others may be the row of several: the L1 cache keeps it."""
-        if self.reads:
+        self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1, aligned: bool = True,
+        run: Run | None = None,
+    ) -> None:  # fmt: skip
+        """This thread's vectors of a row of its own, which begins at `place` (`access.load_row`), or, in each pass, of the `run` that
+        has it in shared memory. What is not `aligned` with the others may be the row of several: the L1 cache keeps it."""
+        if src is not None and run is not None:
+            if self.sweeps:
+                runs.take(run, start_of(src, place), self.there, self.column, self.step, self.length, dst, parts)
+        elif self.reads:
             self._load(src, place, self.column, dst, parts, aligned and self.shifts, self.once and aligned)
 
     def load_shared(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1) -> None:
         """What all rows share: this vector of it, or all of this thread's."""
+        if src is not None and self.c is not None and isinstance(self.how, RowLaunch) and self.how.by_runs:
+            runs.load_column(src, start_of(src, place), self.c, self.length, dst, parts, self.inside() is None)
+            return
         self._load(src, place, self.column if self.c is None else self.c, dst, parts, False, False)
 
     def _load(self, src, place, column, dst, parts: int, aligned: bool, once: bool) -> None:
@@ -189,7 +198,10 @@ class Row:
     ) -> None:  # fmt: skip
         """The same of an array that all rows share."""
         if src is not None:
-            access.gather_row(src, place, modes, extents, self.column, self.step, self.columns, dst, self.apart, back)
+            held = isinstance(self.how, RowLaunch) and self.how.holds_row
+            access.gather_row(
+                src, place, modes, extents, self.column, self.step, self.columns, dst, self.apart, back, held
+            )
 
     def pick(
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, index: tuple, dst: cute.Tensor
@@ -213,12 +225,14 @@ class Row:
 
     def store(
         self, values: Vector | cute.Tensor, dst: cute.Tensor, place: cute.Coord, registers: cute.Tensor | None = None,
-        parts: int = 1, aligned: bool = True,
+        parts: int = 1, aligned: bool = True, run: Run | None = None,
     ) -> None:  # fmt: skip
-        """This vector, given as registers or as values. Where a thread's rows are written together, its values stay in
-        `registers` until then."""
+        """This vector, given as registers or as values, to memory or to the `run` of the block's rows. Where a thread's rows are
+        written together, its values stay in `registers` until then."""
         src = _held(values, dst, registers)
-        if not self.together:
+        if run is not None:
+            runs.put(run, start_of(dst, place), src, self.c, self.length, self.inside() is None)
+        elif not self.together:
             start, offset, how = start_of(dst, place), self.v * self.step, self.how
             access.store_row(
                 src,

@@ -302,10 +302,11 @@ class ReductionWords:
         if not self.plan.column_groups:
             return "nothing is read in vectors: all sizes are equally fast"
         columns = listed(" x ".join(axis_word(a) for a in g.axes) for g in self.plan.column_groups)
-        return (
+        text = (
             f"where {columns} is not a multiple of the vector width, accesses stay wide; elements of a vector outside the "
             "row are neither read nor written, and do not count in a reduction"
         )
+        return text + ("; short rows come and go by way of shared memory" if self.plan.by_runs else "")
 
 
 class AttentionWords:

@@ -45,6 +45,8 @@ MOST_COMPUTED = (
 # Registers of a thread, by `walking.registers`, with which an SM has too few threads if the compiler takes what it likes
 MANY_REGISTERS = 100
 SPILLED = 0.45  # part of them that may be spilled, or computed again, for more threads
+# Of rows that come by way of shared memory, a thread's columns, its values of them in all inputs, and the bytes of a block's rows
+MOST_IN_RUN, RUN_VALUES, RUN_BYTES = 32, 72, 40 * 1024
 MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
 
@@ -107,6 +109,8 @@ class Reduction(Reads):
             threads = schedule.get("threads", self.least_threads(columns, 1 / at_once, dtypes))
             expensive = bool(self.expensive)
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, expensive, at_once=at_once)
+        if (found := self._in_runs(vec, ragged, columns, dtypes, schedule)) is not None:
+            return found
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row = columns // vec * width
         cluster, kept = self._cluster_of(row, schedule, arch)
@@ -146,6 +150,31 @@ class Reduction(Reads):
         return RowLaunch(
             vec, ragged, threads, per_row, vectors, cluster, True, exact, holds_expensive and not only_row, only_row, resident // threads
         )  # fmt: skip
+
+    def _in_runs(
+        self, vec: int, ragged: bool, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]
+    ) -> RowLaunch | None:
+        """The launch of blocks that copy runs of rows, if vectors need masks, or if few threads of a row would read element by
+        element; None if there is no such kernel, or no room for the rows."""
+        if not self.by_runs or not (ragged or vec == 1) or not columns or schedule.keys() & {"cluster", "vector_bytes"}:
+            return None
+        own = {
+            a.array for a in (*self.loads, *self.stores) if a.array is not None and a.mode == "flat" and self.of_row(a)
+        }
+        read = sum(a.mode in ("flat", "gather") and self.of_row(a) for a in self.loads if a.array is not None)
+        most = max(1, min(MOST_IN_RUN, RUN_VALUES // (read + len(self.expensive))))
+        per_row = 1
+        while per_row * most < columns:
+            per_row *= 2
+        per_row = schedule.get("threads_per_row", per_row)
+        vectors = -(-columns // per_row)
+        threads = max(schedule.get("threads", LEAST_THREADS) // per_row, 1) * per_row
+        room = threads // per_row * columns * sum(DTYPES[dtypes[a.name]].size * (a.parts or 1) for a in own)
+        packed = any(DTYPES[d].packed for d in dtypes.values())
+        if packed or per_row > WARP or vectors > 2 * most or room > RUN_BYTES:
+            return None
+        exact = columns == vectors * per_row and threads == per_row
+        return RowLaunch(1, False, threads, per_row, vectors, 1, True, exact, bool(self.expensive), by_runs=True)
 
     def _cluster_of(self, row: int, schedule: Mapping[str, int], arch: str | None) -> tuple[int, int]:
         """The blocks of a cluster that share a row of so many bytes, and the bytes of it that a thread holds."""

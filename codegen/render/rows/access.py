@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.graph import emit
@@ -15,7 +16,9 @@ from codegen.render.records import Fragment
 from codegen.render.rows.records import (
     Load,
     RowLoad,
+    Run,
 )
+from codegen.spec.spec import Array
 
 
 class RowAccess(Context):
@@ -273,7 +276,7 @@ class RowAccess(Context):
             parts = f", parts={access.array.parts}" if access.interleaved else ""
             if not self.plan.of_row(access):
                 return f"load_shared({tensor}, {self.start(access)}, {registers}{parts})"
-            return f"load({tensor}, {self.start(access)}, {registers}{parts}{self.unaligned(access)})"
+            return f"load({tensor}, {self.start(access)}, {registers}{parts}{self.unaligned(access)}{self.run(access)})"
         shared = "" if self.plan.of_row(access) else "_shared"
         if self.plan.picks(access):
             return f"pick{shared}({tensor}, {self.columns_of(access)}, {self.picked(access)}, {registers})"
@@ -283,6 +286,23 @@ class RowAccess(Context):
     def unaligned(self, access: Access) -> str:
         """Whether vectors of an array's ragged rows are not aligned in memory."""
         return ", aligned=False" if self.plan.shifts and not self.plan.aligned(access) else ""
+
+    def run(self, access: Access) -> str:
+        """The run of the block's rows, as an argument."""
+        assert access.array is not None
+        return f", run={self.run_name(access.array)}" if self.plan.by_runs else ""
+
+    @staticmethod
+    def run_name(array: Array) -> str:
+        return f"s{camel(array.name)}Run"
+
+    def runs_of(self, accesses: Sequence[Access]) -> list[Run]:
+        """The runs of a block's rows in the arrays that are accessed along rows of their own."""
+        own = [a for a in accesses if a.mode == "flat" and self.plan.of_row(a)] if self.plan.by_runs else []
+        return [
+            Run(self.run_name(array), self.tensors[array.name], array.parts or 0)
+            for array in dict.fromkeys(a.array for a in own if a.array is not None)
+        ]
 
     def start(self, access: Access) -> str:
         """The position of a row's first column in an array."""

@@ -50,6 +50,20 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Run:
+    """The run of a block's rows in an array, in shared memory."""
+
+    name: str
+    tensor: str
+    parts: int  # elements of a column; 0 of one without parts
+
+    @property
+    def each(self) -> str:
+        """What multiplies the columns, in an argument."""
+        return f" * {self.parts}, {self.parts}" if self.parts else ""
+
+
+@dataclass(frozen=True)
 class HeldRegisters:
     """The registers of a value that is held from sweep to sweep."""
 
@@ -174,6 +188,8 @@ class RowKernel(RowsKernel):
     whole_rows: bool
     rows_registers: str
     rows_stores: list[str]
+    runs_read: list[Run]
+    runs_written: list[Run]
 
 
 # Kernels that reduce over rows

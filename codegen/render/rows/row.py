@@ -49,6 +49,8 @@ class RowContext(RowAccess):
             whole_rows=self.plan.whole_rows,
             rows_registers=self.rows_registers(),
             rows_stores=self.rows_stores(),
+            runs_read=self.runs_of(self.plan.loads),
+            runs_written=self.runs_of(self.vector_stores()),
         )
 
     def kernel_head(self) -> RowsKernel:
@@ -344,10 +346,12 @@ class RowContext(RowAccess):
             elif access.interleaved:
                 lines.append(f"{self.written(access, str(access.part))}.store({value})")
                 if access is [a for a in stores if a.array is access.array][-1]:
-                    where += f", parts={access.array.parts}{self.unaligned(access)}"
+                    where += f", parts={access.array.parts}{self.unaligned(access)}{self.run(access)}"
                     lines.append(f"at.store({self.written(access)}, {tensor}, {where})")
             else:
-                lines.append(f"at.store({value}, {tensor}, {where}{self.held(access)}{self.unaligned(access)})")
+                lines.append(
+                    f"at.store({value}, {tensor}, {where}{self.held(access)}{self.unaligned(access)}{self.run(access)})"
+                )
         return lines
 
     def value(self, access: Access) -> str:

@@ -160,16 +160,18 @@ def test_no_rows(name, axis):
     ("dtype", "columns", "vec", "ragged"),
     [
         ("bfloat16", 4096, 8, False), ("bfloat16", 4100, 4, False), ("bfloat16", 4098, 2, False),
-        ("bfloat16", 4097, 8, True), ("bfloat16", 15, 15, False), ("bfloat16", 17, 8, True),
+        ("bfloat16", 4097, 8, True), ("bfloat16", 15, 15, False), ("bfloat16", 17, 1, False),
         ("float32", 4098, 2, False), ("float32", 4097, 1, False), ("bfloat16", 0, 8, False),
     ],
 )  # fmt: skip
 def test_vectors_that_rows_are_whole_ones_of(dtype, columns, vec, ragged):
-    """The elements have 4 bytes or more; a short row is one vector if a thread has several rows."""
+    """The elements have 4 bytes or more; a short row is one vector if a thread has several rows. Of rows that come by way of shared
+    memory, a thread has single elements."""
     op = generated.layernorm
     types = Types(tuple((t, dtype) for t, _ in op.spec.types))
     how = op.launch_for(types, Case(types, (2,), (("N", columns),), (), (), False, 1.0, 0).axes)
     assert (how.vec, how.ragged) == (vec, ragged)
+    assert how.by_runs == (columns == 17)
 
 
 def test_blocks_of_a_cluster_exchange_float64(tmp_path):

@@ -1,0 +1,177 @@
+"""Device functions by which a block's rows come and go by way of shared memory, if N is not a multiple of the vector width.
+
+A block's rows are neighbours: in memory they are one run of elements. The block copies the run in aligned vectors, and its threads
+read and write their columns in shared memory one by one. So no vector of a thread needs a mask or a shift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64
+from cutlass.memory import SmemAllocator
+
+from codegen.device import functions as device
+from codegen.shared import RowLaunch
+
+
+@dataclass(frozen=True)
+class Run:
+    """The elements of a block's rows in one array: `memory` begins with element `start`, which is the first of a vector."""
+
+    memory: cute.Tensor
+    start: Int64
+    skip: Int32  # elements of other rows before the block's own
+    end: Int32  # where its own end, after `start`; 0 where it has no rows
+    vec: int  # elements of 16 bytes
+
+    def place(self, element: Int64) -> Int32:
+        """Where an element of the array is in `memory`."""
+        return Int32(element - self.start)
+
+
+def run_of(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int = 1) -> Run | None:
+    """Shared memory for the block's rows, of `each` elements, of an array with `rows` of them; `parts` elements make a column. None
+    if rows do not come and go this way, or if the array is left out."""
+    if tensor is None or not how.by_runs:
+        return None
+    bidx, _, _ = cute.arch.block_idx()
+    vec = 128 // tensor.element_type.width
+    first = Int32(bidx * how.rows_a_block)
+    left = cutlass.select_(rows - first < how.rows_a_block, rows - first, Int32(how.rows_a_block))
+    begin = Int64(first) * each
+    skip = device.misalignment(begin, vec)
+    size = how.rows_a_block * how.per_row * how.vectors * parts + 2 * vec
+    memory = SmemAllocator().allocate_tensor(tensor.element_type, cute.make_layout((size // vec * vec,)), 16)
+    end = cutlass.select_(left > 0, skip + left * each, Int32(0))
+    return Run(memory, begin - skip, skip, end, vec)
+
+
+def fetch(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int = 1) -> Run | None:
+    """The same, with the copies of the rows started."""
+    run = run_of(how, tensor, rows, each, parts)
+    if run is not None:
+        _fetch(tensor, run.memory, run.start, run.end, how.threads, run.vec)
+    return run
+
+
+@cute.jit
+def _fetch(
+    src: cute.Tensor,
+    memory: cute.Tensor,
+    start: cutlass.Int64,
+    end: cutlass.Int32,
+    threads: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    left = device.whole_vectors(src, vec) - start  # elements in whole vectors of the array
+    whole = Int32(cutlass.select_(left < end, left, Int64(end)))
+    mode = cute.nvgpu.cpasync.LoadCacheMode.GLOBAL
+    atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), src.element_type, num_bits_per_copy=128)
+    for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * threads))):
+        at = (tidx + i * threads) * vec
+        if at < whole:
+            cute.copy(atom, device.vector(src, start + at, vec), device.vector(memory, at, vec))
+    # The array's last elements, which fill no vector
+    if (whole < end) & (tidx < vec):
+        if whole + tidx < end:
+            memory[whole + tidx] = (src.iterator + (start + whole + tidx)).load()
+    if end == 0:  # a block without rows: its threads read zeros
+        for at in cutlass.range(tidx, cute.size(memory), threads):
+            memory[at] = src.element_type(0)
+
+
+def arrive(how: RowLaunch) -> None:
+    """Wait until all that was fetched is there."""
+    if how.by_runs:
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
+
+
+def send(how: RowLaunch, *runs: tuple[Run | None, cute.Tensor]) -> None:
+    """Write the rows to their arrays, once all threads have written theirs to the runs."""
+    if how.by_runs:
+        cute.arch.sync_threads()
+        for run, tensor in runs:
+            if run is not None:
+                _send(run.memory, tensor, run.start, run.skip, run.end, how.threads, run.vec)
+
+
+@cute.jit
+def _send(
+    memory: cute.Tensor,
+    dst: cute.Tensor,
+    start: cutlass.Int64,
+    skip: cutlass.Int32,
+    end: cutlass.Int32,
+    threads: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * threads))):
+        at = (tidx + i * threads) * vec
+        if (at >= skip) & (at + vec <= end):
+            held = cute.make_rmem_tensor((vec,), memory.element_type)
+            cute.autovec_copy(device.vector(memory, at, vec), held)
+            cute.autovec_copy(held, device.vector(dst, start + at, vec))
+    # The elements in vectors that are shared with other blocks' rows
+    if tidx < vec:
+        last = end - end % vec
+        if (skip > 0) & (tidx >= skip) & (tidx < end):
+            (dst.iterator + start + tidx).store(memory[tidx])
+        if ((last > 0) | (skip == 0)) & (last + tidx < end):
+            (dst.iterator + start + last + tidx).store(memory[last + tidx])
+
+
+def take(
+    run: Run, start: Int64, there: Boolean, first: Int32, step: int, length: Int32, dst: cute.Tensor, parts: int
+) -> None:
+    """This thread's columns of a row that begins at element `start` of the array, into dst (vec, vectors) or (parts, vec, vectors) with
+    a `vec` of one column. Past the row's end it is the last column again; of a row that is not `there`, those of the block's first
+    row."""
+    vectors = cute.size(dst) // parts
+    to = cute.make_tensor(dst.iterator, cute.make_layout((cute.size(dst),)))
+    base = cutlass.select_(there, run.place(start), run.skip)
+    own = base + first * parts
+    for v in range(vectors):
+        at = own + v * step * parts
+        if v == vectors - 1:
+            last = base + (length - 1) * parts
+            at = cutlass.select_(first + v * step < length, at, last)
+        for part in range(parts):
+            to[v * parts + part] = run.memory[at + part]
+
+
+def load_column(
+    src: cute.Tensor, start: Int64, column: Int32, length: Int32, dst: cute.Tensor, parts: int, certain: bool
+) -> None:
+    """One column of what all rows share, into dst (1, 1) or (parts, 1, 1): of what begins at element `start` of an array. Past the
+    row's end it is the last column. There is no branch, so that the loads of several columns overlap."""
+    at = column if certain else cutlass.select_(column < length, column, length - 1)
+    to = cute.make_tensor(dst.iterator, cute.make_layout((parts,)))
+    for part in range(parts):
+        to[part] = (src.iterator + (start + Int64(at) * parts + part)).load()
+
+
+def put(run: Run, start: Int64, src: cute.Tensor, column: Int32, length: Int32, certain: bool) -> None:
+    """One column of a row that begins at element `start` of the array, if it is `certain` to be there, or is."""
+    count = cute.size(src)
+    _put(run.memory, run.place(start) + column * count, src, column, length, certain)
+
+
+@cute.jit
+def _put(
+    memory: cute.Tensor,
+    at: cutlass.Int32,
+    src: cute.Tensor,
+    column: cutlass.Int32,
+    length: cutlass.Int32,
+    certain: cutlass.Constexpr[bool],
+):
+    if cutlass.const_expr(certain) or column < length:
+        for part in cutlass.range_constexpr(cute.size(src)):
+            memory[at + part] = src[part]

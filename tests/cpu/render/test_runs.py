@@ -1,0 +1,108 @@
+"""Rows that come and go by way of shared memory, in runs of a block's rows: where N is not a multiple of the vector width."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from codegen.runtime.call import arguments
+from codegen.runtime.call.arguments import Types
+from tests.making import make_op
+
+HEAD = "op: {name}\nsummary: Drawn by hand.\ntypes:\n  T: [float32, bfloat16]\n"
+GROUPS = (
+    HEAD.format(name="groups_by_runs")
+    + """\
+inputs:
+  x: T[B, H, C, S]
+  weight: T[H, C] = 1.0
+outputs:
+  y: T[B, H, C, S]
+  positive: bool[B, H, C, S]
+chain: |
+  moved = x + index(S) - index(C)
+  y = moved * rsqrt(mean(square(moved), axis=(C, S)) + 1e-6) * weight
+  positive = moved > 0
+reference: |
+  moved = x + jnp.arange(x.shape[3]) - jnp.arange(x.shape[2])[:, None]
+  mean = jnp.mean(moved * moved, axis=(2, 3), keepdims=True)
+  y = moved / jnp.sqrt(mean + 1e-6) * jnp.expand_dims(jnp.asarray(weight), -1)
+  positive = moved > 0
+"""
+)
+PARTS = (
+    HEAD.format(name="parts_by_runs")
+    + """\
+inputs:
+  x: T[..., (2 N)]
+  pair: T[..., (N 2)]
+  bias: float32[N]
+outputs:
+  y: T[..., N]
+  swapped: T[..., (N 2)]
+  total: float32[...]
+chain: |
+  total = sum(x[0] * pair[1], axis=N)
+  y = x[1] - total + bias
+  swapped[0] = pair[1] - total
+  swapped[1] = -pair[0]
+reference: |
+  n = bias.shape[0]
+  even, odd = pair[..., ::2], pair[..., 1::2]
+  total = jnp.sum(x[..., :n] * odd, axis=-1)
+  y = x[..., n:] - total[..., None] + bias
+  swapped = jnp.stack([odd - total[..., None], -even], axis=-1).reshape(pair.shape)
+"""
+)
+
+
+def drawn(seed, *shapes, dtype):
+    """Arrays of halves, which products and short sums of them do not round."""
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.integers(-4, 5, shape) / 2, dtype) for shape in shapes]
+
+
+def goes_by_runs(op, dtype, **arrays):
+    types = Types(tuple((t, dtype) for t, _ in op.spec.types))
+    return op.launch_for(types, arguments.bind_axes(op.spec, arrays)).by_runs
+
+
+# The last block has no rows, some, or all; the array's end lies within a vector; a row has more threads than columns of one
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("bfloat16", (16, 8, 3, 7)), ("bfloat16", (3, 3, 5, 49)), ("float32", (5, 1, 1, 37)), ("float32", (0, 2, 3, 7))],
+)  # fmt: skip
+def test_groups_of_columns(tmp_path, dtype, shape):
+    op = make_op(tmp_path, GROUPS)
+    x, weight = drawn(1, shape, shape[1:3], dtype=dtype)
+    assert goes_by_runs(op, dtype, x=x, weight=weight)
+    found = op(x, weight, implementation="interpret")
+    wide, scale = np.asarray(x, np.float64), np.asarray(weight, np.float64)[..., None]
+    moved = wide + np.arange(shape[3]) - np.arange(shape[2])[:, None]
+    y = moved / np.sqrt(np.mean(moved * moved, axis=(2, 3), keepdims=True) + 1e-6) * scale
+    np.testing.assert_allclose(np.asarray(found.y, np.float64), y, rtol=2e-6 if dtype == "float32" else 2**-8)
+    assert np.array_equal(found.positive, moved > 0)
+
+
+def test_an_input_that_is_left_out(tmp_path):
+    op = make_op(tmp_path, GROUPS)
+    (x,) = drawn(2, (2, 2, 3, 7), dtype="float32")
+    found, given = (op(x, *w, implementation="interpret") for w in ((), (jnp.ones((2, 3)),)))
+    assert np.array_equal(found.y, given.y)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 33), (70, 17)])
+def test_halves_and_pairs(tmp_path, rows, columns):
+    op = make_op(tmp_path, PARTS)
+    x, pair = drawn(3, (rows, 2 * columns), (rows, 2 * columns), dtype="bfloat16")
+    (bias,) = drawn(4, (columns,), dtype="float32")
+    assert goes_by_runs(op, "bfloat16", x=x, pair=pair, bias=bias)
+    found = op(x, pair, bias, implementation="interpret")
+    x, pair, bias = (np.asarray(a, np.float64) for a in (x, pair, bias))
+    total = np.sum(x[:, :columns] * pair[:, 1::2], axis=-1, keepdims=True)
+    assert np.array_equal(found.total, total[:, 0])
+    swapped = np.stack([pair[:, 1::2] - total, -pair[:, ::2]], axis=-1).reshape(pair.shape)
+    for name, wanted in (("y", x[:, columns:] - total + bias), ("swapped", swapped)):
+        assert np.array_equal(
+            getattr(found, name),
+            jnp.asarray(wanted, "bfloat16"),
+        ), name

@@ -283,28 +283,18 @@ def gather_row(
     dst: cute.Tensor,
     ragged: cutlass.Constexpr[bool],
     back: cutlass.Constexpr[tuple[int, ...]] = (),
-    held: cutlass.Constexpr[bool] = False,
 ):
     """Load a row of a tensor that has only some of the axes. `place` are the row's coordinates, `extents` the sizes of the axes
     that make a column, and `modes` the axis of each mode of the tensor. With `back` it loads neighbours, so many places back along
     each mode; one that lies outside is any element. Where the columns of a vector are adjacent in the tensor,
-    they are loaded as one; where they are the same element, it is loaded once. Of a row that is `held` whole, only the last vector
-    may be outside."""
+    they are loaded as one; where they are the same element, it is loaded once."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     inner = len(extents) - 1
     adjacent = not ragged and modes[-1] == inner and src.stride[-1] == 1 and not back
     each = vec if cutlass.const_expr(adjacent or (not ragged and inner not in modes)) else 1
     dst.fill(0)
-    places = _places(first, step, vectors, vec, each, extents)
-    if cutlass.const_expr(vec == 1 and not back):  # with one branch for all, a row's position is computed once
-        if first < columns:
-            start = Int64(cute.crd2idx(place, src.layout))
-            for v in cutlass.range_constexpr(vectors):
-                at = _offset(src, modes, places[v][0])
-                if cutlass.const_expr(v > 0 and (v == vectors - 1 or not held)):
-                    at = cutlass.select_(first + v * step < columns, at, 0)
-                dst[0, v] = (src.iterator + (start + at)).load()
-    for v in cutlass.range_constexpr(0 if vec == 1 and not back else vectors):
+    places = places_of(first, step, vectors, vec, each, extents)
+    for v in cutlass.range_constexpr(vectors):
         for i in cutlass.range_constexpr(0, vec, each):
             if first + v * step + i < columns:
                 where = _in_row(place, modes, places[v][i // each])
@@ -341,7 +331,7 @@ def pick_row(
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     each = vec if cutlass.const_expr(not ragged and len(extents) - 1 not in (*modes, *index_modes)) else 1
     dst.fill(0)
-    places = _places(first, step, vectors, vec, each, extents)
+    places = places_of(first, step, vectors, vec, each, extents)
     for v in cutlass.range_constexpr(vectors):
         picked = cute.make_rmem_tensor((vec // each,), Int32)
         for i in cutlass.range_constexpr(
@@ -364,7 +354,7 @@ def load_index(
 ) -> None:
     """The coordinate along one of several axes that make a column."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
-    places = _places(first, step, vectors, vec, 1, extents)
+    places = places_of(first, step, vectors, vec, 1, extents)
     for v in range(vectors):
         for i in range(vec):
             dst[i, v] = places[v][i][mode]
@@ -373,7 +363,7 @@ def load_index(
 Places: TypeAlias = tuple[Int32, ...]  # coordinates along the axes that make a column
 
 
-def _places(
+def places_of(
     first: Int32, step: int, vectors: int, vec: int, each: int, extents: tuple[Int32, ...]
 ) -> list[list[Places]]:
     """The coordinates of every `each`-th column of each vector; vectors are `step` columns apart. Only the first need a division."""
@@ -476,17 +466,6 @@ def scatter_row(
 def _back(where: cute.Coord, back: tuple[int, ...], shape: cute.Shape) -> cute.Coord:
     """The coordinates so many places back along each mode, brought inside the tensor."""
     return tuple(device.clip_index(p - n, s) if n else p for p, n, s in zip(where, back, shape, strict=True))
-
-
-def _offset(tensor: cute.Tensor, modes: tuple[int | None, ...], column: Places) -> Int32:
-    """How far a column is from a row's first one, in a tensor that has some of the axes: less than 2**31 elements, so that no
-    column needs products of 64 bits."""
-    found = Int32(0)
-    for mode, m in enumerate(modes):
-        if m is not None:
-            stride = tensor.stride[mode]
-            found = found + column[m] * (stride if isinstance(stride, int) else Int32(stride))
-    return found
 
 
 def _in_row(place: cute.Coord, modes: tuple[int | None, ...], column: Places) -> cute.Coord:

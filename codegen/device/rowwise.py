@@ -198,10 +198,11 @@ class Row:
     ) -> None:  # fmt: skip
         """The same of an array that all rows share."""
         if src is not None:
-            held = isinstance(self.how, RowLaunch) and self.how.holds_row
-            access.gather_row(
-                src, place, modes, extents, self.column, self.step, self.columns, dst, self.apart, back, held
-            )
+            where, how = (self.column, self.step, self.columns, dst), self.how
+            if how.vec == 1 and isinstance(how, RowLaunch) and how.holds_row and not back:
+                runs.gather(src, place, modes, extents, *where)
+            else:
+                access.gather_row(src, place, modes, extents, *where, self.apart, back)
 
     def pick(
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, index: tuple, dst: cute.Tensor

@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 from cutlass.memory import SmemAllocator
 
+from codegen.device import access
 from codegen.device import functions as device
 from codegen.shared import RowLaunch
 
@@ -155,6 +156,42 @@ def load_column(
     to = cute.make_tensor(dst.iterator, cute.make_layout((parts,)))
     for part in range(parts):
         to[part] = (src.iterator + (start + Int64(at) * parts + part)).load()
+
+
+@cute.jit
+def gather(
+    src: cute.Tensor,
+    place: cute.Coord,
+    modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...],
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+):
+    """As `access.gather_row`, single columns (1, vectors) of a row of which only the last vector may be outside: with one branch for
+    all, the row's position is computed once."""
+    dst.fill(0)
+    vectors = cute.size(dst)
+    places = access.places_of(first, step, vectors, 1, 1, extents)
+    if first < columns:
+        start = Int64(cute.crd2idx(place, src.layout))
+        for v in cutlass.range_constexpr(vectors):
+            at = _offset(src, modes, places[v][0])
+            if cutlass.const_expr(v > 0 and v == vectors - 1):
+                at = cutlass.select_(first + v * step < columns, at, 0)
+            dst[0, v] = (src.iterator + (start + at)).load()
+
+
+def _offset(tensor: cute.Tensor, modes: tuple[int | None, ...], column: access.Places) -> Int32:
+    """How far a column is from a row's first one, in a tensor that has some of the axes: less than 2**31 elements, so that no
+    column needs products of 64 bits."""
+    found = Int32(0)
+    for mode, m in enumerate(modes):
+        if m is not None:
+            stride = tensor.stride[mode]
+            found = found + column[m] * (stride if isinstance(stride, int) else Int32(stride))
+    return found
 
 
 def put(run: Run, start: Int64, src: cute.Tensor, column: Int32, length: Int32, certain: bool) -> None:

@@ -112,6 +112,9 @@ def capped_cross_entropy_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rTermHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sTotal_ = rowwise.shared(how, cutlass.Float32)
+    sDlogitsRun = rowwise.run_of(how, mDlogits, rows, N)
+    sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rLoss, rDlogits)
@@ -120,7 +123,7 @@ def capped_cross_entropy_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mLogits, (index, 0), rLogits[None, None, u])
+        row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         row.load_one(mLabel, (index,), rLogitsAtLabelAt)
         row.load_one(
             mLogits, (index, device.clip_index(rLogitsAtLabelAt[0], mLogits.shape[1])), rLogitsAtLabel[None, u],
@@ -130,7 +133,7 @@ def capped_cross_entropy_kernel(
         rTotal_ = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 term = capped_cross_entropy_held_term(device.floats(rLogits[None, v, u]), device.full(vec, cap), approx)
                 if cutlass.const_expr(how.holds_expensive):
@@ -142,7 +145,7 @@ def capped_cross_entropy_kernel(
         row = row.forget((mLogits, rLogits))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
@@ -157,7 +160,7 @@ def capped_cross_entropy_kernel(
                     reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, cap), device.full(vec, mWeight[0]),
                     term, device.full(vec, total_), approx,
                 )
-                at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u])
+                at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u], run=sDlogitsRun)
 
         if row.writes():
             loss = capped_cross_entropy_row(
@@ -167,6 +170,7 @@ def capped_cross_entropy_kernel(
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
     rowwise.store_together(rLoss, mLoss, first_row, place)
     rowwise.store_together(rDlogits, mDlogits, first_row, place)
+    rowwise.send(how, (sDlogitsRun, mDlogits))
 
 
 @cute.jit

@@ -74,6 +74,11 @@ def drmsnorm_add_kernel(
     rAround = access.registers(mAround, (vec, vectors, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sDyRun = rowwise.fetch(how, mDy, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+    sAroundRun = rowwise.fetch(how, mAround, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rAround, rDx)
@@ -83,16 +88,17 @@ def drmsnorm_add_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mDy, (index, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u])
-        row.load(mAround, (index, 0), rAround[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load(mAround, (index, 0), rAround[None, None, u], run=sAroundRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = drmsnorm_add_stage0(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, part.vector(v).inside())
@@ -101,17 +107,18 @@ def drmsnorm_add_kernel(
         row = row.forget((mDy, rDy), (mX, rX), (mAround, rAround))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u])
-            part.load(mX, (index, 0), rX[None, None, u])
-            part.load(mAround, (index, 0), rAround[None, None, u])
+            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            part.load(mAround, (index, 0), rAround[None, None, u], run=sAroundRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 dx = drmsnorm_add_chain(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rAround[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u])
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit

@@ -91,6 +91,11 @@ def post_add_pre_norm_kernel(
     rN = access.registers(mN, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sResidualOutRun = rowwise.run_of(how, mResidualOut, rows, N)
+    sNRun = rowwise.run_of(how, mN, rows, N)
+    sYRun = rowwise.fetch(how, mY, rows, N)
+    sResidualRun = rowwise.fetch(how, mResidual, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rY, rResidual, rResidualOut, rN)
@@ -99,13 +104,14 @@ def post_add_pre_norm_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mY, (index, 0), rY[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mResidual, (index, 0), rResidual[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+        row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
             for v in cutlass.range_constexpr(vectors):
                 values = post_add_pre_norm_row_mean(device.floats(rY[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -115,8 +121,8 @@ def post_add_pre_norm_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mY, (index, 0), rY[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mPost, (0,), rPost)
@@ -130,8 +136,8 @@ def post_add_pre_norm_kernel(
         row = row.forget((mY, rY), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mY, (index, 0), rY[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mPost, (0,), rPost)
@@ -141,10 +147,14 @@ def post_add_pre_norm_kernel(
                     device.floats(rPre[None, 0]), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), approx,
                 )
-                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
-                at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u])
+                at.store(
+                    residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u],
+                    run=sResidualOutRun,
+                )
+                at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u], run=sNRun)
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rN, mN, first_row, place)
+    rowwise.send(how, (sResidualOutRun, mResidualOut), (sNRun, mN))
 
 
 @cute.jit
@@ -236,6 +246,11 @@ def post_add_pre_norm_forward_kernel(
     rRstd = access.registers(mRstd, (1, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sResidualOutRun = rowwise.run_of(how, mResidualOut, rows, N)
+    sNRun = rowwise.run_of(how, mN, rows, N)
+    sYRun = rowwise.fetch(how, mY, rows, N)
+    sResidualRun = rowwise.fetch(how, mResidual, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rY, rResidual, rYRstd, rResidualOut, rRstd, rN)
@@ -244,13 +259,14 @@ def post_add_pre_norm_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
-        row.load(mY, (index, 0), rY[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mResidual, (index, 0), rResidual[None, None, u])
+        # if the row stays in registers; else each pass reads its part
+        row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+        row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mY, (index, 0), rY[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
             for v in cutlass.range_constexpr(vectors):
                 values = post_add_pre_norm_forward_row_mean(device.floats(rY[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -260,8 +276,8 @@ def post_add_pre_norm_forward_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mY, (index, 0), rY[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mPost, (0,), rPost)
@@ -275,8 +291,8 @@ def post_add_pre_norm_forward_kernel(
         row = row.forget((mY, rY), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mY, (index, 0), rY[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mPost, (0,), rPost)
@@ -286,8 +302,11 @@ def post_add_pre_norm_forward_kernel(
                     device.floats(rPre[None, 0]), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), approx,
                 )
-                at.store(residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u])
-                at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u])
+                at.store(
+                    residual_out.to(mResidualOut.element_type), mResidualOut, (index, 0), rResidualOut[None, v, u],
+                    run=sResidualOutRun,
+                )
+                at.store(n.to(mN.element_type), mN, (index, 0), rN[None, v, u], run=sNRun)
 
         if row.writes():
             y_rstd, rstd = post_add_pre_norm_forward_row(
@@ -299,6 +318,7 @@ def post_add_pre_norm_forward_kernel(
     rowwise.store_together(rResidualOut, mResidualOut, first_row, place)
     rowwise.store_together(rRstd, mRstd, first_row, place)
     rowwise.store_together(rN, mN, first_row, place)
+    rowwise.send(how, (sResidualOutRun, mResidualOut), (sNRun, mN))
 
 
 @cute.jit
@@ -386,6 +406,13 @@ def post_add_pre_norm_frozen_kernel(
     rDresidual = access.registers(mDresidual, (vec, vectors, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sRowSum2 = rowwise.shared(how, cutlass.Float32)
+    sDyRun = rowwise.run_of(how, mDy, rows, N)
+    sDresidualRun = rowwise.run_of(how, mDresidual, rows, N)
+    sDresidualOutRun = rowwise.fetch(how, mDresidualOut, rows, N)
+    sDnRun = rowwise.fetch(how, mDn, rows, N)
+    sYRun = rowwise.fetch(how, mY, rows, N)
+    sResidualRun = rowwise.fetch(how, mResidual, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDresidualOut, rDn, rY, rResidual, rDy, rDresidual)
@@ -397,19 +424,19 @@ def post_add_pre_norm_frozen_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-        row.load(mDn, (index, 0), rDn[None, None, u])
-        row.load(mY, (index, 0), rY[None, None, u])
-        row.load(mResidual, (index, 0), rResidual[None, None, u])
+        row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
+        row.load(mDn, (index, 0), rDn[None, None, u], run=sDnRun)
+        row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+        row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
         row.load_one(mYRstd, (index,), rYRstd[None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sRowSum, *sRowSum2], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDn, (index, 0), rDn[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mDn, (index, 0), rDn[None, None, u], run=sDnRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mPost, (0,), rPost)
@@ -426,10 +453,10 @@ def post_add_pre_norm_frozen_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-            part.load(mDn, (index, 0), rDn[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
+            part.load(mDn, (index, 0), rDn[None, None, u], run=sDnRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mPost, (0,), rPost)
@@ -447,10 +474,10 @@ def post_add_pre_norm_frozen_kernel(
         row = row.forget((mDresidualOut, rDresidualOut), (mDn, rDn), (mY, rY), (mResidual, rResidual))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-            part.load(mDn, (index, 0), rDn[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
+            part.load(mDn, (index, 0), rDn[None, None, u], run=sDnRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mPost, (0,), rPost)
@@ -462,10 +489,14 @@ def post_add_pre_norm_frozen_kernel(
                     device.floats(rResidual[None, v, u]), device.floats(rPost[None, 0]), device.floats(rPre[None, 0]),
                     device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
-                at.store(dy.to(mDy.element_type), mDy, (index, 0), rDy[None, v, u])
-                at.store(dresidual.to(mDresidual.element_type), mDresidual, (index, 0), rDresidual[None, v, u])
+                at.store(dy.to(mDy.element_type), mDy, (index, 0), rDy[None, v, u], run=sDyRun)
+                at.store(
+                    dresidual.to(mDresidual.element_type), mDresidual, (index, 0), rDresidual[None, v, u],
+                    run=sDresidualRun,
+                )
     rowwise.store_together(rDy, mDy, first_row, place)
     rowwise.store_together(rDresidual, mDresidual, first_row, place)
+    rowwise.send(how, (sDyRun, mDy), (sDresidualRun, mDresidual))
 
 
 @cute.jit
@@ -544,6 +575,11 @@ def post_add_pre_norm_backward_rows_kernel(
     rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sRowSum2 = rowwise.shared(how, cutlass.Float32)
+    sDresidualOutRun = rowwise.fetch(how, mDresidualOut, rows, N)
+    sDnRun = rowwise.fetch(how, mDn, rows, N)
+    sYRun = rowwise.fetch(how, mY, rows, N)
+    sResidualRun = rowwise.fetch(how, mResidual, rows, N)
+    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDresidualOut, rDn, rY, rResidual, rRowSumOfRows, rRowSum2OfRows)
@@ -555,19 +591,19 @@ def post_add_pre_norm_backward_rows_kernel(
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-        row.load(mDn, (index, 0), rDn[None, None, u])
-        row.load(mY, (index, 0), rY[None, None, u])
-        row.load(mResidual, (index, 0), rResidual[None, None, u])
+        row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
+        row.load(mDn, (index, 0), rDn[None, None, u], run=sDnRun)
+        row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+        row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
         row.load_one(mYRstd, (index,), rYRstd[None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
         reduce.meet([*sRowSum, *sRowSum2], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDn, (index, 0), rDn[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mDn, (index, 0), rDn[None, None, u], run=sDnRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mPost, (0,), rPost)
@@ -584,10 +620,10 @@ def post_add_pre_norm_backward_rows_kernel(
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u])
-            part.load(mDn, (index, 0), rDn[None, None, u])
-            part.load(mY, (index, 0), rY[None, None, u])
-            part.load(mResidual, (index, 0), rResidual[None, None, u])
+            part.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
+            part.load(mDn, (index, 0), rDn[None, None, u], run=sDnRun)
+            part.load(mY, (index, 0), rY[None, None, u], run=sYRun)
+            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mPost, (0,), rPost)

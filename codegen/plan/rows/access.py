@@ -271,6 +271,16 @@ class Reads:
                     loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
         return sum(loaded.values()) or (self.column_bytes(dtypes) if own else 4)
 
+    def moved_bytes(self, dtypes: Mapping[str, str]) -> int:
+        """The bytes of one column that a block reads and writes of each of its rows. Arrays that lack an axis of the rows, as a
+        weight does, are in a cache for most of them."""
+        rows = set(range(self.leading))
+        own = {a.array: 0 for a in (*self.loads, *self.stores) if a.array is not None and rows <= set(a.tokens)}
+        for access in (*self.loads, *self.stores):
+            if access.array in own and self.in_columns(access):
+                own[access.array] += DTYPES[dtypes[access.array.name]].size
+        return sum(own.values())
+
     def in_columns(self, access: Access) -> bool:
         """Whether each column of a vector has an element of its own."""
         inner = access.mode == "gather" and len(self.groups) - 1 in access.tokens

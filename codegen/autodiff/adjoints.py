@@ -24,7 +24,7 @@ from codegen.graph.nodes import (
     Selected,
     topological,
 )
-from codegen.graph.ops import OPS, PLACED, REDUCTIONS, SCANS, UNSORT
+from codegen.graph.ops import OPS, PLACED, REDUCTIONS, SCANS, TAKES, UNSORT
 from codegen.graph.shifting import shift
 from codegen.language.formula.reader import Reader
 from codegen.language.prelude import prelude
@@ -49,10 +49,10 @@ _SITE = ast.Constant(0)  # formulas of the tables have no place in a spec
 
 @dataclass(frozen=True)
 class Taken:
-    """The adjoint of a `take`'s result."""
+    """The adjoint of a `take`'s result. A computed index is written for the sum by index too."""
 
     part: int | None
-    index: str
+    index: str | Node
     axis: str
     dims: tuple[str, ...]
     adjoint: Node
@@ -208,8 +208,8 @@ class Adjoints:
                     if isinstance(a, Node) and id(a) in self.active]  # fmt: skip
         if node.op == "cast":  # as in JAX, the cotangent has the type of the rounded value
             return [(node.args[0], self.graph.node("cast", (g,), node.attr, kind="float", dims=g.dims))]
-        if node.op == "take":
-            table, index = node.args
+        if node.op in TAKES:
+            table, index = node.args[:2]
             if self.by_index or not set(index.dims) <= set(table.dims) - {node.attr}:
                 self.scatter(node, g)
                 return []
@@ -224,8 +224,6 @@ class Adjoints:
             return [(node.args[0], g)]
         if isinstance(node.attr, Selected):
             return [(node.args[0], self.placed(node, node.attr, g))]
-        if node.op == "pick":
-            raise UserError("no kernel for the gradient of a table that is read at a computed index")
         if node.op == "contract":
             arrays = self.scope.inputs | {a.name: a for a in self.cotangents.values()}
             pulled = pulled_product(node, g, self.graph, arrays, dict(self.spec.types))
@@ -276,9 +274,10 @@ class Adjoints:
 
     def scatter(self, node: Node, g: Node) -> None:
         """Two indices may select one row of a table, so its gradient is added up by index after the kernel."""
-        table, index = (a.attr for a in node.args)
-        assert isinstance(table, Leaf) and isinstance(index, Leaf)
-        taken = Taken(table.part, index.name, str(node.attr), node.dims, g)
+        table, index = node.args[0].attr, node.args[1]
+        assert isinstance(table, Leaf)
+        given = index.attr.name if node.op == "take" and isinstance(index.attr, Leaf) else index
+        taken = Taken(table.part, given, str(node.attr), node.dims, g)
         self.taken_from.setdefault(table.name, []).append(taken)
 
     def evaluated(self, formula: ast.expr, names: Mapping[str, Node | tuple[str, ...]]) -> Node:

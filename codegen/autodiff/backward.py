@@ -14,6 +14,7 @@ from codegen.autodiff.products import pull
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Leaf, Node, topological
+from codegen.graph.ops import TAKES
 from codegen.language.reference import Reference
 from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.op import Gemm, Op, Staged
@@ -104,6 +105,8 @@ def _of_some(
 ) -> tuple[Op, Backward]:
     """A backward with only some of its outputs, `called` by another name. Raises `SpecError` or `UserError` if no kernel can compute
     it."""
+    outputs = {a.name for a in spec.outputs}
+    names = [*names, *(s.index for s in how.scattered if s.output in names and s.index in outputs)]
     own = only(spec, names)
     made = derived(replace(own, op=called or own.op, summary=summary or own.summary))
     read = {a.name for a in made.spec.inputs}
@@ -138,7 +141,7 @@ def _planned(how: Backward) -> tuple[Op, Backward]:
         assigned = [s for s in spec.read.statements if s.name == array.name]
         values = [(s.value.attr if isinstance(s.value.attr, Leaf) else id(s.value)) for s in assigned if not s.at]
         own = key(array, values or [id(s) for s in assigned])
-        if given[array.name] in tables:  # other outputs are added to it
+        if given.get(array.name) in {None, *tables}:  # a computed index; or other outputs are added to it
             kept.append(array.name)
         elif own in held:
             same.append((given[array.name], held[own]))
@@ -158,7 +161,7 @@ def row_backward(op: Op) -> Derived:
     there is none, the same with the gradients of tables added up by index after the kernel. Raises `SpecError` or `UserError` if
     there is none."""
     spec, held = op.spec, op.plan.held if isinstance(op.plan, Staged) else ()
-    takes = "take" in spec.read.ops
+    takes = bool(spec.read.ops & {*TAKES})
     reasons: dict[str | None, SpecError | UserError] = {}
     for by_index in (False, True) if takes else (False,):
         try:

@@ -41,7 +41,7 @@ PROPORTIONAL = {"mul", "div", "neg", "abs", "reciprocal", "square", "sqrt", "rsq
 @dataclass(frozen=True)
 class Scattered:
     """An output of a backward that is the gradient of a `take`'s result. It is added by index, along an axis, to the gradient of
-    the table or of one of its parts."""
+    the table or of one of its parts. The index is an input of the op, or another output of the backward."""
 
     output: str
     table: str
@@ -98,6 +98,7 @@ class Reverse(Adjoints):
         super().__init__(spec, by_index, held, constant)
         self.dtype, self.save = dtype, spec.save
         self.saved_type = spec.compute if dtype == "float32" else dtype
+        self.places: dict[int, Array] = {}  # the outputs that are computed indices, by the identity of their values
         self.results, self.assigned = self.outputs(self.gradients() | self.written_formulas())
         self.known = frozenset(self.taken)
 
@@ -121,7 +122,7 @@ class Reverse(Adjoints):
         values = Values(tuple(assigned), self.calls, self.named, leaves, pinned=pinned)
         spec = replace(
             self.spec, op=f"{self.spec.op}_backward", summary=f"The gradients of {self.spec.op}.",
-            inputs=tuple(inputs), outputs=tuple(output for _, output, _ in outputs), params=params,
+            inputs=tuple(inputs), outputs=(*(output for _, output, _ in outputs), *self.places.values()), params=params,
             grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
         )  # fmt: skip
         spec = derived_spec(spec, f"{self.spec.path} (backward)", values, self.taken)
@@ -144,7 +145,7 @@ class Reverse(Adjoints):
             tuple(a.name for a in inputs if a in self.spec.inputs),
             tuple((name, output.name) for name, output, _ in outputs),
             tuple(
-                Scattered(output.name, name, taken.part, taken.index, taken.axis)
+                Scattered(output.name, name, taken.part, self.index_of(taken), taken.axis)
                 for name, output, taken in outputs
                 if taken is not None
             ),
@@ -210,7 +211,8 @@ class Reverse(Adjoints):
         self, found: Mapping[tuple[str, int | None], Node]
     ) -> tuple[list[tuple[str, Array, Taken | None]], list[Statement]]:
         """The outputs of the backward, and the statements that assign them: one for the gradient of each input and parameter, unless
-        that is zero, and one for each `take` from an input. Each output has the name of the input or parameter."""
+        that is zero, and one for each `take` from an input. Each output has the name of the input or parameter. Computed indices are
+        assigned to further outputs, `places`."""
         outputs: list[tuple[str, Array, Taken | None]] = []
         assigned = []
         params = [Array(p.name, self.spec.compute, ()) for p in self.spec.params if (p.name, None) in found]
@@ -233,7 +235,19 @@ class Reverse(Adjoints):
                 gradient = Array(fresh(self.taken, f"d{array.name}"), self.spec.compute, dims)
                 outputs.append((array.name, gradient, taken))
                 assigned.append(Statement(gradient.name, None, taken.adjoint))
+                if isinstance(taken.index, Node) and id(taken.index) not in self.places:
+                    place = self.places_of(taken.index, dims)
+                    self.places[id(taken.index)] = place
+                    assigned.append(Statement(place.name, None, taken.index))
         return outputs, assigned
+
+    def places_of(self, index: Node, dims: tuple[Axis, ...]) -> Array:
+        """The output that has a computed index. One that depends on no array is written for each element of the `take`'s result."""
+        read = any(n.op == "input" for n in topological([index]))
+        return Array(fresh(self.taken, "places"), self.spec.integer, self.dims_of(index) if read else dims)
+
+    def index_of(self, taken: Taken) -> str:
+        return self.places[id(taken.index)].name if isinstance(taken.index, Node) else taken.index
 
     def saved(self, assigned: list[Statement]) -> dict[str, Node]:
         """The outputs that the backward takes, and the values in `save`.

@@ -168,6 +168,8 @@ PLACED = "_placed"  # the derivative of `top_k`: zeros, but for `a` at the posit
 UNSORT = "unsort"  # the derivative of `sort`: the elements of `a`, each at its position `b`
 ALONE = SELECTIONS.keys() | {PLACED, UNSORT}  # a kernel computes one of them, and nothing else
 
+TAKES = ("take", "pick")  # from a table, by an integer input, and by a computed index
+
 # Reductions: the kinds of their arguments, the identity for masked lanes, the jnp function, and the derivative, in terms of
 # the argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements
 # are replaced by their roots, so that the product of all is in range wherever the product of the others is. Elements whose

@@ -24,9 +24,10 @@ from dataclasses import dataclass
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph.nodes import DTYPES, Along, Leaf, Statement
+from codegen.graph.ops import TAKES
 from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width, whole_pairs
 from codegen.plan.launches import Extents
-from codegen.plan.planner import MAX_AXES, TAKES, Names, Planner
+from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.shared import Launch
 from codegen.spec.spec import Array, Spec
 

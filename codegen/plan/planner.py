@@ -10,7 +10,7 @@ from typing import Any
 
 from codegen.errors import Diagnostic, UserError
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, lost_axes, topological
-from codegen.graph.ops import REDUCTIONS
+from codegen.graph.ops import REDUCTIONS, TAKES
 from codegen.language.chain import line_with, written_axes
 from codegen.language.statements import Placed
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
@@ -18,7 +18,6 @@ from codegen.spec.spec import Array, Spec
 from codegen.targets import family
 
 MAX_AXES = 7
-TAKES = ("take", "pick")  # by an integer input, and by a computed index
 
 
 def overrides(spec: Spec, arch: str | None) -> dict[str, int]:

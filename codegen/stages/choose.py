@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
-from codegen.graph.nodes import Node, lost_axes
-from codegen.graph.ops import ALONE, REDUCTIONS, SCANS
+from codegen.graph.nodes import Node, lost_axes, topological
+from codegen.graph.ops import ALONE, IN_STAGES, REDUCTIONS, SCANS, TAKES
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
 from codegen.plan import elementwise
@@ -49,7 +49,7 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     if whole.refused():
         raise error
     try:
-        stages = cut_around(spec, one_kernel, derived) if contracts else cut(spec, one_kernel)
+        stages = cut_around(spec, one_kernel, derived) if contracts else _cut(spec)
     except SpecError:
         if contracts and gemms.takes_inputs(statements):
             raise error from None  # it says what no kernel takes, with its place in the chain
@@ -57,6 +57,29 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     if stages is None:
         raise error
     return _fewest(spec, whole, stages) if contracts else _in_one_sweep(spec, whole, stages)
+
+
+def _cut(spec: Spec) -> Stages | None:
+    """The stages of a chain without products. What is taken from tables, or read from neighbours, is written by an earlier stage where
+    no kernel that reduces, scans or selects reads it: such values, or what is made of them and reduced, whichever are fewer."""
+    read = [n for n in spec.read.nodes if n.op in ("shift", *TAKES)]
+    reduced = [
+        a for n in spec.read.nodes if n.op in IN_STAGES for a in n.args
+        if any(m in read for m in topological([a], lambda m: m.op in IN_STAGES))
+    ]  # fmt: skip
+    reduced = list(dict.fromkeys(reduced))
+    apart = [(n, "reduced") for n in reduced] if len(reduced) < len(read) else [(n, "read") for n in read]
+    try:
+        if (stages := cut(spec, one_kernel)) is not None or not apart:
+            return stages
+    except SpecError:
+        if not apart:
+            raise
+        with contextlib.suppress(SpecError):
+            if (stages := cut(spec, one_kernel, apart)) is not None:
+                return stages
+        raise
+    return cut(spec, one_kernel, apart)
 
 
 def _in_one_sweep(spec: Spec, whole: _Whole, stages: Stages) -> Staged:

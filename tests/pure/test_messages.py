@@ -131,6 +131,8 @@ EXCEPTIONS = {
     "every row would wait": "a stage of its own",
     "make two ops": "the hint of these",
     "no kernel that reduces puts": "a stage of its own",
+    "no kernel that reduces takes": "the same",
+    "no kernel that reduces over rows reads neighbours": "the same",
     "no kernel reduces {what}": "the same",
     "groups of the row": "the same",
     "reductions one after the other": "the same",

@@ -17,11 +17,10 @@ from dataclasses import dataclass, fields
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph.nodes import DTYPES, Along, Node, Statement, along_of, lost_axes, topological
-from codegen.graph.ops import REDUCTIONS, SCANS
+from codegen.graph.ops import REDUCTIONS, SCANS, TAKES
 from codegen.plan.access import Access, Extent, vector_width
 from codegen.plan.elementwise import Elementwise, PlannedElements
 from codegen.plan.launches import Extents
-from codegen.plan.planner import TAKES
 from codegen.shared import WARP, Launch, ScanLaunch
 from codegen.spec.spec import Spec
 

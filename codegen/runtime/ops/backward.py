@@ -127,7 +127,8 @@ class BackwardOp(DerivedOp):
         how = self.derived.how
         if self.derived.lacking:
             return self.origin.operand_names(key)
-        more = [name for s in how.scattered for name in (s.table, s.index) if name not in how.inputs]
+        known = {*how.inputs, *(a.name for a in how.spec.outputs)}
+        more = [name for s in how.scattered for name in (s.table, s.index) if name not in known]
         return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self._dynamic)]
 
     def saved(
@@ -160,9 +161,10 @@ class BackwardOp(DerivedOp):
         found = {name: there[dx] for name, dx in how.gradients if dx not in tables}
         found |= {name: there[a.name] for name, a in how.same}
         for s in how.scattered:
-            taken = there[s.output], self.derived.how.spec.array(s.output).axes
+            taken = there[s.output], how.spec.array(s.output).axes
             so_far = found.get(s.table, jnp.zeros(there[s.table].shape, taken[0].dtype))
-            found[s.table] = add_taken(self.origin.spec, s, so_far, there[s.index], taken)
+            places = how.spec if any(a.name == s.index for a in how.spec.outputs) else self.origin.spec
+            found[s.table] = add_taken(self.origin.spec, s, so_far, (there[s.index], places.array(s.index)), taken)
         return found | {s.table: found[s.table].astype(there[s.table].dtype) for s in how.scattered}
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple[Any, ...]:

@@ -22,13 +22,16 @@ from codegen.spec.spec import Array, Spec
 Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..." is any number
 
 
-def add_taken(spec: Spec, how: Scattered, so_far: jax.Array, at: jax.Array, values: Named) -> jax.Array:
-    """A table's gradient `so_far`, in the user's shape, plus the `values` at the places that the array of indices `at` gives. `spec`
-    is the spec of the op that takes from the table."""
-    table, index = spec.array(how.table), spec.array(how.index)
-    axes = bind_axes(spec, {how.table: so_far, how.index: at})
+def add_taken(
+    spec: Spec, how: Scattered, so_far: jax.Array, at: tuple[jax.Array, Array], values: Named
+) -> jax.Array:  # fmt: skip
+    """A table's gradient `so_far`, in the user's shape, plus the `values` at the places that the indices `at` give. `spec` is the spec
+    of the op that takes from the table."""
+    table, (places_given, index) = spec.array(how.table), at
+    given = {how.index: places_given} if index in spec.inputs else {}
+    axes = bind_axes(spec, {how.table: so_far, **given})
     parts = {part: named_axes(table, so_far, axes, part) for part in output_parts(table)}
-    places = named_axes(index, at, axes, None), index.axes
+    places = (named_axes(index, places_given, axes, None) if given else places_given), index.axes
     parts[how.part] = _add_by_index((parts[how.part], table.axes), places, how.axis, values)
     return join_parts(table, parts, axes)
 

@@ -92,6 +92,19 @@ CUT = {
         (X, Y, "; ".join(f"{'y' if i == 9 else f'v{i}'} = softmax({f'v{i - 1}' if i else 'x'}, axis=N)" for i in range(10))),
         None,
     ),
+    # No kernel reads these while it reduces: what is reduced is written first, or what is read where that is less
+    "neighbours that are reduced": (
+        ("x: float32[B, S, N]", "y: float32[N]", "y = sum(abs(x - shift(x, axis=N)), axis=(B, S))"),
+        [("elementwise", "x -> read_of_b_s_n"), ("column", "x read_of_b_s_n -> y")],
+    ),
+    "of a table, reduced": (
+        ("code: int32[..., N]; book: float32[P]", "y: float32[...]", "y = sum(take(book, code + 1, axis=P), axis=N)"),
+        [("elementwise", "code book -> read_of_rows_n"), ("row", "read_of_rows_n -> y")],
+    ),
+    "neighbours that are reduced once": (
+        ("x: float32[B, S, N]", "y: float32[N]", "y = sum(shift(x, axis=N, by=-1) * shift(x, axis=N), axis=(B, S))"),
+        [("elementwise", "x -> reduced_of_b_s_n"), ("column", "reduced_of_b_s_n -> y")],
+    ),
     "outputs of different axes": (
         (f"{X}; w: float32[N]", f"{Y}; z: float32[N]", "y = -x; z = -w"),
         [("elementwise", "x -> y"), ("elementwise", "w -> z")],

@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from codegen.autodiff.backward import Derived
 from codegen.checking import testing
+from codegen.checking.testing import check_gradient
 from tests.making import make_op, spec_text
 from tests.meshes import normal
 
@@ -25,5 +28,27 @@ def test_values_and_gradients(tmp_path):
     got = op(code, book, flag, implementation="interpret").y
     expected = np.asarray(book)[[[0, 0, 0], [1, 2, 2]], [[0, 1, 2], [0, 1, 2]]]
     np.testing.assert_array_equal(got, expected)
+    assert isinstance(op.backward, Derived), op.backward
     slope = jax.grad(lambda b: jnp.sum(op(code, b, flag, implementation="interpret").y))(book)
     np.testing.assert_array_equal(slope, [[1, 1, 1], [1, 0, 0], [0, 1, 1]])
+
+
+GRADIENTS = {  # inputs, output, chain, reference
+    "of_no_array": ("x: T[..., K]; t: T[G, N]", "T[..., K, N]", "x * take(t, index(K) // 2, axis=G)",
+        "x[..., None] * jnp.take(t, jnp.arange(x.shape[-1]) // 2, 0, mode='clip')"),
+    "of_a_float": ("x: T[..., N]; t: T[K]", "T[..., N]", "x * take(t, cast(floor(x), int32), axis=K)",
+        "x * jnp.take(t, jnp.floor(x).astype(jnp.int32), mode='clip')"),
+    "twice": ("x: T[..., N]; c: int32[..., N]; t: T[(2 K)]", "T[..., N]", "take(t[0], c + 1, axis=K) * x + take(t[1], c * 2, axis=K)",
+        "jnp.take(t[: t.shape[0] // 2], c + 1, mode='clip') * x + jnp.take(t[t.shape[0] // 2 :], c * 2, mode='clip')"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_tables_gradient_is_added_up_at_computed_indices(name, tmp_path):
+    inputs, output, chain, reference = GRADIENTS[name]
+    op = make_op(
+        tmp_path,
+        spec_text(inputs, f"y: {output}", f"y = {chain}", f"y = {reference}", types="{T: [float32, bfloat16]}"),
+    )
+    assert isinstance(op.backward, Derived), op.backward
+    check_gradient(op, "interpret")

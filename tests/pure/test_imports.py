@@ -1,4 +1,4 @@
-"""Imports go one way: which package may import which, no circle of modules, and how large folders and modules may be.
+"""Imports go one way: which package may import which, no circle of modules, and how large folders, modules and functions may be.
 
 All imports count: those within functions, and those for types alone. The table is in order: a package imports rows above it.
 """
@@ -60,6 +60,7 @@ WITHOUT_GPU_LIBRARIES = [*list(MAY_IMPORT)[: list(MAY_IMPORT).index("device")], 
 GPU_LIBRARIES = {"jax", "jaxlib", "cutlass", "cuda"}
 MOST_MODULES = 13  # in a folder, `__init__` apart
 MOST_LINES = 500
+MOST_LINES_OF_FUNCTION = 60  # with its parameters and docstring
 REASON = f"Longer than {MOST_LINES} lines"  # begins the sentence of a longer module's docstring that says why
 
 Imports = dict[str, set[str]]  # a module to the modules that it imports
@@ -68,6 +69,15 @@ Imports = dict[str, set[str]]  # a module to the modules that it imports
 @functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes())
+
+
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """All statements within a module or statement. Expressions, which hold most nodes of a tree, are left out."""
+    for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for inner in getattr(node, part, ()):
+            if isinstance(inner, ast.stmt):
+                yield inner
+            yield from statements(inner)
 
 
 def modules_of(package: Path) -> dict[str, Path]:
@@ -80,7 +90,7 @@ def modules_of(package: Path) -> dict[str, Path]:
 def names_imported(module: str, path: Path) -> Iterator[tuple[str, ...]]:
     """The full names that a module imports; for each name from a package, itself as a module and the package."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree_of(path)):
+    for node in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name,) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -185,6 +195,24 @@ def test_folders_are_small_and_long_modules_say_why():
     assert crowded + long == []
 
 
+def long_functions(modules: dict[str, Path]) -> list[str]:
+    """The functions that have too many lines."""
+    return [
+        f"{module}.{node.name}: {lines} lines"
+        for module, path in modules.items()
+        for node in statements(tree_of(path))
+        if isinstance(node, ast.FunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > MOST_LINES_OF_FUNCTION
+    ]
+
+
+def test_functions_are_short(tmp_path):
+    assert long_functions(MODULES) == []
+    planted = tmp_path / "planted.py"
+    planted.write_text("class A:\n    def f(self):\n" + "        pass\n" * MOST_LINES_OF_FUNCTION)
+    assert long_functions({"planted": planted}) == ["planted.f: 61 lines"]
+
+
 @pytest.mark.parametrize(
     ("more", "wrong"),
     [
@@ -237,7 +265,7 @@ def test_what_others_import_of_the_program_is_there():
     missing = [
         f"{path.relative_to(ROOT)}: {base}.{alias.name}"
         for path in files if path.parent.name != "generated"
-        for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)
+        for node in statements(tree_of(path)) if isinstance(node, ast.ImportFrom)
         for base in [node.module or ""] if base.split(".")[0] == "codegen"
         for alias in node.names
         if f"{base}.{alias.name}" not in MODULES and alias.name not in names.get(base, set())
@@ -248,7 +276,7 @@ def test_what_others_import_of_the_program_is_there():
 def test_no_test_imports_another():
     """Code that several tests need is in a module whose name says what it contains."""
     for path in (ROOT / "tests").rglob("*.py"):
-        for node in ast.walk(tree_of(path)):
+        for node in statements(tree_of(path)):
             if isinstance(node, ast.ImportFrom):
                 names = {*(node.module or "").split("."), *(alias.name for alias in node.names)}
                 modules = {name for name in names if name.startswith("test_")}

@@ -191,6 +191,7 @@ if TYPE_CHECKING:
     from .fatrelu_mul import fatrelu_mul as fatrelu_mul
     from .filter_equal import filter_equal as filter_equal
     from .float64_polynomial import float64_polynomial as float64_polynomial
+    from .float8_attention import float8_attention as float8_attention
     from .full_amax import full_amax as full_amax
     from .full_attention import full_attention as full_attention
     from .full_sum_squares import full_sum_squares as full_sum_squares
@@ -477,6 +478,7 @@ __all__ = [
     "fatrelu_mul",
     "filter_equal",
     "float64_polynomial",
+    "float8_attention",
     "full_amax",
     "full_attention",
     "full_sum_squares",

@@ -38,8 +38,9 @@ def attention_backward(op: Op) -> tuple[Op, Backward, Op | None, frozenset[str]]
     """The backward of an op that is attention, its forward with more outputs, and the inputs and parameters without a gradient of
     kernels. Raises `UserError` or `SpecError` if kernels cannot compute it."""
     assert isinstance(op.plan, Attention)
-    if not any(dtype in NARROW for dtype in op.spec.dtypes(op.plan.q)):
-        raise UserError("attention has kernels for 16-bit types")
+    own = (op.plan.products[1].a.dtype, *(a.dtype for a in op.plan.vectors))
+    if len({*own}) > 1 or not any(dtype in NARROW for dtype in op.spec.dtypes(op.plan.q)):
+        raise UserError("attention's gradients have kernels where all that is multiplied is of one 16-bit type")
     if op.plan.pages:
         tables = " and ".join(p.table.name for p in op.plan.pages)
         raise UserError(f"the gradients of {tables}, whose rows are taken from pages, have no kernel")

@@ -9,9 +9,8 @@ from dataclasses import replace
 from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, topological
 from codegen.graph.ops import IN_STAGES
-from codegen.language.formula.products import type_of
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.attention import NARROW, Attention, Pages, Part, Scale
+from codegen.plan.attention import BYTES, NARROW, Attention, Pages, Part, Scale
 from codegen.plan.elementwise import tile_plan
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.planner import Whole
@@ -45,6 +44,7 @@ class _Matcher:
         self.nodes = list(topological(s.value for s in self.statements))
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
         self.given: dict[str, str] = {}
+        self.multiplied = ""  # the type of the weights
 
     def plan(self) -> Attention:
         spec = self.spec
@@ -79,7 +79,7 @@ class _Matcher:
         pages = tuple(p for p in (of_k, of_v) if p is not None)
         _demand(not {p.axis for p in pages} & {*planner.axes})
         dims = self.dims(batch, row, *columns)
-        made = Array(self.named("weights"), v.dtype, dims)
+        made = Array(self.named("weights"), self.multiplied, dims)
         products = (
             Product(q, k, (contracted,), Array(self.named(PRODUCT), "float32", dims)),
             Product(made, v, columns, replace(o, name=self.named("weighted"), dtype="float32")),
@@ -98,9 +98,15 @@ class _Matcher:
         value = as_multiplied(node)
         if value.op == "cast" and value.args[0].op == "take":
             table, index = (self.whole(n) for n in value.args[0].args)
-            _demand(table.dtype == value.attr and index.default is None)
-            return self.floats(table), Pages(table, index, str(value.args[0].attr))
-        return self.floats(self.whole(value)), None
+            _demand(self.becomes(table, str(value.attr)) and index.default is None)
+            return table, Pages(table, index, str(value.args[0].attr))
+        if value.op == "cast":
+            inner = self.whole(as_multiplied(value.args[0]))
+            _demand(self.becomes(inner, str(value.attr)))
+            return inner, None
+        found = self.whole(value)
+        _demand(self.becomes(found, found.dtype))
+        return found, None
 
     def whole(self, node: Node) -> Array:
         """The array of an input without parts."""
@@ -110,9 +116,12 @@ class _Matcher:
         _demand(array.parts is None)
         return array
 
-    def floats(self, array: Array) -> Array:
-        _demand(array.default is None and self.spec.kind(array) == "float")
-        return array
+    def becomes(self, array: Array, dtype: str) -> bool:
+        """Whether an array has this type, or is converted to it exactly."""
+        return array.default is None and (array.dtype == dtype or self.is_of_bytes(array))
+
+    def is_of_bytes(self, array: Array) -> bool:
+        return {*self.spec.dtypes(array)} <= {*BYTES}
 
     def columns_of(self, contracted: Sequence[str], pages: Sequence[Pages | None]) -> tuple[str, ...]:
         """The axes that the second product contracts, with that of k's and v's pages first."""
@@ -132,14 +141,17 @@ class _Matcher:
         _demand(len(sides) == 1)
         (weights,) = sides
         v, pages = self.input(next(n for n in second.args if n is not weights))
-        _demand(weights.op == "cast" and type_of(weights, {a.name: a for a in self.spec.arrays}) == v.dtype)
+        _demand(weights.op == "cast" and weights.args[0].kind == "float")
+        self.multiplied = str(weights.attr)
+        _demand(self.becomes(v, self.multiplied))
         return weights.args[0], v, pages
 
     def factors(self, first: Node, columns: Sequence[str]) -> tuple[Array, Array, Pages | None]:
         """q and k."""
         a, b = first.args if {*columns} <= {*first.args[1].dims} else first.args[::-1]
         (q, none), (k, pages) = self.input(a), self.input(b)
-        _demand({*columns} <= {*b.dims} and not {*columns} & {*a.dims} and none is None and q.dtype == k.dtype)
+        _demand({*columns} <= {*b.dims} and not {*columns} & {*a.dims} and none is None)
+        _demand(self.becomes(q, self.multiplied) and self.becomes(k, self.multiplied))
         return q, k, pages
 
     def rows_of(self, q: Array, k: tuple[str, ...], contracted: str, column: str) -> tuple[str, tuple[str, ...]]:
@@ -324,15 +336,10 @@ class _Matcher:
         return self.part("row", values, given, outputs)
 
     def part(self, which: str, values: Values, given: list[Array], outputs: list[Array]) -> Part:
-        found = part_of(self.spec, which, values, given, outputs, self.taken, self.factor_type)
+        found = part_of(self.spec, which, values, given, outputs, self.taken, self.multiplied)
         _demand(tuple(a for a in found.spec.axes if a in given[0].axes) == given[0].axes)
         _demand({*found.spec.axes} == {*given[0].axes} or not {o for o in outputs if {*o.axes} - {*given[0].axes}})
         return found
-
-    @property
-    def factor_type(self) -> str:
-        first = next(n for n in self.nodes if n.op == "contract")
-        return self.input(first.args[0])[0].dtype
 
     def named(self, name: str) -> str:
         """This name, or one that is not taken."""

@@ -37,7 +37,8 @@ FEW = 16  # rows of q of a sequence, up to which blocks share columns, and rows 
 RESIDENT = 4  # small blocks of an SM
 LEAST_COLUMNS, MOST_SPLITS = 256, 64  # of a block; blocks of a row
 SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
-NARROW = ("float16", "bfloat16")  # the types of q, k and v
+NARROW = ("float16", "bfloat16")  # the types that products multiply
+BYTES = ("float8_e4m3fn", "float8_e5m2", "int8")  # types that the kernel converts to one of these, exactly
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,21 @@ class AttentionPlan:
         """The launch for arrays of these dtypes (by name); rows of q have `columns` elements, those of v `inner`. Raises
         `UserError` if there is none."""
         del schedule
-        for array in self.vectors:
-            if (dtype := dtypes[array.name]) not in NARROW:
-                raise UserError(f"{array.name!r} is {dtype}, and attention has kernels for {' and '.join(NARROW)}")
+        self.check_types(dtypes)
         d, e = (128, 128) if extents.columns is None else (extents.columns, extents.inner or 128)
         for axis, size in ((self.contracted, d), (self.value, e)):
             if not fits_heads(size):
                 raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
         few = self.of_few_rows(d, e, extents, arch)
-        hopper = arch == "sm_90a" and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
+        plain = all(dtypes[array.name] in NARROW for array in self.vectors)
+        hopper = plain and arch == "sm_90a" and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
         return few or (self.on_hopper(d, e) if hopper else None) or self.anywhere(d, e)
+
+    def check_types(self, dtypes: Mapping[str, str]) -> None:
+        """Raise `UserError` if kernels do not take these types."""
+        for array in self.vectors:
+            if (dtype := dtypes[array.name]) not in NARROW:
+                raise UserError(f"{array.name!r} is {dtype}, and attention has kernels for {' and '.join(NARROW)}")
 
     def of_few_rows(self, d: int, e: int, extents: Extents, arch: str | None) -> AttentionLaunch | None:
         """The launch for so few rows that their tiles leave SMs idle, or are mostly empty; None if there are more."""
@@ -231,6 +237,8 @@ class Attention(AttentionPlan):
         self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
     ) -> AttentionLaunch:
         found = super().launch(dtypes, extents, schedule, arch)
+        if any(dtypes[a.name] in BYTES for a in self.factors):
+            found = replace(found, converts=self.multiplied(dtypes))
         if len(self.keys) == 1:
             return found
         if extents.page is None:
@@ -238,6 +246,23 @@ class Attention(AttentionPlan):
                 f"{self.keys[1]} is symbolic, and attention has kernels for a known number of a page's rows"
             )
         return replace(found, page=extents.page)
+
+    def multiplied(self, dtypes: Mapping[str, str]) -> str:
+        """The type of the weights, and of the other factors that the products have in registers."""
+        own = self.products[1].a.dtype
+        return next((dtypes[v.array.name] for v in self.views if v.array.dtype == own), own)
+
+    def check_types(self, dtypes: Mapping[str, str]) -> None:
+        """q, k and v are of the products' type, or of a byte; o is of a 16-bit type, or float32."""
+        own = self.multiplied(dtypes)
+        taken = own, *BYTES
+        if own not in NARROW:
+            raise UserError(f"the weights are {own}, and attention has kernels for {' and '.join(NARROW)}")
+        for array in self.factors:
+            if (dtype := dtypes[array.name]) not in taken:
+                raise UserError(f"{array.name!r} is {dtype}, and here attention has kernels for {', '.join(taken)}")
+        if (dtype := dtypes[self.o.name]) not in (*NARROW, "float32"):
+            raise UserError(f"{self.o.name!r} is {dtype}, and attention has kernels for {', '.join(NARROW)} and float32")
 
     def axes_of(self, factor: Array) -> tuple[str, ...]:
         """The axes of q, k or v as it is multiplied."""

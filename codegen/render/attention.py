@@ -244,9 +244,10 @@ class PartContext(ElementwiseContext):
         return frozenset(a.name for a in self.spec.arrays if a.name not in own)
 
     def asking(self) -> tuple[Array, ...]:
-        """Scores need the precision of the weights, which are rounded to the type of v."""
-        own = self.in_registers()
-        return tuple(replace(a, dtype=self.attention.v.dtype) if a.name in own else a for a in super().asking())
+        """Scores need the precision of the weights, which are rounded to the type of the products."""
+        plan, own = self.attention, self.in_registers()
+        dtype = plan.products[1].a.dtype if isinstance(plan, Attention) else plan.v.dtype
+        return tuple(replace(a, dtype=dtype) if a.name in own else a for a in super().asking())
 
     def extra_argument(self, name: str) -> str:
         if name in dict(self.spec.types):

@@ -7,16 +7,17 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32
+from cutlass import BFloat16, Boolean, Float16, Int32, Int64, Numeric, Uint32
 
-from codegen.device.gemm import tensorcore
+from codegen.device.gemm import narrow, tensorcore
 from codegen.device.gemm.panels import Panels, pair_of_b
 from codegen.device.gemm.tensorcore import STEP
-from codegen.shared import WARP
+from codegen.shared import WARP, AttentionLaunch, Loading
 
 SLAB = 16  # rows of a warp
 BYTES = 2  # of an element
 CHUNK = 16  # bytes of a copy
+TYPES: dict[str, type[Numeric]] = {"float16": Float16, "bfloat16": BFloat16}
 
 
 def panels_of(rows: int, columns: int, kind: str) -> Panels:
@@ -25,27 +26,55 @@ def panels_of(rows: int, columns: int, kind: str) -> Panels:
     return Panels(rows, 1 << (width - 1).bit_length() if width < 128 else -(-width // 128) * 128, kind)
 
 
-@cute.jit
+def multiplied(q: cute.Tensor, how: AttentionLaunch) -> type[Numeric]:
+    """The 16-bit type of the products' factors."""
+    return TYPES[how.converts] if how.converts else q.element_type
+
+
 def load_tile(
-    source: cute.Tensor,
-    batch: Any,
-    row: Int32,
-    target: Int32,
-    columns: cutlass.Constexpr[int],
-    panels: cutlass.Constexpr[Panels],
-    threads: cutlass.Constexpr[int],
-):
+    source: cute.Tensor, batch: Any, row: Int32, target: Int32, columns: int, panels: Panels, how: AttentionLaunch
+) -> None:
     """Start the copy of a tile's rows, from `row` on; zeros past the last row and column."""
+    each = source.element_type.width // 8
+    stride = Int64(source.stride[1]) * each
+    base = source.iterator.toint() + Int64(cute.crd2idx((batch, 0, 0), source.layout)) * each + Int64(row) * stride
+    load_rows(
+        source, lambda r: (base + Int64(r) * stride, row + r < source.shape[1]), target, columns, panels, how
+    )  # fmt: skip
+
+
+def load_rows(
+    source: cute.Tensor, row_of: Callable[[Int32], tuple[Int64, Boolean]], target: Int32, columns: int, panels: Panels,
+    how: AttentionLaunch,
+) -> None:  # fmt: skip
+    """Start the copy of a tile's rows; zeros past the last column. `row_of` gives the address of one, and whether it is there: else it
+    is zeros. Elements of a byte are converted to 16 bits on the way: all chunks are loaded before the first one is stored."""
     tidx, _, _ = cute.arch.thread_idx()
-    stride = Int64(source.stride[1]) * BYTES
-    base = source.iterator.toint() + Int64(cute.crd2idx((batch, 0, 0), source.layout)) * BYTES + Int64(row) * stride
-    per_row = panels.width // CHUNK
-    for i in cutlass.range_constexpr(panels.rows * per_row // threads):
-        place = tidx + i * threads
+    dtype, per_row, loaded = source.element_type, panels.width // CHUNK, []
+    for i in range(panels.rows * per_row // how.threads):
+        place = tidx + i * how.threads
         r, byte = place // per_row, place % per_row * CHUNK
-        there = (row + r < source.shape[1]) & (byte < columns * BYTES)
-        given = cutlass.select_(there, Int32(CHUNK), Int32(0))
-        tensorcore.copy_async(target + panels.place(r, byte), base + Int64(r) * stride + Int64(byte), CHUNK, given)
+        address, there = row_of(r)
+        there, to = there & (byte < columns * BYTES), target + panels.place(r, byte)
+        if dtype.width == 8 * BYTES:
+            given = cutlass.select_(there, Int32(CHUNK), Int32(0))
+            tensorcore.copy_async(to, address + Int64(byte), CHUNK, given)
+        else:
+            loaded.append((to, _loaded(address + Int64(byte // BYTES), there)))
+    for to, words in loaded:
+        wide = [w for i in range(2) for w in narrow.widened(words[i], dtype, TYPES[how.converts], Loading())]
+        tensorcore.store_words(to, wide)
+
+
+@cute.jit
+def _loaded(address: Int64, there: Boolean):
+    """Eight bytes of global memory as two words: zeros unless they are there."""
+    words = cute.make_rmem_tensor((2,), Uint32)
+    words.fill(0)
+    if there:
+        source = cute.make_ptr(Uint32, address, cute.AddressSpace.gmem, assumed_align=8)
+        cute.autovec_copy(cute.make_tensor(source, cute.make_layout((2,))), words)
+    return words
 
 
 def fragment(shared: Int32, own: Int32, step: int, panels: Panels, words: cute.Tensor) -> None:
@@ -68,10 +97,10 @@ def store_rows(
 ):
     """A warp's 16 rows of o, through its own rows of shared memory, which hold q until then."""
     lane = cute.arch.lane_idx()
-    narrow = cute.make_rmem_tensor((cute.size(acc),), o.element_type)
+    rounded = cute.make_rmem_tensor((cute.size(acc),), o.element_type)
     flat = cute.make_tensor(acc.iterator, cute.make_layout((cute.size(acc),)))
-    narrow.store(flat.load().to(o.element_type))
-    words = cute.recast_tensor(narrow, Uint32)
+    rounded.store(flat.load().to(o.element_type))
+    words = cute.recast_tensor(rounded, Uint32)
     cute.arch.sync_warp()
     for j in cutlass.range_constexpr(-(-columns // 8)):
         for half in cutlass.range_constexpr(2):

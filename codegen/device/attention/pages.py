@@ -6,13 +6,12 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
 
 from codegen.device import functions as device
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
-from codegen.device.attention.fragments import BYTES, CHUNK, load_tile
-from codegen.device.gemm import tensorcore
+from codegen.device.attention.fragments import load_rows, load_tile
 from codegen.device.gemm.panels import Panels
 from codegen.shared import AttentionLaunch
 
@@ -49,38 +48,28 @@ def load(
 ) -> None:  # fmt: skip
     """Start the copy of a tile's rows, from `row` of a sequence on; zeros past the last row and column."""
     if pages is None:
-        load_tile(source, batch, row, target, columns, panels, how.threads)
+        load_tile(source, batch, row, target, columns, panels, how)
     else:
         _load(source, pages, batch, row, target, columns, panels, how)
 
 
-@cute.jit
 def _load(
-    source: cute.Tensor,
-    pages: cute.Tensor,
-    batch: Any,
-    row: Int32,
-    target: Int32,
-    columns: cutlass.Constexpr[int],
-    panels: cutlass.Constexpr[Panels],
-    how: cutlass.Constexpr[AttentionLaunch],
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    size = how.page or 1
-    apart, pages_apart = (Int64(stride) * BYTES for stride in source.stride[1])
-    base = source.iterator.toint() + Int64(cute.crd2idx((batch, 0, 0), source.layout)) * BYTES
-    end, per_row = pages.shape[1] * size, panels.width // CHUNK
+    source: cute.Tensor, pages: cute.Tensor, batch: Any, row: Int32, target: Int32, columns: int, panels: Panels,
+    how: AttentionLaunch,
+) -> None:  # fmt: skip
+    size, each = how.page or 1, source.element_type.width // 8
+    apart, pages_apart = (Int64(stride) * each for stride in source.stride[1])
+    base = source.iterator.toint() + Int64(cute.crd2idx((batch, 0, 0), source.layout)) * each
+    end = pages.shape[1] * size
     together = size % panels.rows == 0  # a tile is within a page
     number = _page(source, pages, batch, cutlass.min(row, end - 1) // size) if together else Int32(0)
-    for i in cutlass.range_constexpr(panels.rows * per_row // how.threads):
-        place = tidx + i * how.threads
-        r, byte = place // per_row, place % per_row * CHUNK
+
+    def row_of(r: Int32) -> tuple[Int64, Boolean]:
         position = cutlass.min(row + r, end - 1)
         own = number if together else _page(source, pages, batch, position // size)
-        there = (row + r < end) & (byte < columns * BYTES)
-        given = cutlass.select_(there, Int32(CHUNK), Int32(0))
-        start = base + Int64(own) * pages_apart + Int64(position % size) * apart
-        tensorcore.copy_async(target + panels.place(r, byte), start + Int64(byte), CHUNK, given)
+        return base + Int64(own) * pages_apart + Int64(position % size) * apart, row + r < end
+
+    load_rows(source, row_of, target, columns, panels, how)
 
 
 def _page(source: cute.Tensor, pages: cute.Tensor, batch: Any, place: Int32) -> Int32:

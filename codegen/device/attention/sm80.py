@@ -27,11 +27,12 @@ from codegen.device.attention import pages as pages_of
 from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.fragments import (
     BYTES,
-    CHUNK,
     SLAB,
     accumulate,
     fragment,
+    load_rows,
     load_tile,
+    multiplied,
     multiply,
     panels_of,
     store_packed,
@@ -39,7 +40,6 @@ from codegen.device.attention.fragments import (
     store_rows,
 )
 from codegen.device.attention.scores import Row, Scores, Tile
-from codegen.device.gemm import tensorcore
 from codegen.device.gemm.panels import Panels, lane_of_a, lane_of_b
 from codegen.shared import WARP, AttentionLaunch
 
@@ -126,6 +126,7 @@ def _kernel(
     block = batches_of.block(index // how.splits, sizes, batches, lacking, how)
     places, rows, tiles, memory = block.places, block.rows, functions.tiles, Memory(how)
     first_n, tiles_n = _tiles_of(split, sizes[1], how)
+    dtype = multiplied(q, how)
     buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((memory.begin + how.stages * memory.stage,)), 128)
     shared = buffer.iterator.toint()
     own_q, own_k = lane_of_a(lane, warp * SLAB, memory.q), lane_of_b(lane, Int32(0), memory.k, BYTES)
@@ -154,12 +155,12 @@ def _kernel(
         _await_loads(how.stages - 1)
 
         acc = cute.make_rmem_tensor((4, how.tile_n // 8), Float32)
-        _multiply(acc, rQ, shared, own_q, shared + reading, own_k, memory, q.element_type)
+        _multiply(acc, rQ, shared, own_q, shared + reading, own_k, memory, dtype)
         column = tile * how.tile_n
         weigh = functools.partial(_weigh, halves, column, sizes, tensors, functions, how)
         _scores(acc, halves, places, rows, column, sizes, tensors, functions, how)
-        weights = _weights(acc, acc_o, top, total, q.element_type, functions, weigh)
-        _accumulate(acc_o, weights, shared + reading + memory.k.size, own_v, memory, q.element_type)
+        weights = _weights(acc, acc_o, top, total, dtype, functions, weigh)
+        _accumulate(acc_o, weights, shared + reading + memory.k.size, own_v, memory, dtype)
         cute.arch.sync_threads()  # the tile is read
         reading, tile = Int32(writing), after
     _await_loads(0)
@@ -193,9 +194,9 @@ def _load_rows(q: cute.Tensor, block: batches_of.Block, target: Int32, memory: M
     """Start the copy of a block's rows of q."""
     how = block.how
     if how.packed:
-        _load_packed(q, block, target, how.d, memory.q, how.threads)
+        _load_packed(q, block, target, memory)
     else:
-        load_tile(q, block.places, block.first, target, how.d, memory.q, how.threads)
+        load_tile(q, block.places, block.first, target, how.d, memory.q, how)
 
 
 def _load_stage(
@@ -257,7 +258,7 @@ def _store(
             store_part(acc, top[half], total[half], parts, split, block.batch * block.count + r, there, half, how.e)
         return
     _finish(acc, top, total, block, halves, row, tensors, functions)
-    if how.packed:
+    if how.packed or o.element_type.width != 8 * BYTES:
         for half in range(2):
             store_packed(acc, o, halves[half], row + 8 * half < block.count, half, how.e)
     else:
@@ -280,26 +281,16 @@ def _finish(
                 acc[2 * half + e, j] = acc[2 * half + e, j] * factor
 
 
-@cute.jit
-def _load_packed(
-    source: cute.Tensor,
-    block: cutlass.Constexpr[batches_of.Block],
-    target: Int32,
-    columns: cutlass.Constexpr[int],
-    panels: cutlass.Constexpr[Panels],
-    threads: cutlass.Constexpr[int],
-):
+def _load_packed(source: cute.Tensor, block: batches_of.Block, target: Int32, memory: Memory) -> None:
     """As `load_tile`, of rows of all that share k and v."""
-    tidx, _, _ = cute.arch.thread_idx()
-    per_row = panels.width // CHUNK
-    for i in cutlass.range_constexpr(panels.rows * per_row // threads):
-        place = tidx + i * threads
-        r, byte = place // per_row, place % per_row * CHUNK
+    each = source.element_type.width // 8
+
+    def row_of(r: Int32) -> tuple[Int64, Boolean]:
         here, position = block.at(block.first + r)
-        base = source.iterator.toint() + Int64(cute.crd2idx((here, position, 0), source.layout)) * BYTES
-        there = (block.first + r < block.count) & (byte < columns * BYTES)
-        given = cutlass.select_(there, Int32(CHUNK), Int32(0))
-        tensorcore.copy_async(target + panels.place(r, byte), base + Int64(byte), CHUNK, given)
+        offset = Int64(cute.crd2idx((here, position, 0), source.layout))
+        return source.iterator.toint() + offset * each, block.first + r < block.count
+
+    load_rows(source, row_of, target, block.how.d, memory.q, block.how)
 
 
 def _tile(places: tuple, rows: tuple, column: Int32, sizes: tuple, how: AttentionLaunch) -> Tile:

@@ -127,7 +127,7 @@ def _allocated(warp: Int32, lane: Int32, how: AttentionLaunch) -> Memory:
 def _load(memory: Memory, number: int, source: cute.Tensor, places: tuple, row: Int32) -> None:
     """Start the copy of a tile's rows, from `row` on."""
     panels, columns = memory.panels[number], memory.columns[number]
-    load_tile(source, places, row, memory.tile(number), columns, panels, memory.how.threads)
+    load_tile(source, places, row, memory.tile(number), columns, panels, memory.how)
 
 
 def _await_loads() -> None:

@@ -72,6 +72,14 @@ def store_word(address: Int32, word: Uint32) -> None:
     )
 
 
+def store_words(address: Int32, words: list[Uint32]) -> None:
+    """Store four words to shared memory in one access."""
+    llvm.inline_asm(
+        None, [x.ir_value() for x in (address, *words)], "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r",
+        has_side_effects=True,
+    )  # fmt: skip
+
+
 def load_word(address: Int32) -> Uint32:
     """Load a word of shared memory."""
     return load_words(address, 1)[0]

@@ -41,3 +41,23 @@ def test_pages_that_the_mask_skips_are_not_read():
     e = np.where(np.arange(64) <= np.array([[62], [63]]), np.exp(s), 0)
     wanted = np.einsum("gqs,sd->qgd", e / e.sum(-1, keepdims=True), values)
     np.testing.assert_allclose(np.asarray(o[0], np.float64), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_pages_in_elements_of_a_byte(tmp_path):
+    """Keys in int8 and values in float8, with scales, for two rows of several heads; the result is float32."""
+    text = spec_text(
+        "q: T[B, Q, (H G), D]; k: int8[P, R, H, D]; v: F[P, R, H, E]; unit: float32[P, R, H]; pages: int32[B, N]",
+        "o: float32[B, Q, (H G), E]",
+        "s = (q @ cast(take(k, pages, axis=P), T)) * take(unit, pages, axis=P); "
+        "o = dot(cast(softmax(s, axis=(N, R)), T), take(v, pages, axis=P), axis=(N, R))",
+        "i = jnp.clip(pages, 0, k.shape[0] - 1); b, n = pages.shape; h = k.shape[2]; columns = n * k.shape[1]; "
+        "keys = (k[i].astype(jnp.float32) * unit[i][..., None]).reshape(b, columns, h, k.shape[3]); "
+        "values = v[i].astype(jnp.float32).reshape(b, columns, h, v.shape[3]); "
+        "x = q.astype(jnp.float32).reshape(b, q.shape[1], h, q.shape[2] // h if h else 1, q.shape[3]); "
+        'p = jax.nn.softmax(jnp.einsum("bqhgd,bshd->bhgqs", x, keys)); '
+        'o = jnp.einsum("bhgqs,bshe->bqhge", p, values).reshape(b, q.shape[1], q.shape[2], v.shape[3])',
+        types="{T: [float16, bfloat16], F: [float8_e4m3fn, float8_e5m2]}",
+    )
+    op = make_op(tmp_path, text + "\ngrad: none\ndomain: {unit: [0.001, 0.01]}")
+    assert op.plan.kind == "attention"
+    check_op(op, "interpret", examples=1)

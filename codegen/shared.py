@@ -279,7 +279,7 @@ class AttentionLaunch:
     splits: int = 1  # blocks that share a row's columns
     packed: bool = False  # whether a block's rows are of all that share k and v
     page: int = 0  # rows of a page, where the columns are two axes: pages, and the rows of each
-    converts: str = ""  # the 16-bit type that q, k and v are converted to where their elements have a byte; "" where none have
+    converts: str = ""  # the 16-bit type that elements of a byte are converted to; "" where there are none
 
     @property
     def vec(self) -> int:

@@ -262,7 +262,9 @@ class Attention(AttentionPlan):
             if (dtype := dtypes[array.name]) not in taken:
                 raise UserError(f"{array.name!r} is {dtype}, and here attention has kernels for {', '.join(taken)}")
         if (dtype := dtypes[self.o.name]) not in (*NARROW, "float32"):
-            raise UserError(f"{self.o.name!r} is {dtype}, and attention has kernels for {', '.join(NARROW)} and float32")
+            raise UserError(
+                f"{self.o.name!r} is {dtype}, and attention has kernels for {', '.join(NARROW)} and float32"
+            )
 
     def axes_of(self, factor: Array) -> tuple[str, ...]:
         """The axes of q, k or v as it is multiplied."""

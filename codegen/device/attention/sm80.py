@@ -121,12 +121,11 @@ def _kernel(
     tidx, _, _ = cute.arch.thread_idx()
     index, _, _ = cute.arch.block_idx()
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
-    split = index % how.splits
+    split, dtype = index % how.splits, multiplied(q, how)
     sizes = q.shape[1], pages_of.count(k, pages, how)
     block = batches_of.block(index // how.splits, sizes, batches, lacking, how)
     places, rows, tiles, memory = block.places, block.rows, functions.tiles, Memory(how)
     first_n, tiles_n = _tiles_of(split, sizes[1], how)
-    dtype = multiplied(q, how)
     buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((memory.begin + how.stages * memory.stage,)), 128)
     shared = buffer.iterator.toint()
     own_q, own_k = lane_of_a(lane, warp * SLAB, memory.q), lane_of_b(lane, Int32(0), memory.k, BYTES)

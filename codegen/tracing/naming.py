@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from codegen.graph.names import IMPORTED_NAMES, KERNEL_NAMES, REDUCING_NAMES, name_error
+from codegen.language.formula.reader import functions
 from codegen.parsing import parse
 from codegen.tracing.steps import Place, Step, Value, plain
 
@@ -73,14 +74,15 @@ def _assigned(path: str) -> dict[int, str]:
 
 
 def assigned_names(steps: Iterable[Step]) -> dict[Value, str]:
-    """The name that each statement of the source gives to the value of its last step."""
+    """The name that each statement of the source gives to the value of its last step, where a chain may use it: `mean` is a
+    function."""
     last: dict[Place, tuple[Value, str]] = {}
     for step in plain(steps):
         name = _assigned(step.place.path).get(step.place.line) if step.place.line else None
         if name and step.outputs:
             last[Place(step.place.path, step.place.line, 0, step.place.function)] = (step.outputs[0], name)
     named = ((value, proper(name, "t")) for value, name in last.values())
-    return {value: name for value, name in named if not name.endswith("_in")}
+    return {value: name for value, name in named if not name.endswith("_in") and name not in functions()}
 
 
 def function_tree(function: Callable[..., Any]) -> ast.FunctionDef | ast.Lambda | None:

@@ -134,12 +134,32 @@ def _inline(
             there |= zip(equation.outvars, _inline(inner, own, given, steps, calls, place), strict=True)
         elif name == "name":
             there[equation.outvars[0]] = given[0]
+        elif (number := _computed(equation, given)) is not None:
+            there[equation.outvars[0]] = number
         else:
             outputs = tuple(_value(v) for v in equation.outvars)
             within = _own(name, params, given, outputs, calls, place) if name in OWN else ()
             steps.append(Step(name, given, outputs, params, place, within, equation))
             there |= zip(equation.outvars, outputs, strict=True)
     return tuple(map(read, jaxpr.outvars))
+
+
+def _computed(equation: Any, given: Sequence[Atom]) -> Number | None:
+    """The number that a step computes of numbers, as the count of elements that a variance divides by; None for other steps."""
+    params = jax.tree.leaves(list(equation.params.values()))
+    bodies = any(isinstance(p, core.Jaxpr | core.ClosedJaxpr) for p in params)
+    if not given or bodies or equation.effects or len(equation.outvars) != 1 or not _is_scalar(equation.outvars[0].aval):
+        return None
+    numbers = [np.asarray(a.value, jax.numpy.dtype(a.dtype)) for a in given if isinstance(a, Number)]
+    if len(numbers) < len(given):
+        return None
+    with jax.ensure_compile_time_eval():
+        result = equation.primitive.bind(*numbers, **equation.params)
+    return Number(_python(np.asarray(result)), str(equation.outvars[0].aval.dtype))
+
+
+def _is_scalar(aval: Any) -> bool:
+    return getattr(aval, "shape", None) == () and _is_plain(aval.dtype)
 
 
 def _own(

@@ -181,7 +181,7 @@ def decimal(value: float) -> str:
 
 def short(formula: Formula) -> str:
     """A name for a value, of its operation."""
-    return {"dot": "z", "sum": "total", "mean": "average", "max": "top", "rsqrt": "rstd", "exp": "e", "add": "s",
+    return {"dot": "z", "sum": "total", "mean": "average", "var": "variance", "max": "top", "rsqrt": "rstd", "exp": "e", "add": "s",
             "mul": "p", "sub": "d", "where": "chosen"}.get(formula.op, "t")  # fmt: skip
 
 

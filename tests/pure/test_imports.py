@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "runtime.ops": "errors shared graph spec language plan autodiff tuning pipeline interpret"
     " runtime.call runtime.xla runtime.compiled runtime.sharding",
     "runtime": "runtime.call runtime.xla runtime.compiled runtime.ops",
-    "tracing": "errors parsing graph spec plan pipeline render",
+    "tracing": "errors parsing graph spec language plan pipeline render",
     "fusing": "errors targets library graph spec language plan pipeline tracing",
     "checking": "errors extras shared graph spec plan autodiff runtime.call runtime.xla runtime.compiled runtime.ops",
     "measuring": "errors extras targets shared cache graph spec language plan tuning explain checking"

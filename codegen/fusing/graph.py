@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.steps import Flat, Step, Value
+from codegen.tracing.steps import Atom, Flat, Place, Step, Value
 from codegen.tracing.translate import KNOWN, SAME
 
 LAYOUT = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "copy", "copy_p", "iota", "stop_gradient", "pvary"})
@@ -22,6 +22,11 @@ COSTLY = frozenset({"exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan",
 RECOMPUTED = frozenset(
     {"convert_element_type", "integer_pow", "pow", "not", "round", "clamp"}
 )  # besides those of one name
+FACTOR = "factor"  # a step that only gives an array to a product: there is nothing to do
+OTHER = -1  # what takes an array, where it is no side of a product
+# Primitives with bodies: the parameters that are closed jaxprs, or jaxprs without constants
+BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "checkpoint": ("jaxpr",),
+          "remat": ("jaxpr",), "remat2": ("jaxpr",), "jit": ("jaxpr",), "pjit": ("jaxpr",)}  # fmt: skip
 APART = frozenset({"sharding_constraint", "device_put", "optimization_barrier", "own", "reduce_precision"})
 
 
@@ -41,6 +46,65 @@ def is_recomputed(step: Step) -> bool:
     return (
         given.shape == result.shape and given.dtype in DTYPES and result.dtype in DTYPES and result.bytes >= given.bytes
     )
+
+
+def prepared(flat: Flat) -> Flat:
+    """The same function as chains are looked for in it: equal steps are one, recomputed steps one for each use, and factors apart."""
+    return _factors_apart(spread(_once(flat)))
+
+
+def _once(flat: Flat) -> Flat:
+    """The same function without steps that compute what an earlier one did, as XLA leaves them out."""
+    same: dict[Value, Value] = {}
+    seen: dict[object, Step] = {}
+    steps = []
+    for step in flat.steps:
+        inputs = tuple(same.get(v, v) if isinstance(v, Value) else v for v in step.inputs)
+        own = replace(step, inputs=inputs)
+        if step.inner or step.name in BODIES or not step.outputs or getattr(step.equation, "effects", None):
+            steps.append(own)
+            continue
+        key = (step.name, inputs, tuple(sorted((k, str(v)) for k, v in step.params.items())))
+        first = seen.setdefault(key, own)
+        if first is own:
+            steps.append(own)
+        same |= zip(step.outputs, first.outputs, strict=True)
+    return Flat(flat.inputs, tuple(steps), tuple(same.get(v, v) if isinstance(v, Value) else v for v in flat.outputs))
+
+
+def _factors_apart(flat: Flat) -> Flat:
+    """The same function, in which a product takes a copy of an array that other steps or its other side take too. So the array has
+    axes of its own there: `a * x + n @ x` has x along the product's rows, and along what is contracted."""
+    graph = StepGraph(flat)
+    copies: dict[tuple[Value, int], Value] = {}
+    made: list[Step] = []
+
+    def copied(given: Atom, side: int) -> Atom:
+        """A product's factor, computed of a copy where its array is taken otherwise too."""
+        maker = graph.maker.get(given) if isinstance(given, Value) else None
+        if not isinstance(given, Value) or (maker is not None and graph.steps[maker].name == "transpose"):
+            if maker is None:
+                return given
+            step = graph.steps[maker]
+            before = copied(step.inputs[0], side)
+            if before is step.inputs[0]:
+                return given
+            result = Value(step.outputs[0].shape, step.outputs[0].dtype)
+            made.append(replace(step, inputs=(before,), outputs=(result,)))
+            return result
+        sides = graph.sides(given)
+        if len(sides) == 1 or side == min(sides):
+            return given
+        if (given, side) not in copies:
+            copies[given, side] = Value(given.shape, given.dtype)
+            made.append(Step(FACTOR, (given,), (copies[given, side],), {}, Place()))
+        return copies[given, side]
+
+    for step in flat.steps:
+        if step.name == "dot_general":
+            step = replace(step, inputs=tuple(copied(given, side) for side, given in enumerate(step.inputs)))
+        made.append(step)
+    return Flat(flat.inputs, tuple(made), flat.outputs)
 
 
 def spread(flat: Flat) -> Flat:
@@ -97,13 +161,28 @@ class StepGraph:
             return True
         if step.name == "reshape" and isinstance(step.inputs[0], Value):
             return [n for n in step.inputs[0].shape if n != 1] == [n for n in step.outputs[0].shape if n != 1]
-        if step.name == "transpose":  # of a factor: the product reads it either way
-            return {self.steps[u].name for u in self.users.get(step.outputs[0], ())} == {"dot_general"}
+        if step.name == "transpose":  # of dimensions of size 1, or of a factor: the product reads it either way
+            moved = [n for n in step.params["permutation"] if step.inputs[0].shape[n] != 1]
+            users = {self.steps[u].name for u in self.users.get(step.outputs[0], ())}
+            return moved == sorted(moved) or users == {"dot_general"}
         if step.name == "convert_element_type" and isinstance(step.inputs[0], Value):
             old, new = step.inputs[0].dtype, step.outputs[0].dtype
             if old in DTYPES and new in DTYPES:
                 return DTYPES[old].kind == DTYPES[new].kind and DTYPES[new].size >= DTYPES[old].size
         return False
+
+    def sides(self, value: Value) -> set[int]:
+        """What takes an array: the first or second side of products, 0 and 1, through transposes too, and OTHER steps."""
+        found: set[int] = set()
+        for place in self.users.get(value, ()):
+            step = self.steps[place]
+            if step.name == "dot_general":
+                found |= {side for side, given in enumerate(step.inputs) if given is value}
+            elif self.is_free(place):
+                found |= self.sides(step.outputs[0])
+            else:
+                found.add(OTHER)
+        return found
 
     def is_expressed(self, place: int) -> bool:
         """Whether a step may be part of a chain of the language."""

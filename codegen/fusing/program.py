@@ -14,12 +14,8 @@ import jax
 from jax.extend import core
 
 from codegen.fusing.chains import Chain, Expressing, chains
-from codegen.fusing.graph import StepGraph, spread
+from codegen.fusing.graph import BODIES, FACTOR, StepGraph, prepared
 from codegen.tracing.steps import Atom, Number, Step, Value, flatten
-
-# Primitives with bodies: the parameters that are closed jaxprs, or jaxprs without constants
-BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "checkpoint": ("jaxpr",),
-          "remat": ("jaxpr",), "remat2": ("jaxpr",), "jit": ("jaxpr",), "pjit": ("jaxpr",)}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +47,7 @@ class Program:
 
 def program_of(closed: Any, expressing: Expressing) -> Program:
     """The program of a closed jaxpr."""
-    graph = StepGraph(spread(flatten(closed, remat=False)))
+    graph = StepGraph(prepared(flatten(closed, remat=False)))
     bodies = []
     for place, step in enumerate(graph.steps):
         for param in BODIES.get(step.name, ()):
@@ -117,6 +113,8 @@ def _no_source() -> Any:
 
 def _done(step: Step, arguments: Sequence[Any], program: Program, wanted: Wanted) -> Sequence[Any]:
     """The results of a step, with chains replaced within its bodies."""
+    if step.name == FACTOR:
+        return arguments
     params = step.params
     for body in program.bodies:
         if program.graph.steps[body.place] is not step or not any(wanted(c) for _, c, _ in body.program.everywhere()):

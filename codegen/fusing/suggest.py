@@ -13,6 +13,7 @@ import jax
 from codegen.errors import SpecError, UserError
 from codegen.fusing.chains import LEAST, Chain, place_of_input
 from codegen.fusing.fuse import EXPRESSING, call_of, is_array, place_of
+from codegen.fusing.graph import FACTOR
 from codegen.fusing.known import Call, known
 from codegen.fusing.program import Program, program_of, steps_evaluated
 from codegen.targets import Gpu
@@ -117,6 +118,7 @@ def _written(program: Program, chain: Chain, name: str, arguments: Mapping[Value
     """The spec of a chain as a person would name things: after the source, and with a type variable."""
     steps = _steps(program, chain)
     named = {**arguments, **assigned_names(program.graph.steps)}
+    named |= {s.outputs[0]: named.get(s.inputs[0], "") for s in program.graph.steps if s.name == FACTOR}  # type: ignore[arg-type]
     wished = [named.get(v, "") for v in chain.inputs]
     inputs = unique(w or "x" for w in wished)
     results = [named.get(v, "y") for v in chain.outputs]
@@ -131,7 +133,9 @@ def _written(program: Program, chain: Chain, name: str, arguments: Mapping[Value
             return spec_of(replace(request, generic=generic))
         except (SpecError, UserError, NotExpressed):
             continue
-    return chain.made
+    arrays = [replace(a, value=chain.inputs[place_of_input(a.name)]) for a in chain.made.inputs]
+    results = [replace(a, value=v) for a, v in zip(chain.made.outputs, chain.outputs, strict=True)]
+    return replace(chain.made, inputs=tuple(arrays), outputs=tuple(results))  # an equal chain's spec, with this one's values
 
 
 def disagreement(suggestion: Suggestion) -> str:

@@ -16,7 +16,7 @@ import jax
 from codegen.graph.names import IMPORTED_NAMES, KERNEL_NAMES, REDUCING_NAMES, name_error
 from codegen.language.formula.reader import functions
 from codegen.parsing import parse
-from codegen.tracing.steps import Place, Step, Value, plain
+from codegen.tracing.steps import Step, Value, plain
 
 TAKEN = KERNEL_NAMES | REDUCING_NAMES | IMPORTED_NAMES
 
@@ -76,12 +76,21 @@ def _assigned(path: str) -> dict[int, str]:
 def assigned_names(steps: Iterable[Step]) -> dict[Value, str]:
     """The name that each statement of the source gives to the value of its last step, where a chain may use it: `mean` is a
     function."""
-    last: dict[Place, tuple[Value, str]] = {}
+    last: list[tuple[Value, str]] = []
+    running: dict[tuple[str, str], tuple[int, int]] = {}  # the line that each function is at, and its place in `last`
     for step in plain(steps):
+        where = (step.place.path, step.place.function)
         name = _assigned(step.place.path).get(step.place.line) if step.place.line else None
-        if name and step.outputs:
-            last[Place(step.place.path, step.place.line, 0, step.place.function)] = (step.outputs[0], name)
-    named = ((value, proper(name, "t")) for value, name in last.values())
+        if not name or not step.outputs:
+            running.pop(where, None)
+            continue
+        line, place = running.get(where, (0, 0))
+        if line != step.place.line:  # a statement of a loop is another one in each of its rounds
+            place = len(last)
+            last.append((step.outputs[0], name))
+        last[place] = (step.outputs[0], name)
+        running[where] = (step.place.line, place)
+    named = ((value, proper(name, "t")) for value, name in last)
     return {value: name for value, name in named if not name.endswith("_in") and name not in functions()}
 
 

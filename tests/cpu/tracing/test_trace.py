@@ -72,8 +72,15 @@ def column_sums(x, g):
     return h, jnp.sum(h, axis=(0, 1))
 
 
+def layer_norm(x):
+    mean = jnp.mean(x, -1, keepdims=True)
+    var = jnp.var(x, -1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(var + 1e-5)
+
+
 X = like(2, 3, 8)
 CASES = {
+    "names of functions": (layer_norm, (X,), ["y = (x - mean(x, axis=N)) * rsqrt(var(x, axis=N) + 1e-5)"]),
     "residual + norm": (add_norm, (X, X, like(8)), ["residual_out = residual + x", "y = residual_out * rstd * w", "w: T[N]"]),
     "a parameter": (norm, (X, like(8)), ["eps: {type: float, default: 1e-06}", "mean(square(x), axis=N) + eps"]),
     "parts": (

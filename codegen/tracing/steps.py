@@ -148,7 +148,13 @@ def _computed(equation: Any, given: Sequence[Atom]) -> Number | None:
     """The number that a step computes of numbers, as the count of elements that a variance divides by; None for other steps."""
     params = jax.tree.leaves(list(equation.params.values()))
     bodies = any(isinstance(p, core.Jaxpr | core.ClosedJaxpr) for p in params)
-    if not given or bodies or equation.effects or len(equation.outvars) != 1 or not _is_scalar(equation.outvars[0].aval):
+    if (
+        not given
+        or bodies
+        or equation.effects
+        or len(equation.outvars) != 1
+        or not _is_scalar(equation.outvars[0].aval)
+    ):
         return None
     numbers = [np.asarray(a.value, jax.numpy.dtype(a.dtype)) for a in given if isinstance(a, Number)]
     if len(numbers) < len(given):

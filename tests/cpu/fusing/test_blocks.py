@@ -92,6 +92,7 @@ def test_an_op_without_a_spec_of_its_own_has_its_own_arrays(monkeypatch):
         raise UserError("no", "")
 
     monkeypatch.setattr(suggest, "spec_of", refused)
+
     def softmax(x):
         return jax.nn.softmax(x)
 

@@ -134,9 +134,9 @@ def _written(program: Program, chain: Chain, name: str, arguments: Mapping[Value
         except (SpecError, UserError, NotExpressed):
             continue
     arrays = [replace(a, value=chain.inputs[place_of_input(a.name)]) for a in chain.made.inputs]
-    results = [replace(a, value=v) for a, v in zip(chain.made.outputs, chain.outputs, strict=True)]
+    made = [replace(a, value=v) for a, v in zip(chain.made.outputs, chain.outputs, strict=True)]
     return replace(
-        chain.made, inputs=tuple(arrays), outputs=tuple(results)
+        chain.made, inputs=tuple(arrays), outputs=tuple(made)
     )  # an equal chain's spec, with this one's values
 
 

@@ -79,7 +79,6 @@ def add_rmsnorm_kernel(
     sYRun = rowwise.run_of(how, mY, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
     sResidualRun = rowwise.fetch(how, mResidual, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rY)
@@ -88,6 +87,7 @@ def add_rmsnorm_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
@@ -192,7 +192,6 @@ def add_rmsnorm_frozen_kernel(
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sDresidualOutRun = rowwise.fetch(how, mDresidualOut, rows, N)
     sResidualOutRun = rowwise.fetch(how, mResidualOut, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rDresidualOut, rResidualOut, rDx)
@@ -202,6 +201,7 @@ def add_rmsnorm_frozen_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
@@ -295,7 +295,6 @@ def add_rmsnorm_backward_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sResidualOutRun = rowwise.fetch(how, mResidualOut, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rResidualOut, rRowMeanOfRows, rRowSumOfRows)
@@ -304,6 +303,7 @@ def add_rmsnorm_backward_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
@@ -409,11 +409,12 @@ def add_rmsnorm_backward_kernel(
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy = access.staging(mDy, vec, vectors, at_once, threads)
-        sDresidualOut = access.staging(mDresidualOut, vec, vectors, at_once, threads)
-        sResidualOut = access.staging(mResidualOut, vec, vectors, at_once, threads)
+        sDy = rowwise.staging(how, mDy)
+        sDresidualOut = rowwise.staging(how, mDresidualOut)
+        sResidualOut = rowwise.staging(how, mResidualOut)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDxRun = rowwise.slots(how, mDx, 1)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
@@ -443,12 +444,12 @@ def add_rmsnorm_backward_kernel(
             own = rowwise.walked(how, row < rows, N, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy, u, rDy[None, None, k])
-                own.take(sDresidualOut, u, rDresidualOut[None, None, k])
-                own.take(sResidualOut, u, rResidualOut[None, None, k])
+                own.take(mDy, (row, 0), sDy, u, rDy[None, None, k])
+                own.take(mDresidualOut, (row, 0), sDresidualOut, u, rDresidualOut[None, None, k])
+                own.take(mResidualOut, (row, 0), sResidualOut, u, rResidualOut[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -478,7 +479,8 @@ def add_rmsnorm_backward_kernel(
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
+            own.send(mDx, (row, 0), sDxRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

@@ -84,7 +84,6 @@ def add_rmsnorm_fp8_kernel(
     sQRun = rowwise.run_of(how, mQ, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
     sResidualRun = rowwise.fetch(how, mResidual, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rResidual, rResidualOut, rQ)
@@ -93,6 +92,7 @@ def add_rmsnorm_fp8_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)

@@ -235,7 +235,6 @@ def alibi_attention_backward_stage1_kernel(
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
     sDoRun = rowwise.fetch(how, mDo, BQH, D)
     sORun = rowwise.fetch(how, mO, BQH, D)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDo, rO, rRowValue1, rDelta)
@@ -245,6 +244,7 @@ def alibi_attention_backward_stage1_kernel(
         index = first_row + u
         iBQH = index
         row = rowwise.row(how, index, index < BQH, D, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDo, (iBQH, 0), rDo[None, None, u], run=sDoRun)
         row.load(mO, (iBQH, 0), rO[None, None, u], run=sORun)

@@ -177,7 +177,6 @@ def bilinear_form_frozen_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sDxRun = rowwise.run_of(how, mDx, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rDleft, rDx)
@@ -185,6 +184,7 @@ def bilinear_form_frozen_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mDy, (0,), rDy)
@@ -266,7 +266,6 @@ def bilinear_form_backward_rows_kernel(
     rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rRowSumOfRows)
@@ -274,6 +273,7 @@ def bilinear_form_backward_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowSum], how.cluster)
@@ -368,9 +368,10 @@ def bilinear_form_backward_kernel(
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sX = access.staging(mX, vec, vectors, at_once, threads)
+        sX = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDxRun = rowwise.slots(how, mDx, 1)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
@@ -397,10 +398,10 @@ def bilinear_form_backward_kernel(
             own = rowwise.walked(how, row < rows, N, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sX, u, rX[None, None, k])
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -423,12 +424,13 @@ def bilinear_form_backward_kernel(
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             if own.there & (first == 0):
                 dleft = bilinear_form_backward_row(
                     device.floats(device.full(1, rDy[0], rDy.element_type)), device.full(1, row_sum),
                 )
                 own.store_one(dleft.to(mDleft.element_type), mDleft, (row,))
+            own.send(mDx, (row, 0), sDxRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

@@ -240,7 +240,6 @@ def causal_attention_backward_stage1_kernel(
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
     sDoRun = rowwise.fetch(how, mDo, BQHG, E)
     sORun = rowwise.fetch(how, mO, BQHG, E)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDo, rO, rRowValue1, rDelta)
@@ -250,6 +249,7 @@ def causal_attention_backward_stage1_kernel(
         index = first_row + u
         iBQHG = index
         row = rowwise.row(how, index, index < BQHG, E, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDo, (iBQHG, 0), rDo[None, None, u], run=sDoRun)
         row.load(mO, (iBQHG, 0), rO[None, None, u], run=sORun)

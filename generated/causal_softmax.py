@@ -80,7 +80,6 @@ def causal_softmax_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, rows * Q, K)
     sXRun = rowwise.fetch(how, mX, rows * Q, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -90,6 +89,7 @@ def causal_softmax_kernel(
         iQ = index % Q
         iRows = (index // Q)
         row = rowwise.row(how, index, index < rows * Q, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax], how.cluster)
@@ -228,7 +228,6 @@ def causal_softmax_forward_kernel(
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, rows * Q, K)
     sXRun = rowwise.fetch(how, mX, rows * Q, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY, rRowMax, rRowSum)
@@ -238,6 +237,7 @@ def causal_softmax_forward_kernel(
         iQ = index % Q
         iRows = (index // Q)
         row = rowwise.row(how, index, index < rows * Q, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax_], how.cluster)
@@ -374,7 +374,6 @@ def causal_softmax_frozen_kernel(
     sDxRun = rowwise.run_of(how, mDx, rows * Q, K)
     sDyRun = rowwise.fetch(how, mDy, rows * Q, K)
     sXRun = rowwise.fetch(how, mX, rows * Q, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rDx)
@@ -385,6 +384,7 @@ def causal_softmax_frozen_kernel(
         iQ = index % Q
         iRows = (index // Q)
         row = rowwise.row(how, index, index < rows * Q, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iRows, iQ, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
@@ -494,7 +494,6 @@ def causal_softmax_backward_rows_kernel(
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, rows * Q, K)
     sXRun = rowwise.fetch(how, mX, rows * Q, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rRowSum_OfRows)
@@ -505,6 +504,7 @@ def causal_softmax_backward_rows_kernel(
         iQ = index % Q
         iRows = (index // Q)
         row = rowwise.row(how, index, index < rows * Q, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iRows, iQ, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iRows, iQ, 0), rX[None, None, u], run=sXRun)
@@ -612,10 +612,11 @@ def causal_softmax_backward_kernel(
     if cutlass.const_expr(not how.whole):
         rRowSum_OfRows = access.registers(mRowSum_OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy = access.staging(mDy, vec, vectors, at_once, threads)
-        sX = access.staging(mX, vec, vectors, at_once, threads)
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDxRun = rowwise.slots(how, mDx, 1)
     sRowSum_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
@@ -646,11 +647,11 @@ def causal_softmax_backward_kernel(
             own = rowwise.walked(how, row < rows * Q, K, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy, u, rDy[None, None, k])
-                own.take(sX, u, rX[None, None, k])
+                own.take(mDy, (iRows, iQ, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iRows, iQ, 0), sX, u, rX[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -682,7 +683,8 @@ def causal_softmax_backward_kernel(
                     )
                     inside = at.inside()
                     reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
-                    at.store(dx.to(mDx.element_type), mDx, (iRows, iQ, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (iRows, iQ, 0), run=sDxRun)
+            own.send(mDx, (iRows, iQ, 0), sDxRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iQ = row % Q

@@ -68,7 +68,6 @@ def cosine_similarity_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
     sYRun = rowwise.fetch(how, mY, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY, rSimilarity)
@@ -77,6 +76,7 @@ def cosine_similarity_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
@@ -161,7 +161,6 @@ def cosine_similarity_forward_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
     sYRun = rowwise.fetch(how, mY, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY, rSimilarity, rRowNorm, rRowNorm2)
@@ -170,6 +169,7 @@ def cosine_similarity_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load(mY, (index, 0), rY[None, None, u], run=sYRun)

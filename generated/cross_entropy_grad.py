@@ -112,7 +112,6 @@ def cross_entropy_grad_kernel(
     sTop = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDxRun = rowwise.run_of(how, mDx, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rLoss, rDx)
@@ -120,6 +119,7 @@ def cross_entropy_grad_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mLabel, (index,), rXAtLabelAt)

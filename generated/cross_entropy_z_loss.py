@@ -95,7 +95,6 @@ def cross_entropy_z_loss_kernel(
     rLoss = access.registers(mLoss, (1, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rZLoss, rLoss)
@@ -103,6 +102,7 @@ def cross_entropy_z_loss_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mLabel, (index,), rXAtLabelAt)
@@ -228,7 +228,6 @@ def cross_entropy_z_loss_forward_kernel(
     rLoss = access.registers(mLoss, (1, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rLse, rZLoss, rLoss)
@@ -236,6 +235,7 @@ def cross_entropy_z_loss_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mLabel, (index,), rXAtLabelAt)

@@ -134,7 +134,6 @@ def dense_amax_epilogue_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, rows, N)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rY, rAmax)
@@ -142,6 +141,7 @@ def dense_amax_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         reduce.meet([*sRowMax], how.cluster)

@@ -138,7 +138,6 @@ def dense_residual_squares_epilogue_kernel(
     sYRun = rowwise.run_of(how, mY, rows, N)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
     sResidualRun = rowwise.fetch(how, mResidual, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rResidual, rY, rSquares)
@@ -147,6 +146,7 @@ def dense_residual_squares_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)

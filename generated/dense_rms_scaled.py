@@ -236,7 +236,6 @@ def dense_rms_scaled_frozen_kernel(
     sDaccRun = rowwise.run_of(how, mDacc, rows, N)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rAcc, rDacc, rDrstd)
@@ -245,6 +244,7 @@ def dense_rms_scaled_frozen_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
@@ -360,7 +360,6 @@ def dense_rms_scaled_backward_rows_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rAcc, rRowSumOfRows)
@@ -369,6 +368,7 @@ def dense_rms_scaled_backward_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
@@ -483,10 +483,11 @@ def dense_rms_scaled_backward_kernel(
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy = access.staging(mDy, vec, vectors, at_once, threads)
-        sAcc = access.staging(mAcc, vec, vectors, at_once, threads)
+        sDy = rowwise.staging(how, mDy)
+        sAcc = rowwise.staging(how, mAcc)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDaccRun = rowwise.slots(how, mDacc, 1)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
@@ -514,11 +515,11 @@ def dense_rms_scaled_backward_kernel(
             own = rowwise.walked(how, row < rows, N, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy, u, rDy[None, None, k])
-                own.take(sAcc, u, rAcc[None, None, k])
+                own.take(mDy, (row, 0), sDy, u, rDy[None, None, k])
+                own.take(mAcc, (row, 0), sAcc, u, rAcc[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -543,10 +544,11 @@ def dense_rms_scaled_backward_kernel(
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
+                    at.store(dacc.to(mDacc.element_type), mDacc, (row, 0), run=sDaccRun)
             if own.there & (first == 0):
                 drstd = dense_rms_scaled_backward_row(device.full(1, row_sum))
                 own.store_one(drstd.to(mDrstd.element_type), mDrstd, (row,))
+            own.send(mDacc, (row, 0), sDaccRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

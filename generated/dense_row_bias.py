@@ -187,7 +187,6 @@ def dense_row_bias_backward_kernel(
     sDaccRun = rowwise.run_of(how, mDacc, rows, N)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sZRun = rowwise.fetch(how, mZ, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rZ, rDacc, rDbias)
@@ -196,6 +195,7 @@ def dense_row_bias_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mZ, (index, 0), rZ[None, None, u], run=sZRun)

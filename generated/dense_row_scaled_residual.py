@@ -220,7 +220,6 @@ def dense_row_scaled_residual_backward_kernel(
     sDaccRun = rowwise.run_of(how, mDacc, rows, N)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rAcc, rDacc, rDscale)
@@ -229,6 +228,7 @@ def dense_row_scaled_residual_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)

@@ -95,7 +95,6 @@ def dequantize_int8_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sQRun = rowwise.fetch(how, mQ, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rQ, rDscale)
@@ -104,6 +103,7 @@ def dequantize_int8_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)

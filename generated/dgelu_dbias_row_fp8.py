@@ -76,7 +76,6 @@ def dgelu_dbias_row_fp8_rows_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rRowMaxOfRows)
@@ -85,6 +84,7 @@ def dgelu_dbias_row_fp8_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
@@ -175,10 +175,11 @@ def dgelu_dbias_row_fp8_kernel(
     if cutlass.const_expr(not how.whole):
         rRowMaxOfRows = access.registers(mRowMaxOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy = access.staging(mDy, vec, vectors, at_once, threads)
-        sX = access.staging(mX, vec, vectors, at_once, threads)
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sQRun = rowwise.slots(how, mQ, 1)
     sRowMax = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
@@ -203,11 +204,11 @@ def dgelu_dbias_row_fp8_kernel(
             own = rowwise.walked(how, row < rows, N, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy, u, rDy[None, None, k])
-                own.take(sX, u, rX[None, None, k])
+                own.take(mDy, (row, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -227,10 +228,11 @@ def dgelu_dbias_row_fp8_kernel(
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(device.cast(q, mQ.element_type), mQ, (row, 0))
+                    at.store(device.cast(q, mQ.element_type), mQ, (row, 0), run=sQRun)
             if own.there & (first == 0):
                 scale = dgelu_dbias_row_fp8_row(device.full(1, amax_min), device.full(1, row_max))
                 own.store_one(scale.to(mScale.element_type), mScale, (row,))
+            own.send(mQ, (row, 0), sQRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

@@ -89,7 +89,6 @@ def dgroup_norm_rows_kernel(
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, B * G, C * S)
     sXRun = rowwise.fetch(how, mX, B * G, C * S)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -97,6 +96,7 @@ def dgroup_norm_rows_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
@@ -230,10 +230,11 @@ def dgroup_norm_kernel(
         rRowMean2OfRows = access.registers(mRowMean2OfRows, (1, at_once))
         rRowMean4OfRows = access.registers(mRowMean4OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy = access.staging(mDy, vec, vectors, at_once, threads)
-        sX = access.staging(mX, vec, vectors, at_once, threads)
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDxRun = rowwise.slots(how, mDx, 1)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     sStage1 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
@@ -267,11 +268,11 @@ def dgroup_norm_kernel(
             own = rowwise.walked(how, row < B, C * S, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy, u, rDy[None, None, k])
-                own.take(sX, u, rX[None, None, k])
+                own.take(mDy, (iB, iG, 0, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, iG, 0, 0), sX, u, rX[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -311,7 +312,8 @@ def dgroup_norm_kernel(
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0), run=sDxRun)
+            own.send(mDx, (iB, iG, 0, 0), sDxRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row

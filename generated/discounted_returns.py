@@ -257,7 +257,6 @@ def discounted_returns_backward_stage3_kernel(
     sDyRun = rowwise.fetch(how, mDy, rows, S)
     sDiscountRun = rowwise.fetch(how, mDiscount, rows, S)
     sScanOfRowsSRun = rowwise.fetch(how, mScanOfRowsS, rows, S)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rDiscount, rScanOfRowsS, rDbootstrap)
@@ -267,6 +266,7 @@ def discounted_returns_backward_stage3_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, S, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mDiscount, (index, 0), rDiscount[None, None, u], run=sDiscountRun)

@@ -61,7 +61,6 @@ def dlog_softmax_kernel(
     sDxRun = rowwise.run_of(how, mDx, rows, N)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sYRun = rowwise.fetch(how, mY, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rY, rDx)
@@ -70,6 +69,7 @@ def dlog_softmax_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mY, (index, 0), rY[None, None, u], run=sYRun)

@@ -373,8 +373,8 @@ def embedding_rmsnorm_backward_kernel(
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy = access.staging(mDy, vec, vectors, at_once, threads)
-        sTableAtToken = access.staging(mTable, vec, vectors, at_once, threads)
+        sDy = rowwise.staging(how, mDy)
+        sTableAtToken = rowwise.staging(how, mTable)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
@@ -407,11 +407,14 @@ def embedding_rmsnorm_backward_kernel(
             own = rowwise.walked(how, row < rows, N, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy, u, rDy[None, None, k])
-                own.take(sTableAtToken, u, rTableAtToken[None, None, k])
+                own.take(mDy, (row, 0), sDy, u, rDy[None, None, k])
+                own.take(
+                    mTable, (device.clip_index(rTableAtTokenAt[0], mTable.shape[0]), 0), sTableAtToken, u,
+                    rTableAtToken[None, None, k],
+                )
             if cutlass.const_expr(how.whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)

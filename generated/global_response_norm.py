@@ -238,6 +238,9 @@ def global_response_norm_stage2_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rLengthHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMean = rowwise.shared(how, cutlass.Float32)
+    sSumOfBCRun = rowwise.slots(how, mSumOfBC, 1)
+    sYRun = rowwise.run_of(how, mY, B * S, C)
+    sXRun = rowwise.fetch(how, mX, B * S, C)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -245,13 +248,16 @@ def global_response_norm_stage2_kernel(
         iS = index % S
         iB = (index // S)
         row = rowwise.row(how, index, index < B * S, C, shifts=True)
-        row.load(mX, (iB, iS, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
+        row.fetch(mSumOfBC, (iB, 0), sSumOfBCRun, 0)
+        rowwise.arrive(how)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
+        row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False, run=sSumOfBCRun)
         reduce.meet([*sRowMean], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
+            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False, run=sSumOfBCRun)
             for v in cutlass.range_constexpr(vectors):
                 length = global_response_norm_stage2_held_length(device.floats(rSumOfBC[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
@@ -263,8 +269,8 @@ def global_response_norm_stage2_kernel(
         row = row.forget((mX, rX), (mSumOfBC, rSumOfBC))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, 0), rX[None, None, u])
-            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False)
+            part.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
+            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], aligned=False, run=sSumOfBCRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mGamma, (0,), rGamma)
@@ -277,7 +283,8 @@ def global_response_norm_stage2_kernel(
                     device.floats(rX[None, v, u]), device.floats(rGamma[None, 0]), device.floats(rBeta[None, 0]),
                     device.full(vec, eps), length, device.full(vec, row_mean), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (iB, iS, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iS, 0), run=sYRun)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -321,7 +328,6 @@ def global_response_norm_frozen_stage1_kernel(
     rMeanOfB = access.registers(mMeanOfB, (1, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sSumOfBCRun = rowwise.fetch(how, mSumOfBC, B, C)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rSumOfBC, rMeanOfB)
@@ -330,6 +336,7 @@ def global_response_norm_frozen_stage1_kernel(
         index = first_row + u
         iB = index
         row = rowwise.row(how, index, index < B, C, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], run=sSumOfBCRun)
         reduce.meet([*sRowMean], how.cluster)
@@ -611,7 +618,6 @@ def global_response_norm_backward_stage1_kernel(
     rMeanOfB = access.registers(mMeanOfB, (1, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sSumOfBCRun = rowwise.fetch(how, mSumOfBC, B, C)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rSumOfBC, rMeanOfB)
@@ -620,6 +626,7 @@ def global_response_norm_backward_stage1_kernel(
         index = first_row + u
         iB = index
         row = rowwise.row(how, index, index < B, C, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], run=sSumOfBCRun)
         reduce.meet([*sRowMean], how.cluster)

@@ -79,7 +79,6 @@ def group_norm_kernel(
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, B * G, C * S)
     sXRun = rowwise.fetch(how, mX, B * G, C * S)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -87,6 +86,7 @@ def group_norm_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
@@ -200,7 +200,6 @@ def group_norm_forward_kernel(
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, B * G, C * S)
     sXRun = rowwise.fetch(how, mX, B * G, C * S)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -208,6 +207,7 @@ def group_norm_forward_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
         row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
@@ -314,7 +314,6 @@ def group_norm_frozen_kernel(
     sDxRun = rowwise.run_of(how, mDx, B * G, C * S)
     sDyRun = rowwise.fetch(how, mDy, B * G, C * S)
     sXRun = rowwise.fetch(how, mX, B * G, C * S)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -322,6 +321,7 @@ def group_norm_frozen_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
@@ -416,7 +416,6 @@ def group_norm_backward_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, B * G, C * S)
     sXRun = rowwise.fetch(how, mX, B * G, C * S)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -424,6 +423,7 @@ def group_norm_backward_rows_kernel(
         iG = index % G
         iB = (index // G)
         row = rowwise.row(how, index, index < B * G, C * S, shifts=False)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
@@ -535,10 +535,11 @@ def group_norm_backward_kernel(
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy = access.staging(mDy, vec, vectors, at_once, threads)
-        sX = access.staging(mX, vec, vectors, at_once, threads)
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDxRun = rowwise.slots(how, mDx, 1)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
@@ -571,11 +572,11 @@ def group_norm_backward_kernel(
             own = rowwise.walked(how, row < B, C * S, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy, u, rDy[None, None, k])
-                own.take(sX, u, rX[None, None, k])
+                own.take(mDy, (iB, iG, 0, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, iG, 0, 0), sX, u, rX[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -607,7 +608,8 @@ def group_norm_backward_kernel(
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0), run=sDxRun)
+            own.send(mDx, (iB, iG, 0, 0), sDxRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row

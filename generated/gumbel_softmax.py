@@ -82,7 +82,6 @@ def gumbel_softmax_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -90,6 +89,7 @@ def gumbel_softmax_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mKey, (0,), rKey0)
@@ -209,7 +209,6 @@ def gumbel_softmax_backward_kernel(
     sDxRun = rowwise.run_of(how, mDx, rows, N)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sYRun = rowwise.fetch(how, mY, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rY, rDx)
@@ -218,6 +217,7 @@ def gumbel_softmax_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mY, (index, 0), rY[None, None, u], run=sYRun)

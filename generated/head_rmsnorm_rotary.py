@@ -82,6 +82,10 @@ def head_rmsnorm_rotary_kernel(
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sCosRun = rowwise.slots(how, mCos, 1)
+    sSinRun = rowwise.slots(how, mSin, 1)
+    sYRun = rowwise.run_of(how, mY, B * S * H, D * 2, 2)
+    sXRun = rowwise.fetch(how, mX, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -90,18 +94,21 @@ def head_rmsnorm_rotary_kernel(
         iS = (index // H) % S
         iB = ((index // H) // S)
         row = rowwise.row(how, index, index < B * S * H, D, shifts=False)
+        row.fetch(mCos, (iS, 0), sCosRun, 0)
+        row.fetch(mSin, (iS, 0), sSinRun, 0)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-        row.load(mCos, (iS, 0), rCos[None, None, u])
-        row.load(mSin, (iS, 0), rSin[None, None, u])
+        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
+        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+        row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+        row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = head_rmsnorm_rotary_stage0(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]))
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, part.vector(v).inside())
@@ -110,10 +117,10 @@ def head_rmsnorm_rotary_kernel(
         row = row.forget((mX, rX0), (mX, rX1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-            part.load(mCos, (iS, 0), rCos[None, None, u])
-            part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+            part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+            part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -123,8 +130,9 @@ def head_rmsnorm_rotary_kernel(
                     device.floats(rWeight1[None, 0]), device.floats(rCos[None, v, u]), device.floats(rSin[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                at.store(y0.to(mY.element_type), mY, (iB, iS, iH, 0, 0))
-                at.store(y1.to(mY.element_type), mY, (iB, iS, iH, 1, 0))
+                at.store(y0.to(mY.element_type), mY, (iB, iS, iH, 0, 0), run=sYRun)
+                at.store(y1.to(mY.element_type), mY, (iB, iS, iH, 1, 0), run=sYRun)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -200,6 +208,11 @@ def head_rmsnorm_rotary_frozen_kernel(
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sCosRun = rowwise.slots(how, mCos, 1)
+    sSinRun = rowwise.slots(how, mSin, 1)
+    sDxRun = rowwise.run_of(how, mDx, B * S * H, D * 2, 2)
+    sDyRun = rowwise.fetch(how, mDy, B * S * H, D * 2, 2)
+    sXRun = rowwise.fetch(how, mX, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -208,25 +221,28 @@ def head_rmsnorm_rotary_frozen_kernel(
         iS = (index // H) % S
         iB = ((index // H) // S)
         row = rowwise.row(how, index, index < B * S * H, D, shifts=False)
+        row.fetch(mCos, (iS, 0), sCosRun, 0)
+        row.fetch(mSin, (iS, 0), sSinRun, 0)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-        row.load(mCos, (iS, 0), rCos[None, None, u])
-        row.load(mSin, (iS, 0), rSin[None, None, u])
+        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
+        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
+        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
+        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+        row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+        row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-            part.load(mCos, (iS, 0), rCos[None, None, u])
-            part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+            part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+            part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -244,12 +260,12 @@ def head_rmsnorm_rotary_frozen_kernel(
         row = row.forget((mDy, rDy0), (mDy, rDy1), (mX, rX0), (mX, rX1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-            part.load(mCos, (iS, 0), rCos[None, None, u])
-            part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+            part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+            part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -261,8 +277,9 @@ def head_rmsnorm_rotary_frozen_kernel(
                     device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), device.full(vec, row_sum), approx,
                 )
-                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
-                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
+                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=sDxRun)
+                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=sDxRun)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
@@ -326,6 +343,10 @@ def head_rmsnorm_rotary_backward_rows_kernel(
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sCosRun = rowwise.slots(how, mCos, 1)
+    sSinRun = rowwise.slots(how, mSin, 1)
+    sDyRun = rowwise.fetch(how, mDy, B * S * H, D * 2, 2)
+    sXRun = rowwise.fetch(how, mX, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -334,25 +355,28 @@ def head_rmsnorm_rotary_backward_rows_kernel(
         iS = (index // H) % S
         iB = ((index // H) // S)
         row = rowwise.row(how, index, index < B * S * H, D, shifts=False)
+        row.fetch(mCos, (iS, 0), sCosRun, 0)
+        row.fetch(mSin, (iS, 0), sSinRun, 0)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-        row.load(mCos, (iS, 0), rCos[None, None, u])
-        row.load(mSin, (iS, 0), rSin[None, None, u])
+        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
+        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
+        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
+        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+        row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+        row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
-            part.load(mCos, (iS, 0), rCos[None, None, u])
-            part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+            part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+            part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -480,12 +504,14 @@ def head_rmsnorm_rotary_backward_kernel(
         rRowMean2OfRows = access.registers(mRowMean2OfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy0 = access.staging(mDy, vec, vectors, at_once, threads)
-        sDy1 = access.staging(mDy, vec, vectors, at_once, threads)
-        sX0 = access.staging(mX, vec, vectors, at_once, threads)
-        sX1 = access.staging(mX, vec, vectors, at_once, threads)
+        sDy0 = rowwise.staging(how, mDy)
+        sDy1 = rowwise.staging(how, mDy)
+        sX0 = rowwise.staging(how, mX)
+        sX1 = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDx0Run = rowwise.slots(how, mDx, 1)
+    sDx1Run = rowwise.slots(how, mDx, 1)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
@@ -530,13 +556,13 @@ def head_rmsnorm_rotary_backward_kernel(
             own = rowwise.walked(how, row < B * H, D, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy0, u, rDy0[None, None, k])
-                own.take(sDy1, u, rDy1[None, None, k])
-                own.take(sX0, u, rX0[None, None, k])
-                own.take(sX1, u, rX1[None, None, k])
+                own.take(mDy, (iB, iS, iH, 0, 0), sDy0, u, rDy0[None, None, k])
+                own.take(mDy, (iB, iS, iH, 1, 0), sDy1, u, rDy1[None, None, k])
+                own.take(mX, (iB, iS, iH, 0, 0), sX0, u, rX0[None, None, k])
+                own.take(mX, (iB, iS, iH, 1, 0), sX1, u, rX1[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -582,8 +608,10 @@ def head_rmsnorm_rotary_backward_kernel(
                         v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
                         (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
                     )
-                    at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
-                    at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
+                    at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=sDx0Run)
+                    at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=sDx1Run)
+            own.send(mDx, (iB, iS, iH, 0, 0), sDx0Run)
+            own.send(mDx, (iB, iS, iH, 1, 0), sDx1Run)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H

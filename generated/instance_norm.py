@@ -78,7 +78,6 @@ def instance_norm_kernel(
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, B * C, S)
     sXRun = rowwise.fetch(how, mX, B * C, S)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -88,6 +87,7 @@ def instance_norm_kernel(
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
         row.load_one(mWeight, (iC,), rWeight[None, u])
@@ -203,7 +203,6 @@ def instance_norm_forward_kernel(
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, B * C, S)
     sXRun = rowwise.fetch(how, mX, B * C, S)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rRstd, rY, rRowMean)
@@ -213,6 +212,7 @@ def instance_norm_forward_kernel(
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
         row.load_one(mWeight, (iC,), rWeight[None, u])
@@ -322,7 +322,6 @@ def instance_norm_frozen_kernel(
     sDxRun = rowwise.run_of(how, mDx, B * C, S)
     sDyRun = rowwise.fetch(how, mDy, B * C, S)
     sXRun = rowwise.fetch(how, mX, B * C, S)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rDx)
@@ -333,6 +332,7 @@ def instance_norm_frozen_kernel(
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iC, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
@@ -425,7 +425,6 @@ def instance_norm_backward_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, B * C, S)
     sXRun = rowwise.fetch(how, mX, B * C, S)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rRowSumOfRows, rRowSum2OfRows)
@@ -436,6 +435,7 @@ def instance_norm_backward_rows_kernel(
         iC = index % C
         iB = (index // C)
         row = rowwise.row(how, index, index < B * C, S, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iC, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
@@ -551,10 +551,11 @@ def instance_norm_backward_kernel(
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy = access.staging(mDy, vec, vectors, at_once, threads)
-        sX = access.staging(mX, vec, vectors, at_once, threads)
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDxRun = rowwise.slots(how, mDx, 1)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
@@ -586,11 +587,11 @@ def instance_norm_backward_kernel(
             own = rowwise.walked(how, row < B, S, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy, u, rDy[None, None, k])
-                own.take(sX, u, rX[None, None, k])
+                own.take(mDy, (iB, iC, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, iC, 0), sX, u, rX[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -623,7 +624,8 @@ def instance_norm_backward_kernel(
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0), run=sDxRun)
+            own.send(mDx, (iB, iC, 0), sDxRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row

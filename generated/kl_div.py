@@ -59,7 +59,6 @@ def kl_div_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sLogPRun = rowwise.fetch(how, mLogP, rows, N)
     sLogTargetRun = rowwise.fetch(how, mLogTarget, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogP, rLogTarget, rLoss)
@@ -68,6 +67,7 @@ def kl_div_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mLogP, (index, 0), rLogP[None, None, u], run=sLogPRun)
         row.load(mLogTarget, (index, 0), rLogTarget[None, None, u], run=sLogTargetRun)

@@ -79,7 +79,6 @@ def layernorm_fp8_kernel(
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
     sQRun = rowwise.run_of(how, mQ, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rQ)
@@ -87,6 +86,7 @@ def layernorm_fp8_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mScale, (0,), rScale)

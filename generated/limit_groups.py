@@ -97,7 +97,6 @@ def limit_groups_stage1_kernel(
     sRowMin = rowwise.shared(how, cutlass.Int32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sScoresRun = rowwise.fetch(how, mScores, rows, G)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rScores, rAddOfRowsP)
@@ -105,6 +104,7 @@ def limit_groups_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mScores, (index, 0), rScores[None, None, u], run=sScoresRun)
         reduce.meet([*sBest, *sRowMin, *sRowMax], how.cluster)
@@ -225,6 +225,7 @@ def limit_groups_stage3_kernel(
     rGroups = access.registers(mGroups, (vec, vectors, at_once))
     rScores = access.registers(mScores, (1, at_once))
     sRowAny = rowwise.shared(how, cutlass.Boolean)
+    sGroupsRun = rowwise.slots(how, mGroups, 1)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -233,14 +234,16 @@ def limit_groups_stage3_kernel(
         iP = (index // G) % P
         iRows = ((index // G) // P)
         row = rowwise.row(how, index, index < rows * P * G, K, shifts=False)
+        row.fetch(mGroups, (iRows, 0), sGroupsRun, 0)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mGroups, (iRows, 0), rGroups[None, None, u])
+        row.load(mGroups, (iRows, 0), rGroups[None, None, u], run=sGroupsRun)
         row.load_one(mScores, (iRows, iP, iG), rScores[None, u])
         reduce.meet([*sRowAny], how.cluster)
         rRowAny = reduce.accumulator(vec, "any", cutlass.Boolean)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mGroups, (iRows, 0), rGroups[None, None, u])
+            part.load(mGroups, (iRows, 0), rGroups[None, None, u], run=sGroupsRun)
             for v in cutlass.range_constexpr(vectors):
                 values = limit_groups_stage3_row_any(
                     rGroups[None, v, u].load().to(cutlass.Int32), device.full(vec, iP, cutlass.Int32),
@@ -294,6 +297,7 @@ def limit_groups_backward_kernel(
     rGroups = access.registers(mGroups, (vec, vectors, at_once))
     rDlimited = access.registers(mDlimited, (1, at_once))
     sRowAny = rowwise.shared(how, cutlass.Boolean)
+    sGroupsRun = rowwise.slots(how, mGroups, 1)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -302,14 +306,16 @@ def limit_groups_backward_kernel(
         iP = (index // G) % P
         iRows = ((index // G) // P)
         row = rowwise.row(how, index, index < rows * P * G, K, shifts=False)
+        row.fetch(mGroups, (iRows, 0), sGroupsRun, 0)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mGroups, (iRows, 0), rGroups[None, None, u])
+        row.load(mGroups, (iRows, 0), rGroups[None, None, u], run=sGroupsRun)
         row.load_one(mDlimited, (iRows, iP, iG), rDlimited[None, u])
         reduce.meet([*sRowAny], how.cluster)
         rRowAny = reduce.accumulator(vec, "any", cutlass.Boolean)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mGroups, (iRows, 0), rGroups[None, None, u])
+            part.load(mGroups, (iRows, 0), rGroups[None, None, u], run=sGroupsRun)
             for v in cutlass.range_constexpr(vectors):
                 values = limit_groups_backward_row_any(
                     rGroups[None, v, u].load().to(cutlass.Int32), device.full(vec, iP, cutlass.Int32),

@@ -123,7 +123,6 @@ def linear_cross_entropy_epilogue_kernel(
     rLoss = access.registers(mLoss, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rLoss)
@@ -131,6 +130,7 @@ def linear_cross_entropy_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -278,7 +278,6 @@ def linear_cross_entropy_backward_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDlogitsRun = rowwise.run_of(how, mDlogits, rows, N)
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rDlogits)
@@ -286,6 +285,7 @@ def linear_cross_entropy_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         row.load_one(mDloss, (index,), rDloss[None, u])

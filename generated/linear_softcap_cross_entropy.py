@@ -145,7 +145,6 @@ def linear_softcap_cross_entropy_epilogue_kernel(
         rLogitsHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rLoss)
@@ -153,6 +152,7 @@ def linear_softcap_cross_entropy_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -331,7 +331,6 @@ def linear_softcap_cross_entropy_backward_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDaccRun = rowwise.run_of(how, mDacc, rows, N)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rDacc)
@@ -339,6 +338,7 @@ def linear_softcap_cross_entropy_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mDloss, (index,), rDloss[None, u])

@@ -151,7 +151,6 @@ def logits_logsumexp_epilogue_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sLogitsRun = rowwise.run_of(how, mLogits, rows, N)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rLogits, rLse, rPicked)
@@ -159,6 +158,7 @@ def logits_logsumexp_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -274,7 +274,6 @@ def logits_logsumexp_backward_kernel(
     sDaccRun = rowwise.run_of(how, mDacc, rows, N)
     sDlogitsRun = rowwise.fetch(how, mDlogits, rows, N)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDlogits, rAcc, rDacc)
@@ -283,6 +282,7 @@ def logits_logsumexp_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDlogits, (index, 0), rDlogits[None, None, u], run=sDlogitsRun)
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)

@@ -71,7 +71,6 @@ def masked_softmax_kernel(
     sYRun = rowwise.run_of(how, mY, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
     sMaskRun = rowwise.fetch(how, mMask, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rMask, rY)
@@ -80,6 +79,7 @@ def masked_softmax_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
@@ -206,7 +206,6 @@ def masked_softmax_forward_kernel(
     sYRun = rowwise.run_of(how, mY, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
     sMaskRun = rowwise.fetch(how, mMask, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rMask, rY, rRowMax, rRowSum)
@@ -215,6 +214,7 @@ def masked_softmax_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load(mMask, (index, 0), rMask[None, None, u], run=sMaskRun)
@@ -345,7 +345,6 @@ def masked_softmax_backward_kernel(
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
     sMaskRun = rowwise.fetch(how, mMask, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rX, rMask, rDx)
@@ -355,6 +354,7 @@ def masked_softmax_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)

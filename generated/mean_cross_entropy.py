@@ -78,7 +78,6 @@ def mean_cross_entropy_rows_kernel(
     rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rPickedOfRows, rRowMaxOfRows, rRowSumOfRows)
@@ -86,6 +85,7 @@ def mean_cross_entropy_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mLabel, (index,), rLabel[None, u])
@@ -212,7 +212,7 @@ def mean_cross_entropy_kernel(
         rRowMaxOfRows = access.registers(mRowMaxOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sX = access.staging(mX, vec, vectors, at_once, threads)
+        sX = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
@@ -241,10 +241,10 @@ def mean_cross_entropy_kernel(
             own = rowwise.walked(how, row < rows, N, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sX, u, rX[None, None, k])
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if cutlass.const_expr(how.whole):
                 rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)

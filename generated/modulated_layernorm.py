@@ -74,6 +74,10 @@ def modulated_layernorm_kernel(
     rShift = access.registers(mShift, (vec, vectors, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sScaleRun = rowwise.slots(how, mScale, 1)
+    sShiftRun = rowwise.slots(how, mShift, 1)
+    sYRun = rowwise.run_of(how, mY, B * S, N)
+    sXRun = rowwise.fetch(how, mX, B * S, N)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -81,14 +85,18 @@ def modulated_layernorm_kernel(
         iS = index % S
         iB = (index // S)
         row = rowwise.row(how, index, index < B * S, N, shifts=True)
-        row.load(mX, (iB, iS, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
-        row.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
+        row.fetch(mScale, (iB, 0), sScaleRun, 0)
+        row.fetch(mShift, (iB, 0), sShiftRun, 0)
+        rowwise.arrive(how)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
+        row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False, run=sScaleRun)
+        row.load(mShift, (iB, 0), rShift[None, None, u], aligned=False, run=sShiftRun)
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = modulated_layernorm_row_mean(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
@@ -98,7 +106,7 @@ def modulated_layernorm_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = modulated_layernorm_row_mean2(device.floats(rX[None, v, u]), device.full(vec, row_mean))
                 reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
@@ -107,16 +115,17 @@ def modulated_layernorm_kernel(
         row = row.forget((mX, rX), (mScale, rScale), (mShift, rShift))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, 0), rX[None, None, u])
-            part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
-            part.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
+            part.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
+            part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False, run=sScaleRun)
+            part.load(mShift, (iB, 0), rShift[None, None, u], aligned=False, run=sShiftRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = modulated_layernorm_chain(
                     device.floats(rX[None, v, u]), device.floats(rScale[None, v, u]), device.floats(rShift[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (iB, iS, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iS, 0), run=sYRun)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -188,6 +197,10 @@ def modulated_layernorm_forward_kernel(
     rShift = access.registers(mShift, (vec, vectors, at_once))
     sRowMean_ = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
+    sScaleRun = rowwise.slots(how, mScale, 1)
+    sShiftRun = rowwise.slots(how, mShift, 1)
+    sYRun = rowwise.run_of(how, mY, B * S, N)
+    sXRun = rowwise.fetch(how, mX, B * S, N)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -195,14 +208,18 @@ def modulated_layernorm_forward_kernel(
         iS = index % S
         iB = (index // S)
         row = rowwise.row(how, index, index < B * S, N, shifts=True)
-        row.load(mX, (iB, iS, 0), rX[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
-        row.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
+        row.fetch(mScale, (iB, 0), sScaleRun, 0)
+        row.fetch(mShift, (iB, 0), sShiftRun, 0)
+        rowwise.arrive(how)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
+        row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False, run=sScaleRun)
+        row.load(mShift, (iB, 0), rShift[None, None, u], aligned=False, run=sShiftRun)
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = modulated_layernorm_forward_row_mean_(device.floats(rX[None, v, u]))
                 reduce.accumulate([rRowMean_], ("mean",), values, part.vector(v).inside())
@@ -212,7 +229,7 @@ def modulated_layernorm_forward_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, 0), rX[None, None, u])
+            part.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
                 values = modulated_layernorm_forward_row_mean2(
                     device.floats(rX[None, v, u]), device.full(vec, row_mean_),
@@ -223,16 +240,16 @@ def modulated_layernorm_forward_kernel(
         row = row.forget((mX, rX), (mScale, rScale), (mShift, rShift))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, 0), rX[None, None, u])
-            part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
-            part.load(mShift, (iB, 0), rShift[None, None, u], aligned=False)
+            part.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
+            part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False, run=sScaleRun)
+            part.load(mShift, (iB, 0), rShift[None, None, u], aligned=False, run=sShiftRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 y = modulated_layernorm_forward_chain(
                     device.floats(rX[None, v, u]), device.floats(rScale[None, v, u]), device.floats(rShift[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean_), device.full(vec, row_mean2), approx,
                 )
-                at.store(y.to(mY.element_type), mY, (iB, iS, 0))
+                at.store(y.to(mY.element_type), mY, (iB, iS, 0), run=sYRun)
 
         if row.writes():
             rstd, row_mean = modulated_layernorm_forward_row(
@@ -240,6 +257,7 @@ def modulated_layernorm_forward_kernel(
             )
             row.store_one(rstd.to(mRstd.element_type), mRstd, (iB, iS))
             row.store_one(row_mean.to(mRowMean.element_type), mRowMean, (iB, iS))
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -293,6 +311,9 @@ def modulated_layernorm_backward_rows_kernel(
     rScale = access.registers(mScale, (vec, vectors, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sScaleRun = rowwise.slots(how, mScale, 1)
+    sDyRun = rowwise.fetch(how, mDy, B * S, N)
+    sXRun = rowwise.fetch(how, mX, B * S, N)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -300,18 +321,21 @@ def modulated_layernorm_backward_rows_kernel(
         iS = index % S
         iB = (index // S)
         row = rowwise.row(how, index, index < B * S, N, shifts=True)
-        row.load(mDy, (iB, iS, 0), rDy[None, None, u])  # if the row stays in registers; else each pass reads its part
-        row.load(mX, (iB, iS, 0), rX[None, None, u])
-        row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
+        row.fetch(mScale, (iB, 0), sScaleRun, 0)
+        rowwise.arrive(how)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDy, (iB, iS, 0), rDy[None, None, u], run=sDyRun)
+        row.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
+        row.load(mScale, (iB, 0), rScale[None, None, u], aligned=False, run=sScaleRun)
         row.load_one(mRowMean, (iB, iS), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, 0), rDy[None, None, u])
-            part.load(mX, (iB, iS, 0), rX[None, None, u])
-            part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False)
+            part.load(mDy, (iB, iS, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iS, 0), rX[None, None, u], run=sXRun)
+            part.load(mScale, (iB, 0), rScale[None, None, u], aligned=False, run=sScaleRun)
             for v in cutlass.range_constexpr(vectors):
                 values = modulated_layernorm_backward_rows_stage0(
                     device.floats(rDy[None, v, u]),
@@ -410,10 +434,11 @@ def modulated_layernorm_backward_kernel(
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy = access.staging(mDy, vec, vectors, at_once, threads)
-        sX = access.staging(mX, vec, vectors, at_once, threads)
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDxRun = rowwise.slots(how, mDx, 1)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
@@ -446,11 +471,11 @@ def modulated_layernorm_backward_kernel(
             own = rowwise.walked(how, row < S, N, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy, u, rDy[None, None, k])
-                own.take(sX, u, rX[None, None, k])
+                own.take(mDy, (iB, iS, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, iS, 0), sX, u, rX[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -482,7 +507,8 @@ def modulated_layernorm_backward_kernel(
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0), run=sDxRun)
+            own.send(mDx, (iB, iS, 0), sDxRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
@@ -541,6 +567,7 @@ def modulated_layernorm_backward_places(
     rRowMean = access.registers(mRowMean, (1, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sDxRun = rowwise.slots(how, mDx, 1)
     all_rows = rowwise.walked(how, there, N, first)
     all_rows.load_shared(mScale, (iB, 0), rScale)
 
@@ -584,7 +611,7 @@ def modulated_layernorm_backward_places(
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0), run=sDxRun)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

@@ -82,7 +82,6 @@ def qk_rmsnorm_kernel(
     sKOutRun = rowwise.run_of(how, mKOut, rows, D)
     sQRun = rowwise.fetch(how, mQ, rows, D)
     sKRun = rowwise.fetch(how, mK, rows, D)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rQ, rK, rQOut, rKOut)
@@ -91,6 +90,7 @@ def qk_rmsnorm_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
         row.load(mK, (index, 0), rK[None, None, u], run=sKRun)
@@ -209,7 +209,6 @@ def qk_rmsnorm_frozen_kernel(
     sDkOutRun = rowwise.fetch(how, mDkOut, rows, D)
     sQRun = rowwise.fetch(how, mQ, rows, D)
     sKRun = rowwise.fetch(how, mK, rows, D)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDqOut, rDkOut, rQ, rK, rDq, rDk)
@@ -220,6 +219,7 @@ def qk_rmsnorm_frozen_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDqOut, (index, 0), rDqOut[None, None, u], run=sDqOutRun)
         row.load(mDkOut, (index, 0), rDkOut[None, None, u], run=sDkOutRun)
@@ -349,7 +349,6 @@ def qk_rmsnorm_backward_rows_kernel(
     sDkOutRun = rowwise.fetch(how, mDkOut, rows, D)
     sQRun = rowwise.fetch(how, mQ, rows, D)
     sKRun = rowwise.fetch(how, mK, rows, D)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(
@@ -362,6 +361,7 @@ def qk_rmsnorm_backward_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, D, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDqOut, (index, 0), rDqOut[None, None, u], run=sDqOutRun)
         row.load(mDkOut, (index, 0), rDkOut[None, None, u], run=sDkOutRun)
@@ -505,12 +505,14 @@ def qk_rmsnorm_backward_kernel(
         rRowMean2OfRows = access.registers(mRowMean2OfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDqOut = access.staging(mDqOut, vec, vectors, at_once, threads)
-        sDkOut = access.staging(mDkOut, vec, vectors, at_once, threads)
-        sQ = access.staging(mQ, vec, vectors, at_once, threads)
-        sK = access.staging(mK, vec, vectors, at_once, threads)
+        sDqOut = rowwise.staging(how, mDqOut)
+        sDkOut = rowwise.staging(how, mDkOut)
+        sQ = rowwise.staging(how, mQ)
+        sK = rowwise.staging(how, mK)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDqRun = rowwise.slots(how, mDq, 1)
+    sDkRun = rowwise.slots(how, mDk, 1)
     sStage0 = reduce.shared(
         threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2,
     )
@@ -548,13 +550,13 @@ def qk_rmsnorm_backward_kernel(
             own = rowwise.walked(how, row < rows, D, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDqOut, u, rDqOut[None, None, k])
-                own.take(sDkOut, u, rDkOut[None, None, k])
-                own.take(sQ, u, rQ[None, None, k])
-                own.take(sK, u, rK[None, None, k])
+                own.take(mDqOut, (row, 0), sDqOut, u, rDqOut[None, None, k])
+                own.take(mDkOut, (row, 0), sDkOut, u, rDkOut[None, None, k])
+                own.take(mQ, (row, 0), sQ, u, rQ[None, None, k])
+                own.take(mK, (row, 0), sK, u, rK[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -597,8 +599,10 @@ def qk_rmsnorm_backward_kernel(
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dq.to(mDq.element_type), mDq, (row, 0))
-                    at.store(dk.to(mDk.element_type), mDk, (row, 0))
+                    at.store(dq.to(mDq.element_type), mDq, (row, 0), run=sDqRun)
+                    at.store(dk.to(mDk.element_type), mDk, (row, 0), run=sDkRun)
+            own.send(mDq, (row, 0), sDqRun)
+            own.send(mDk, (row, 0), sDkRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, D, first)

@@ -85,7 +85,6 @@ def quantize_group_int4_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sQRun = rowwise.run_of(how, mQ, rows, G)
     sXRun = rowwise.fetch(how, mX, rows, G * 2, 2)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rScale, rQ)
@@ -93,6 +92,7 @@ def quantize_group_int4_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0, 0), rX[None, None, None, u], parts=2, run=sXRun)
         reduce.meet([*sStage0], how.cluster)

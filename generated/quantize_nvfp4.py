@@ -84,7 +84,6 @@ def quantize_nvfp4_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sQRun = rowwise.run_of(how, mQ, rows, G)
     sXRun = rowwise.fetch(how, mX, rows, G)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rScale, rQ)
@@ -92,6 +91,7 @@ def quantize_nvfp4_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mGlobalScale, (0,), rGlobalScale)

@@ -64,7 +64,6 @@ def rms_dense_stage1_kernel(
     rRsqrtOfRows = access.registers(mRsqrtOfRows, (1, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rRsqrtOfRows)
@@ -72,6 +71,7 @@ def rms_dense_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean], how.cluster)
@@ -205,7 +205,6 @@ def rms_dense_frozen_stage1_epilogue_kernel(
     sDxRun = rowwise.run_of(how, mDx, rows, K)
     sT1Run = rowwise.fetch(how, mT1, rows, K)
     sXRun = rowwise.fetch(how, mX, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rT1, rX, rDx)
@@ -214,6 +213,7 @@ def rms_dense_frozen_stage1_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
@@ -295,7 +295,6 @@ def rms_dense_backward_stage1_epilogue_kernel(
     sDxRun = rowwise.run_of(how, mDx, rows, K)
     sT1Run = rowwise.fetch(how, mT1, rows, K)
     sXRun = rowwise.fetch(how, mX, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rT1, rX, rDx)
@@ -304,6 +303,7 @@ def rms_dense_backward_stage1_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
@@ -380,7 +380,6 @@ def rms_dense_backward_stage2_kernel(
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sFactorOfRowsKRun = rowwise.run_of(how, mFactorOfRowsK, rows, K)
     sXRun = rowwise.fetch(how, mX, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rFactorOfRowsK)
@@ -388,6 +387,7 @@ def rms_dense_backward_stage2_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean], how.cluster)

@@ -68,7 +68,6 @@ def rmsnorm_dense_stage1_kernel(
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sNRun = rowwise.run_of(how, mN, rows, K)
     sXRun = rowwise.fetch(how, mX, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rN)
@@ -76,6 +75,7 @@ def rmsnorm_dense_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean], how.cluster)
@@ -208,7 +208,6 @@ def rmsnorm_dense_frozen_stage1_epilogue_kernel(
     sDxRun = rowwise.run_of(how, mDx, rows, K)
     sT1Run = rowwise.fetch(how, mT1, rows, K)
     sXRun = rowwise.fetch(how, mX, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rT1, rX, rDx)
@@ -217,6 +216,7 @@ def rmsnorm_dense_frozen_stage1_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
@@ -305,7 +305,6 @@ def rmsnorm_dense_backward_stage1_epilogue_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sT1Run = rowwise.fetch(how, mT1, rows, K)
     sXRun = rowwise.fetch(how, mX, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rT1, rX, rRowMeanOfRows, rRowSumOfRows)
@@ -314,6 +313,7 @@ def rmsnorm_dense_backward_stage1_epilogue_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
@@ -415,10 +415,11 @@ def rmsnorm_dense_backward_stage1_epilogue_kernel(
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sT1 = access.staging(mT1, vec, vectors, at_once, threads)
-        sX = access.staging(mX, vec, vectors, at_once, threads)
+        sT1 = rowwise.staging(how, mT1)
+        sX = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDxRun = rowwise.slots(how, mDx, 1)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
@@ -446,11 +447,11 @@ def rmsnorm_dense_backward_stage1_epilogue_kernel(
             own = rowwise.walked(how, row < rows, K, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sT1, u, rT1[None, None, k])
-                own.take(sX, u, rX[None, None, k])
+                own.take(mT1, (row, 0), sT1, u, rT1[None, None, k])
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -475,7 +476,8 @@ def rmsnorm_dense_backward_stage1_epilogue_kernel(
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
+            own.send(mDx, (row, 0), sDxRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, K, first)

@@ -85,7 +85,6 @@ def rmsnorm_qkv_stage1_kernel(
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sNRun = rowwise.run_of(how, mN, rows, K)
     sXRun = rowwise.fetch(how, mX, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rN)
@@ -93,6 +92,7 @@ def rmsnorm_qkv_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean], how.cluster)
@@ -346,7 +346,6 @@ def rmsnorm_qkv_frozen_stage1_epilogue_kernel(
     sAcc2Run = rowwise.fetch(how, mAcc2, rows, K)
     sAcc3Run = rowwise.fetch(how, mAcc3, rows, K)
     sXRun = rowwise.fetch(how, mX, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rAcc2, rAcc3, rX, rDx)
@@ -357,6 +356,7 @@ def rmsnorm_qkv_frozen_stage1_epilogue_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load(mAcc2, (index, 0), rAcc2[None, None, u], run=sAcc2Run)
@@ -461,7 +461,6 @@ def rmsnorm_qkv_backward_stage1_epilogue_rows_kernel(
     sAcc2Run = rowwise.fetch(how, mAcc2, rows, K)
     sAcc3Run = rowwise.fetch(how, mAcc3, rows, K)
     sXRun = rowwise.fetch(how, mX, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rAcc, rAcc2, rAcc3, rX, rRowMeanOfRows, rRowSumOfRows)
@@ -472,6 +471,7 @@ def rmsnorm_qkv_backward_stage1_epilogue_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load(mAcc2, (index, 0), rAcc2[None, None, u], run=sAcc2Run)
@@ -585,12 +585,13 @@ def rmsnorm_qkv_backward_stage1_epilogue_kernel(
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sAcc = access.staging(mAcc, vec, vectors, at_once, threads)
-        sAcc2 = access.staging(mAcc2, vec, vectors, at_once, threads)
-        sAcc3 = access.staging(mAcc3, vec, vectors, at_once, threads)
-        sX = access.staging(mX, vec, vectors, at_once, threads)
+        sAcc = rowwise.staging(how, mAcc)
+        sAcc2 = rowwise.staging(how, mAcc2)
+        sAcc3 = rowwise.staging(how, mAcc3)
+        sX = rowwise.staging(how, mX)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDxRun = rowwise.slots(how, mDx, 1)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
@@ -622,13 +623,13 @@ def rmsnorm_qkv_backward_stage1_epilogue_kernel(
             own = rowwise.walked(how, row < rows, K, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sAcc, u, rAcc[None, None, k])
-                own.take(sAcc2, u, rAcc2[None, None, k])
-                own.take(sAcc3, u, rAcc3[None, None, k])
-                own.take(sX, u, rX[None, None, k])
+                own.take(mAcc, (row, 0), sAcc, u, rAcc[None, None, k])
+                own.take(mAcc2, (row, 0), sAcc2, u, rAcc2[None, None, k])
+                own.take(mAcc3, (row, 0), sAcc3, u, rAcc3[None, None, k])
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -658,7 +659,8 @@ def rmsnorm_qkv_backward_stage1_epilogue_kernel(
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
+            own.send(mDx, (row, 0), sDxRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, K, first)

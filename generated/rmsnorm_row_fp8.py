@@ -95,7 +95,6 @@ def rmsnorm_row_fp8_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sQRun = rowwise.run_of(how, mQ, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rScale, rQ)
@@ -103,6 +102,7 @@ def rmsnorm_row_fp8_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMean, *sRowMax], how.cluster)

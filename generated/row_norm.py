@@ -54,7 +54,6 @@ def row_norm_kernel(
     rY = access.registers(mY, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -62,6 +61,7 @@ def row_norm_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowSum], how.cluster)

@@ -130,12 +130,12 @@ def scaled_swiglu_backward_kernel(
     sDxRun = rowwise.run_of(how, mDx, rows, N * 2, 2)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N * 2, 2)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)

@@ -307,6 +307,11 @@ def selective_scan_frozen_stage3_rows_kernel(
     rDy = access.registers(mDy, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sARun = rowwise.slots(how, mA, 1)
+    sBRun = rowwise.slots(how, mB, 1)
+    sCRun = rowwise.slots(how, mC, 1)
+    sScanOfBSDNRun = rowwise.fetch(how, mScanOfBSDN, BS * D, N)
+    sT6Run = rowwise.fetch(how, mT6, BS * D, N)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -314,12 +319,16 @@ def selective_scan_frozen_stage3_rows_kernel(
         iD = index % D
         iBS = (index // D)
         row = rowwise.row(how, index, index < BS * D, N, shifts=True)
+        row.fetch(mA, (iD, 0), sARun, 0)
+        row.fetch(mB, (iBS, 0), sBRun, 0)
+        row.fetch(mC, (iBS, 0), sCRun, 0)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mA, (iD, 0), rA[None, None, u], aligned=False)
-        row.load(mB, (iBS, 0), rB[None, None, u], aligned=False)
-        row.load(mC, (iBS, 0), rC[None, None, u], aligned=False)
-        row.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-        row.load(mT6, (iBS, iD, 0), rT6[None, None, u])
+        row.load(mA, (iD, 0), rA[None, None, u], aligned=False, run=sARun)
+        row.load(mB, (iBS, 0), rB[None, None, u], aligned=False, run=sBRun)
+        row.load(mC, (iBS, 0), rC[None, None, u], aligned=False, run=sCRun)
+        row.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u], run=sScanOfBSDNRun)
+        row.load(mT6, (iBS, iD, 0), rT6[None, None, u], run=sT6Run)
         row.load_one(mDy, (iBS, iD), rDy[None, u])
         row.load_one(mDt, (iBS, iD), rDt[None, u])
         reduce.meet([*sStage0], how.cluster)
@@ -327,11 +336,11 @@ def selective_scan_frozen_stage3_rows_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mA, (iD, 0), rA[None, None, u], aligned=False)
-            part.load(mB, (iBS, 0), rB[None, None, u], aligned=False)
-            part.load(mC, (iBS, 0), rC[None, None, u], aligned=False)
-            part.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-            part.load(mT6, (iBS, iD, 0), rT6[None, None, u])
+            part.load(mA, (iD, 0), rA[None, None, u], aligned=False, run=sARun)
+            part.load(mB, (iBS, 0), rB[None, None, u], aligned=False, run=sBRun)
+            part.load(mC, (iBS, 0), rC[None, None, u], aligned=False, run=sCRun)
+            part.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u], run=sScanOfBSDNRun)
+            part.load(mT6, (iBS, iD, 0), rT6[None, None, u], run=sT6Run)
             for v in cutlass.range_constexpr(vectors):
                 values = selective_scan_frozen_stage3_rows_stage0(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
@@ -456,9 +465,9 @@ def selective_scan_frozen_stage3_kernel(
         rT3OfRows = access.registers(mT3OfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sA = access.staging(mA, vec, vectors, at_once, threads)
-        sScanOfBSDN = access.staging(mScanOfBSDN, vec, vectors, at_once, threads)
-        sT6 = access.staging(mT6, vec, vectors, at_once, threads)
+        sA = rowwise.staging(how, mA)
+        sScanOfBSDN = rowwise.staging(how, mScanOfBSDN)
+        sT6 = rowwise.staging(how, mT6)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
@@ -498,12 +507,12 @@ def selective_scan_frozen_stage3_kernel(
             own = rowwise.walked(how, row < D, N, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sA, u, rA[None, None, k])
-                own.take(sScanOfBSDN, u, rScanOfBSDN[None, None, k])
-                own.take(sT6, u, rT6[None, None, k])
+                own.take(mA, (iD, 0), sA, u, rA[None, None, k])
+                own.take(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u, rScanOfBSDN[None, None, k])
+                own.take(mT6, (iBS, iD, 0), sT6, u, rT6[None, None, k])
             if cutlass.const_expr(how.whole):
                 rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -923,6 +932,11 @@ def selective_scan_backward_stage3_rows_kernel(
     rDy = access.registers(mDy, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sARun = rowwise.slots(how, mA, 1)
+    sBRun = rowwise.slots(how, mB, 1)
+    sCRun = rowwise.slots(how, mC, 1)
+    sScanOfBSDNRun = rowwise.fetch(how, mScanOfBSDN, BS * D, N)
+    sT6Run = rowwise.fetch(how, mT6, BS * D, N)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -930,12 +944,16 @@ def selective_scan_backward_stage3_rows_kernel(
         iD = index % D
         iBS = (index // D)
         row = rowwise.row(how, index, index < BS * D, N, shifts=True)
+        row.fetch(mA, (iD, 0), sARun, 0)
+        row.fetch(mB, (iBS, 0), sBRun, 0)
+        row.fetch(mC, (iBS, 0), sCRun, 0)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mA, (iD, 0), rA[None, None, u], aligned=False)
-        row.load(mB, (iBS, 0), rB[None, None, u], aligned=False)
-        row.load(mC, (iBS, 0), rC[None, None, u], aligned=False)
-        row.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-        row.load(mT6, (iBS, iD, 0), rT6[None, None, u])
+        row.load(mA, (iD, 0), rA[None, None, u], aligned=False, run=sARun)
+        row.load(mB, (iBS, 0), rB[None, None, u], aligned=False, run=sBRun)
+        row.load(mC, (iBS, 0), rC[None, None, u], aligned=False, run=sCRun)
+        row.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u], run=sScanOfBSDNRun)
+        row.load(mT6, (iBS, iD, 0), rT6[None, None, u], run=sT6Run)
         row.load_one(mDy, (iBS, iD), rDy[None, u])
         row.load_one(mDt, (iBS, iD), rDt[None, u])
         reduce.meet([*sStage0], how.cluster)
@@ -943,11 +961,11 @@ def selective_scan_backward_stage3_rows_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mA, (iD, 0), rA[None, None, u], aligned=False)
-            part.load(mB, (iBS, 0), rB[None, None, u], aligned=False)
-            part.load(mC, (iBS, 0), rC[None, None, u], aligned=False)
-            part.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-            part.load(mT6, (iBS, iD, 0), rT6[None, None, u])
+            part.load(mA, (iD, 0), rA[None, None, u], aligned=False, run=sARun)
+            part.load(mB, (iBS, 0), rB[None, None, u], aligned=False, run=sBRun)
+            part.load(mC, (iBS, 0), rC[None, None, u], aligned=False, run=sCRun)
+            part.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u], run=sScanOfBSDNRun)
+            part.load(mT6, (iBS, iD, 0), rT6[None, None, u], run=sT6Run)
             for v in cutlass.range_constexpr(vectors):
                 values = selective_scan_backward_stage3_rows_stage0(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
@@ -1072,9 +1090,9 @@ def selective_scan_backward_stage3_kernel(
         rT3OfRows = access.registers(mT3OfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sA = access.staging(mA, vec, vectors, at_once, threads)
-        sScanOfBSDN = access.staging(mScanOfBSDN, vec, vectors, at_once, threads)
-        sT6 = access.staging(mT6, vec, vectors, at_once, threads)
+        sA = rowwise.staging(how, mA)
+        sScanOfBSDN = rowwise.staging(how, mScanOfBSDN)
+        sT6 = rowwise.staging(how, mT6)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
@@ -1114,12 +1132,12 @@ def selective_scan_backward_stage3_kernel(
             own = rowwise.walked(how, row < D, N, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sA, u, rA[None, None, k])
-                own.take(sScanOfBSDN, u, rScanOfBSDN[None, None, k])
-                own.take(sT6, u, rT6[None, None, k])
+                own.take(mA, (iD, 0), sA, u, rA[None, None, k])
+                own.take(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u, rScanOfBSDN[None, None, k])
+                own.take(mT6, (iBS, iD, 0), sT6, u, rT6[None, None, k])
             if cutlass.const_expr(how.whole):
                 rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)

@@ -89,7 +89,6 @@ def silu_mul_group_fp8_kernel(
     sQRun = rowwise.run_of(how, mQ, rows, G)
     sGateRun = rowwise.fetch(how, mGate, rows, G)
     sUpRun = rowwise.fetch(how, mUp, rows, G)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rGate, rUp, rScale, rQ)
@@ -98,6 +97,7 @@ def silu_mul_group_fp8_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, G, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mGate, (index, 0), rGate[None, None, u], run=sGateRun)
         row.load(mUp, (index, 0), rUp[None, None, u], run=sUpRun)

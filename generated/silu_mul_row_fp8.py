@@ -86,12 +86,12 @@ def silu_mul_row_fp8_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sQRun = rowwise.run_of(how, mQ, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N * 2, 2)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
         row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)

@@ -231,7 +231,6 @@ def sink_attention_backward_stage1_kernel(
     sT0 = rowwise.shared(how, cutlass.Float32)
     sDoRun = rowwise.fetch(how, mDo, BHQ, D)
     sORun = rowwise.fetch(how, mO, BHQ, D)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDo, rO, rRowValue1, rRowValue2, rDelta)
@@ -241,6 +240,7 @@ def sink_attention_backward_stage1_kernel(
         index = first_row + u
         iBHQ = index
         row = rowwise.row(how, index, index < BHQ, D, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDo, (iBHQ, 0), rDo[None, None, u], run=sDoRun)
         row.load(mO, (iBHQ, 0), rO[None, None, u], run=sORun)

@@ -246,7 +246,6 @@ def sliding_attention_backward_stage1_kernel(
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
     sDoRun = rowwise.fetch(how, mDo, BQHG, D)
     sORun = rowwise.fetch(how, mO, BQHG, D)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDo, rO, rRowValue1, rDelta)
@@ -256,6 +255,7 @@ def sliding_attention_backward_stage1_kernel(
         index = first_row + u
         iBQHG = index
         row = rowwise.row(how, index, index < BQHG, D, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDo, (iBQHG, 0), rDo[None, None, u], run=sDoRun)
         row.load(mO, (iBQHG, 0), rO[None, None, u], run=sORun)

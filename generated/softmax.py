@@ -69,7 +69,6 @@ def softmax_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -77,6 +76,7 @@ def softmax_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax], how.cluster)
@@ -165,7 +165,6 @@ def softmax_backward_kernel(
     sDxRun = rowwise.run_of(how, mDx, rows, N)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sYRun = rowwise.fetch(how, mY, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rY, rDx)
@@ -174,6 +173,7 @@ def softmax_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mY, (index, 0), rY[None, None, u], run=sYRun)

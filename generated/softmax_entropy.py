@@ -72,7 +72,6 @@ def softmax_entropy_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sRowSum2 = rowwise.shared(how, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rEntropy)
@@ -80,6 +79,7 @@ def softmax_entropy_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax, *sRowSum2], how.cluster)
@@ -188,7 +188,6 @@ def softmax_entropy_forward_kernel(
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sRowSum2 = rowwise.shared(how, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rEntropy, rRowMax, rRowLog)
@@ -196,6 +195,7 @@ def softmax_entropy_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax_, *sRowSum2], how.cluster)
@@ -309,7 +309,6 @@ def softmax_entropy_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sDxRun = rowwise.run_of(how, mDx, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rDx)
@@ -317,6 +316,7 @@ def softmax_entropy_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mDentropy, (index,), rDentropy[None, u])

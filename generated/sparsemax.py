@@ -109,7 +109,6 @@ def sparsemax_stage2_kernel(
     rLargest = access.registers(mLargest, (1, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rLargest)
@@ -117,6 +116,7 @@ def sparsemax_stage2_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax], how.cluster)
@@ -232,7 +232,6 @@ def sparsemax_stage4_kernel(
     sYRun = rowwise.run_of(how, mY, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
     sAboveRun = rowwise.fetch(how, mAbove, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rAbove, rY)
@@ -241,6 +240,7 @@ def sparsemax_stage4_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load(mAbove, (index, 0), rAbove[None, None, u], run=sAboveRun)
@@ -323,7 +323,6 @@ def sparsemax_backward_kernel(
     sDxRun = rowwise.run_of(how, mDx, rows, N)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sYRun = rowwise.fetch(how, mY, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rY, rDx)
@@ -332,6 +331,7 @@ def sparsemax_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mY, (index, 0), rY[None, None, u], run=sYRun)

@@ -95,7 +95,6 @@ def swiglu_group_fp8_kernel(
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sQRun = rowwise.run_of(how, mQ, rows * B, G)
     sXRun = rowwise.fetch(how, mX, rows * B, G * 2, 2)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -103,6 +102,7 @@ def swiglu_group_fp8_kernel(
         iB = index % B
         iRows = (index // B)
         row = rowwise.row(how, index, index < rows * B, G, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False, run=sXRun)
         row.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False, run=sXRun)

@@ -71,7 +71,6 @@ def top1_gate_kernel(
     sTop = rowwise.shared(how, cutlass.Float32)
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Int32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rGate, rExpert)
@@ -79,6 +78,7 @@ def top1_gate_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sTop, *sStage1], how.cluster)
@@ -188,7 +188,6 @@ def top1_gate_backward_kernel(
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDxRun = rowwise.run_of(how, mDx, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rDx)
@@ -196,6 +195,7 @@ def top1_gate_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mDgate, (index,), rDgate[None, u])

@@ -92,7 +92,6 @@ def top_k_gate_stage1_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sPRun = rowwise.run_of(how, mP, rows, N)
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rP_)
@@ -100,6 +99,7 @@ def top_k_gate_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         reduce.meet([*sRowMax, *sRowSum], how.cluster)
@@ -221,7 +221,6 @@ def top_k_gate_stage3_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sWeightsRun = rowwise.run_of(how, mWeights, rows, K)
     sChosenRun = rowwise.fetch(how, mChosen, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rChosen, rWeights)
@@ -229,6 +228,7 @@ def top_k_gate_stage3_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mChosen, (index, 0), rChosen[None, None, u], run=sChosenRun)
         reduce.meet([*sRowSum], how.cluster)
@@ -300,7 +300,6 @@ def top_k_gate_backward_stage1_kernel(
     sSubOfRowsKRun = rowwise.run_of(how, mSubOfRowsK, rows, K)
     sDweightsRun = rowwise.fetch(how, mDweights, rows, K)
     sChosenRun = rowwise.fetch(how, mChosen, rows, K)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDweights, rChosen, rSubOfRowsK)
@@ -309,6 +308,7 @@ def top_k_gate_backward_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, K, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDweights, (index, 0), rDweights[None, None, u], run=sDweightsRun)
         row.load(mChosen, (index, 0), rChosen[None, None, u], run=sChosenRun)
@@ -431,7 +431,6 @@ def top_k_gate_backward_stage3_kernel(
     sDlogitsRun = rowwise.run_of(how, mDlogits, rows, N)
     sPRun = rowwise.fetch(how, mP, rows, N)
     sT1Run = rowwise.fetch(how, mT1, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rP, rT1, rDlogits)
@@ -440,6 +439,7 @@ def top_k_gate_backward_stage3_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mP, (index, 0), rP[None, None, u], run=sPRun)
         row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)

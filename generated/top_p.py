@@ -116,7 +116,6 @@ def top_p_stage2_kernel(
     sT0 = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sSRun = rowwise.fetch(how, mS, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rS, rMaxOfRows, rSumOfRows)
@@ -124,6 +123,7 @@ def top_p_stage2_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
         reduce.meet([*sT0, *sRowSum], how.cluster)
@@ -256,7 +256,6 @@ def top_p_stage4_kernel(
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
     sSRun = rowwise.fetch(how, mS, rows, N)
     sAboveRun = rowwise.fetch(how, mAbove, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rS, rAbove, rY)
@@ -266,6 +265,7 @@ def top_p_stage4_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
@@ -376,7 +376,6 @@ def top_p_forward_stage2_kernel(
     sT0 = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sSRun = rowwise.fetch(how, mS, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rS, rMaxOfRows, rSumOfRows)
@@ -384,6 +383,7 @@ def top_p_forward_stage2_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
         reduce.meet([*sT0, *sRowSum], how.cluster)
@@ -524,7 +524,6 @@ def top_p_forward_stage4_kernel(
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
     sSRun = rowwise.fetch(how, mS, rows, N)
     sAboveRun = rowwise.fetch(how, mAbove, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rS, rAbove, rY, rLeast)
@@ -534,6 +533,7 @@ def top_p_forward_stage4_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         row.load(mS, (index, 0), rS[None, None, u], run=sSRun)

@@ -57,7 +57,6 @@ def total_variation_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sPRun = rowwise.fetch(how, mP, rows, N)
     sQRun = rowwise.fetch(how, mQ, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rP, rQ, rLoss)
@@ -66,6 +65,7 @@ def total_variation_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mP, (index, 0), rP[None, None, u], run=sPRun)
         row.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)

@@ -170,7 +170,6 @@ def weighted_column_sum_backward_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sDxRun = rowwise.run_of(how, mDx, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rDx, rDweight)
@@ -178,6 +177,7 @@ def weighted_column_sum_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         row.load_one(mWeight, (index,), rWeight[None, u])

@@ -61,7 +61,6 @@ def z_loss_kernel(
     rY = access.registers(mY, (1, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY)
@@ -69,6 +68,7 @@ def z_loss_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax], how.cluster)
@@ -149,7 +149,6 @@ def z_loss_forward_kernel(
     rRowLogsumexp = access.registers(mRowLogsumexp, (1, at_once))
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rX, rY, rRowLogsumexp)
@@ -157,6 +156,7 @@ def z_loss_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
         reduce.meet([*sRowMax], how.cluster)

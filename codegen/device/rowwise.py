@@ -17,7 +17,7 @@ from codegen.device import access, reduce, runs
 from codegen.device import functions as device
 from codegen.device.functions import Vector
 from codegen.device.math.division import divide_by_count
-from codegen.device.runs import Run, arrive, fetch, run_of, send  # noqa: F401  for kernels
+from codegen.device.runs import Run, Slots, arrive, fetch, run_of, send, slots  # noqa: F401  for kernels
 from codegen.shared import RowLaunch, Walk
 
 
@@ -144,20 +144,24 @@ class Row:
 
     def load(
         self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1, aligned: bool = True,
-        run: Run | None = None,
+        run: Run | Slots | None = None,
     ) -> None:  # fmt: skip
         """This thread's vectors of a row of its own, which begins at `place` (`access.load_row`), or, in each pass, of the `run` that
         has it in shared memory. What is not `aligned` with the others may be the row of several: the L1 cache keeps it."""
         if src is not None and run is not None:
-            if self.sweeps:
-                runs.take(run, start_of(src, place), self.there, self.column, self.step, self.length, dst, parts)
+            start = start_of(src, place)
+            if isinstance(run, Slots) and self.sweeps:
+                runs.take_row(run.of(0, start), start, self.column, self.step, self.columns, dst, parts)
+            elif self.sweeps:
+                runs.take(run, start, self.there, self.column, self.step, self.length, dst, parts)
         elif self.reads:
             self._load(src, place, self.column, dst, parts, aligned and self.shifts, self.once and aligned)
 
     def load_shared(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1) -> None:
         """What all rows share: this vector of it, or all of this thread's."""
         if src is not None and self.c is not None and isinstance(self.how, RowLaunch) and self.how.by_runs:
-            runs.load_column(src, start_of(src, place), self.c, self.length, dst, parts, self.inside() is None)
+            certain = self.how.exact or self.v < self.how.vectors - 1
+            runs.load_column(src, start_of(src, place), self.c, self.length, dst, parts, certain)
             return
         self._load(src, place, self.column if self.c is None else self.c, dst, parts, False, False)
 
@@ -171,17 +175,40 @@ class Row:
         load_one(src, place, self.there, dst)
 
     def fetch(
-        self, src: cute.Tensor | None, place: cute.Coord, memory: cute.Tensor | None, u: int, parts: int = 1
+        self, src: cute.Tensor | None, place: cute.Coord, memory: cute.Tensor | Slots | None, u: int, parts: int = 1
     ) -> None:
-        """Send for this thread's vectors, to its shared memory for the u-th of its rows."""
-        if src is not None and memory is not None:
-            start, to = start_of(src, place), memory[None, None, u]
-            access.fetch_row(src, start, self.column, self.step, self.columns, to, parts)
+        """Send for this thread's vectors, to its shared memory for the u-th of its rows; or, with its neighbours, for their row."""
+        if src is None or memory is None:
+            return
+        start = start_of(src, place)
+        if isinstance(memory, Slots):
+            run = memory.of(u, start)
+            runs.fetch_row(src, run.memory, run.start, self.end(run, parts), self.how.per_row, run.vec)
+        else:
+            access.fetch_row(src, start, self.column, self.step, self.columns, memory[None, None, u], parts)
 
-    def take(self, memory: cute.Tensor | None, u: int, dst: cute.Tensor) -> None:
+    def take(
+        self, src: cute.Tensor | None, place: cute.Coord, memory: cute.Tensor | Slots | None, u: int, dst: cute.Tensor,
+        parts: int = 1,
+    ) -> None:  # fmt: skip
         """What came there, to registers."""
-        if memory is not None:
+        if src is None or memory is None:
+            return
+        if isinstance(memory, Slots):
+            start = start_of(src, place)
+            runs.take_row(memory.of(u, start), start, self.column, self.step, self.columns, dst, parts)
+        else:
             access.take_row(memory[None, None, u], self.column, self.step, self.columns, dst)
+
+    def send(self, dst: cute.Tensor, place: cute.Coord, slots: Slots | None, parts: int = 1) -> None:
+        """What was stored in the run of this row, to memory."""
+        if slots is not None:
+            run = slots.of(0, start_of(dst, place))
+            runs.send_row(run.memory, dst, run.start, run.skip, self.end(run, parts), self.how.per_row, run.vec)
+
+    def end(self, run: Run, parts: int) -> Int32:
+        """Where this row ends in a run of its own; 0 if there is none."""
+        return cutlass.select_(self.columns > 0, run.skip + self.columns * parts, Int32(0))
 
     def gather(
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor,
@@ -226,13 +253,15 @@ class Row:
 
     def store(
         self, values: Vector | cute.Tensor, dst: cute.Tensor, place: cute.Coord, registers: cute.Tensor | None = None,
-        parts: int = 1, aligned: bool = True, run: Run | None = None,
+        parts: int = 1, aligned: bool = True, run: Run | Slots | None = None,
     ) -> None:  # fmt: skip
         """This vector, given as registers or as values, to memory or to the `run` of the block's rows. Where a thread's rows are
         written together, its values stay in `registers` until then."""
         src = _held(values, dst, registers)
         if run is not None:
-            runs.put(run, start_of(dst, place), src, self.c, self.length, self.inside() is None)
+            start, last = start_of(dst, place), self.v == self.how.vectors - 1
+            run = run.of(0, start) if isinstance(run, Slots) else run
+            runs.put(run, start, src, self.c, self.length, self.how.exact or not last)
         elif not self.together:
             start, offset, how = start_of(dst, place), self.v * self.step, self.how
             access.store_row(
@@ -280,6 +309,8 @@ class Row:
     def inside(self) -> reduce.Inside:
         """Which columns of this vector lie inside the row."""
         how = self.how
+        if isinstance(how, Walk) and how.by_runs and self.v < how.vectors - 1:  # then one mask serves all
+            return cute.full((how.vec,), self.there, Boolean)
         certain = how.exact or (
             isinstance(how, RowLaunch) and how.holds_row and reduce.within(self.v, how.vectors, how.ragged)
         )
@@ -356,6 +387,20 @@ def walked_piece(how: Walk, index: Int32, total: Int64, first: Int32) -> Row:
 def every_row(how: Walk, length: Int32, first: Int32) -> Row:
     """What all rows share of a thread's columns, from `first` on."""
     return Row(how, Boolean(True), length, length, first, 1, first, once=False, together=False, shifts=False)
+
+
+def staging(how: Walk, tensor: cute.Tensor | None, parts: int = 1) -> cute.Tensor | Slots | None:
+    """Shared memory to which a thread's rows come: its own vectors, or, shared with its neighbours, whole rows."""
+    if how.by_runs:
+        return slots(how, tensor, how.at_once, parts)
+    return access.staging(tensor, how.vec * parts, how.vectors, how.at_once, how.threads)
+
+
+def arrived(how: Walk) -> None:
+    """Wait for the oldest of the rows that were sent for."""
+    cute.arch.cp_async_wait_group(how.at_once - 1)
+    if how.by_runs:
+        cute.arch.sync_warp()
 
 
 def load_one(src: cute.Tensor | None, place: cute.Coord, there: Boolean | bool, dst: cute.Tensor) -> None:

@@ -1,7 +1,8 @@
-"""Device functions by which a block's rows come and go by way of shared memory, if N is not a multiple of the vector width.
+"""Device functions by which rows come and go by way of shared memory, if N is not a multiple of the vector width.
 
 A block's rows are neighbours: in memory they are one run of elements. The block copies the run in aligned vectors, and its threads
-read and write their columns in shared memory one by one. So no vector of a thread needs a mask or a shift.
+read and write their columns in shared memory one by one. So no vector of a thread needs a mask or a shift. In a kernel that walks down
+rows, which may lie apart, each row is a run of its own, which its threads copy.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import access
 from codegen.device import functions as device
-from codegen.shared import RowLaunch
+from codegen.shared import RowLaunch, Walk
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,112 @@ def _fetch(
     if end == 0:  # a block without rows: its threads read zeros
         for at in cutlass.range(tidx, cute.size(memory), threads):
             memory[at] = src.element_type(0)
+
+
+# Kernels that walk down rows: a run for each row
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Shared memory for a thread's row, or for several of them (rows, elements): each begins with the first element of a vector."""
+
+    memory: cute.Tensor
+    vec: int  # elements of 16 bytes
+
+    def of(self, u: int, start: Int64) -> Run:
+        """The run of the u-th row, which begins at element `start` of the array."""
+        skip = device.misalignment(start, self.vec)
+        memory = cute.make_tensor(
+            self.memory.iterator + u * self.memory.stride[0], cute.make_layout((self.memory.shape[1],))
+        )
+        return Run(memory, start - skip, skip, Int32(0), self.vec)
+
+
+def slots(how: RowLaunch | Walk, tensor: cute.Tensor | None, rows: int, parts: int = 1) -> Slots | None:
+    """Shared memory for so many rows of each thread, of an array with `parts` elements of a column; None if rows do not come and go this
+    way, or if the array is left out."""
+    if tensor is None or not how.by_runs:
+        return None
+    vec, beside = 128 // tensor.element_type.width, how.threads // how.per_row
+    vectors = -(-how.per_row * how.vectors * parts // vec) + 1
+    size = (vectors | 1) * vec  # an odd number of vectors: neighbouring rows begin in different banks
+    whole = SmemAllocator().allocate_tensor(tensor.element_type, cute.make_layout((beside * rows * size,)), 16)
+    tidx, _, _ = cute.arch.thread_idx()
+    own = whole.iterator + cute.assume(tidx // how.per_row * size, divby=vec)
+    return Slots(cute.make_tensor(own, cute.make_layout((rows, size), stride=(beside * size, 1))), vec)
+
+
+@cute.jit
+def fetch_row(
+    src: cute.Tensor,
+    memory: cute.Tensor,
+    start: cutlass.Int64,
+    end: cutlass.Int32,
+    per_row: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],
+):
+    """Start the copies of a row that ends at `end`, after the `start` of its first vector; 0 if there is none. Its threads have read
+    what was there."""
+    lane = cute.arch.lane_idx() % per_row
+    cute.arch.sync_warp()
+    left = device.whole_vectors(src, vec) - start
+    whole = Int32(cutlass.select_(left < end, left, Int64(end)))
+    mode = cute.nvgpu.cpasync.LoadCacheMode.GLOBAL
+    atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), src.element_type, num_bits_per_copy=128)
+    for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * per_row))):
+        at = (lane + i * per_row) * vec
+        if at < whole:
+            cute.copy(atom, device.vector(src, start + at, vec), device.vector(memory, at, vec))
+    if (whole < end) & (end > 0):  # the array's last elements, which fill no vector
+        for i in cutlass.range_constexpr(-(-vec // per_row)):
+            at = whole + lane + i * per_row
+            if at < end:
+                memory[at] = (src.iterator + (start + at)).load()
+
+
+@cute.jit
+def take_row(
+    run: Run,
+    start: cutlass.Int64,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    parts: cutlass.Constexpr[int],
+):
+    """As `take`, of a row of its own; zeros if there is none."""
+    dst.fill(0)
+    if first < columns:
+        take(run, start, Boolean(True), first, step, columns, dst, parts)
+
+
+@cute.jit
+def send_row(
+    memory: cute.Tensor,
+    dst: cute.Tensor,
+    start: cutlass.Int64,
+    skip: cutlass.Int32,
+    end: cutlass.Int32,
+    per_row: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],
+):
+    """Write a row, once its threads have written theirs to the run."""
+    lane = cute.arch.lane_idx() % per_row
+    cute.arch.sync_warp()
+    for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * per_row))):
+        at = (lane + i * per_row) * vec
+        if (at >= skip) & (at + vec <= end):
+            held = cute.make_rmem_tensor((vec,), memory.element_type)
+            cute.autovec_copy(device.vector(memory, at, vec), held)
+            cute.autovec_copy(held, device.vector(dst, start + at, vec))
+    last = end - end % vec
+    for i in cutlass.range_constexpr(-(-vec // per_row)):
+        at = lane + i * per_row
+        if at < vec:
+            if (skip > 0) & (at >= skip) & (at < end):
+                (dst.iterator + (start + at)).store(memory[at])
+            if ((last > 0) | (skip == 0)) & (last + at < end):
+                (dst.iterator + (start + last + at)).store(memory[last + at])
 
 
 def arrive(how: RowLaunch) -> None:

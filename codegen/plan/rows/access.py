@@ -151,18 +151,17 @@ class Reads:
         )
 
     def in_run(self, access: Access) -> bool:
-        """Whether neighbouring rows are one run of elements in the array: it has every axis, in order, and is read at the row's
-        own position."""
-        tokens = tuple(t for t in access.tokens if t != "parts")
-        own = access.mode == "flat" and access.index_of is None and not access.back
-        return own and tokens == tuple(range(len(self.groups)))
+        """Whether neighbouring rows are one run of elements in an array: it has every axis, in order."""
+        return tuple(t for t in access.tokens if t != "parts") == tuple(range(len(self.groups)))
 
     @functools.cached_property
     def by_runs(self) -> bool:
-        """Whether there is a kernel whose blocks copy runs of rows: all arrays that are read or written along rows of their own
-        have such runs."""
-        own = [a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a)]
-        return self.kind == "row" and self.leading > 0 and not self.inner and bool(own) and all(map(self.in_run, own))
+        """Whether there is a kernel whose rows come and go by way of shared memory: all arrays that are accessed along rows of their own
+        are so at the row's own position."""
+        late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
+        own = [a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a) and a not in late]
+        plain = bool(self.rows) and self.leading > 0 and not self.inner and not self.collapsed
+        return plain and bool(own) and not any(a.index_of is not None or a.back for a in own)
 
     def of_row(self, access: Access) -> bool:
         """Whether each row has its own values in an array that is read in vectors; otherwise all rows that are reduced

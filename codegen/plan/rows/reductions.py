@@ -49,8 +49,8 @@ MOST_COMPUTED = (
 # Registers of a thread, by `walking.registers`, with which an SM has too few threads if the compiler takes what it likes
 MANY_REGISTERS = 100
 SPILLED = 0.45  # part of them that may be spilled, or computed again, for more threads
-# Of rows that come by way of shared memory, a thread's columns, its values of them in all inputs, and the bytes of a block's rows
-MOST_IN_RUN, RUN_VALUES, RUN_BYTES = 32, 72, 40 * 1024
+# Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and the bytes of a block's rows
+LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, RUN_BYTES = 8, 32, 72, 40 * 1024
 MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
 
@@ -166,7 +166,7 @@ class Reduction(Reads):
             a.array for a in (*self.loads, *self.stores) if a.array is not None and a.mode == "flat" and self.of_row(a)
         }
         read = sum(a.mode in ("flat", "gather") and self.of_row(a) for a in self.loads if a.array is not None)
-        most = max(1, min(MOST_IN_RUN, RUN_VALUES // (read + len(self.expensive))))
+        most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (read + len(self.expensive))))
         per_row = 1
         while per_row * most < columns:
             per_row *= 2
@@ -244,6 +244,8 @@ class Reduction(Reads):
         first: RowLaunch | WalkLaunch | None = None
         if self.rows:
             if columns is not None:
+                if (runs := self._walk_in_runs(vec, ragged, dtypes, extents, own, arch)) is not None:
+                    return replace(runs, each=1 if self.shares else None, first=IDLE)
                 needs = self.walking_needs(vec, width, dtypes, each or 1)
                 found = walking.whole(vec, ragged, needs, self.lanes(vec), columns, rows, apart, own, arch)
                 if found is not None:
@@ -258,6 +260,40 @@ class Reduction(Reads):
             vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, columns, rows, apart, own, arch
         )
         return replace(how, each=each, first=first, crossing=crossing)
+
+    def _walk_in_runs(
+        self,
+        vec: int,
+        ragged: bool,
+        dtypes: Mapping[str, str],
+        extents: Extents,
+        schedule: Mapping[str, int],
+        arch: str | None,
+    ) -> WalkLaunch | None:
+        """As `_in_runs`, for threads that walk down rows, of which the next one is in flight."""
+        columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
+        wanted = self.by_runs and (ragged or vec == 1) and not schedule.keys() & {"cluster", "vector_bytes"}
+        if not wanted or not columns or any(DTYPES[d].packed for d in dtypes.values()):
+            return None
+        needs = self.walking_needs(1, self.column_bytes(dtypes), dtypes, 1)
+        vectors = [a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
+        most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (len(vectors) + 2 * (needs.sums // 4))))
+        per_row = 1
+        while per_row * most < columns:
+            per_row *= 2
+        per_row = schedule.get("threads_per_row", per_row)
+        if per_row > WARP:
+            return None
+        threads, count = max(1, schedule.get("threads", LEAST_THREADS) // per_row) * per_row, -(-columns // per_row)
+        written = sum(
+            DTYPES[dtypes[a.array.name]].size for a in self.stores if a.mode == "flat" and a.array is not None
+            and a.array.name not in self.late
+        )  # fmt: skip
+        room = threads * count * (2 * needs.width + written + needs.sums)
+        resident = min(MAX_THREADS // threads, walking.shared_memory(arch) // room)
+        if not resident:
+            return None
+        return walking.in_runs(threads, per_row, count, resident, rows, apart, arch)
 
     def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str], each: int) -> walking.Needs:
         """What a thread that walks down whole rows holds of each vector; `each` neighbouring columns have one result."""

@@ -260,6 +260,21 @@ class _WholeRows:
         return self.needs.costly and not self.ragged and (launch.vectors > self.most or large)
 
 
+def in_runs(
+    threads: int, per_row: int, vectors: int, resident: int, rows: int | None, apart: int, arch: str | None
+) -> WalkLaunch:
+    """The launch of blocks whose rows come and go by way of shared memory: threads have single columns."""
+    slots = resident * processors(arch)
+    handfuls = -(-(rows or 2**31) // (threads // per_row))
+    parts = max(1, min(shares(apart, slots, 1), handfuls))
+    if apart > 1 and rows is not None:
+        parts = least_steps(apart, slots, handfuls)
+    return WalkLaunch(
+        1, False, threads, per_row, vectors, 1, 2, exact=False, whole=True, staged=True, parts=min(parts, _most_parts.get()),
+        by_runs=True,
+    )  # fmt: skip
+
+
 def fewest_idle(per_row: int, count: int, full: int, most: int, cluster: int) -> int:
     """The threads of a row of `count` vectors: instead of a power of two of warps a smaller number of warps, if fewer threads
     are then without a vector. `full` vectors are those of which a thread has no more than `most`, or than it had."""

@@ -18,7 +18,6 @@ from codegen.render.rows.records import (
     RowLoad,
     Run,
 )
-from codegen.spec.spec import Array
 
 
 class RowAccess(Context):
@@ -276,7 +275,7 @@ class RowAccess(Context):
             parts = f", parts={access.array.parts}" if access.interleaved else ""
             if not self.plan.of_row(access):
                 return f"load_shared({tensor}, {self.start(access)}, {registers}{parts})"
-            return f"load({tensor}, {self.start(access)}, {registers}{parts}{self.unaligned(access)}{self.run(access)})"
+            return f"load({tensor}, {self.start(access)}, {registers}{parts}{self.unaligned(access)}{self.run_read(access)})"
         shared = "" if self.plan.of_row(access) else "_shared"
         if self.plan.picks(access):
             return f"pick{shared}({tensor}, {self.columns_of(access)}, {self.picked(access)}, {registers})"
@@ -287,22 +286,29 @@ class RowAccess(Context):
         """Whether vectors of an array's ragged rows are not aligned in memory."""
         return ", aligned=False" if self.plan.shifts and not self.plan.aligned(access) else ""
 
-    def run(self, access: Access) -> str:
-        """The run of the block's rows, as an argument."""
-        assert access.array is not None
-        return f", run={self.run_name(access.array)}" if self.plan.by_runs else ""
+    def run_read(self, access: Access) -> str:
+        """The run of the block's rows, as an argument of a load."""
+        return self.run_written(access)
 
-    @staticmethod
-    def run_name(array: Array) -> str:
-        return f"s{camel(array.name)}Run"
+    def run_written(self, access: Access) -> str:
+        """The same of a store."""
+        return f", run={self.run_name(access)}" if self.plan.by_runs else ""
+
+    def run_name(self, access: Access) -> str:
+        """The name of a run: of a block's rows, with all parts of an array, or of a row, in an array or in one of its halves."""
+        assert access.array is not None
+        return f"s{camel(access.array.name) if self.plan.in_run(access) else self.fragment(access)[1:]}Run"
+
+    def run_of(self, access: Access) -> Run:
+        assert access.array is not None
+        whole = self.plan.in_run(access)
+        parts = access.array.parts or 1 if whole or access.interleaved else 1
+        return Run(self.run_name(access), self.tensors[access.array.name], parts, whole, self.start(access))
 
     def runs_of(self, accesses: Sequence[Access]) -> list[Run]:
-        """The runs of a block's rows in the arrays that are accessed along rows of their own."""
+        """The runs in the arrays that are accessed along rows of their own."""
         own = [a for a in accesses if a.mode == "flat" and self.plan.of_row(a)] if self.plan.by_runs else []
-        return [
-            Run(self.run_name(array), self.tensors[array.name], array.parts or 0)
-            for array in dict.fromkeys(a.array for a in own if a.array is not None)
-        ]
+        return list({self.run_name(a): self.run_of(a) for a in own}.values())
 
     def start(self, access: Access) -> str:
         """The position of a row's first column in an array."""

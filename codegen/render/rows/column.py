@@ -24,6 +24,7 @@ from codegen.render.rows.records import (
     PartialFold,
     Places,
     RowStatistic,
+    Run,
     Staged,
     Walk,
     WalkKernel,
@@ -76,6 +77,7 @@ class WalkContext(RowContext):
             place_lines=self.place_lines(),
             shares=self.plan.shares,
             rows="row_count" if self.plan.collapsed else self.rows_text(),
+            runs_written=self.runs_of(self.vector_stores()),
         )
 
     def one_row(self, access: Access) -> str:
@@ -87,12 +89,12 @@ class WalkContext(RowContext):
         if access.mode != "flat" or not found.of_row or not self.plan.rows:
             return found
         name, parts = f"s{found.name[1:]}", access.array.parts if access.array and access.interleaved else 0
-        modes, count = ("None, None, None, k", f"vec * {parts}") if parts else ("None, None, k", "vec")
-        of_parts = f", parts={parts}" if parts else ""
+        modes = "None, None, None, k" if parts else "None, None, k"
+        of_parts, start = f", parts={parts}" if parts else "", self.start(access)
         staged = Staged(
-            f"{name} = access.staging({found.tensor}, {count}, vectors, at_once, threads)",
-            f"fetch({found.tensor}, {self.start(access)}, {name}, u{of_parts})",
-            f"take({name}, u, {found.name}[{modes}])",
+            f"{name} = rowwise.staging(how, {found.tensor}{of_parts})",
+            f"fetch({found.tensor}, {start}, {name}, u{of_parts})",
+            f"take({found.tensor}, {start}, {name}, u, {found.name}[{modes}]{of_parts})",
         )
         return replace(found, staged=staged, registers=f"{found.name}[{modes}]")
 
@@ -254,6 +256,21 @@ class WalkContext(RowContext):
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
         row = self.row_function()
         return [*stages, self.walk_function(), *([row] if row else [])]
+
+    def run_read(self, access: Access) -> str:
+        """Rows come in stages, each to a place of its own (`load`)."""
+        return ""
+
+    def run_written(self, access: Access) -> str:
+        return "" if self.late(access) else super().run_written(access)
+
+    def run_name(self, access: Access) -> str:
+        return f"s{self.fragment(access)[1:]}Run"
+
+    def run_of(self, access: Access) -> Run:
+        assert access.array is not None
+        parts = access.array.parts or 1 if access.interleaved else 1
+        return replace(super().run_of(access), parts=parts, whole=False)
 
     def walk(self) -> Walk:
         function, stores = self.walk_function(), self.vector_stores()

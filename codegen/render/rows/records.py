@@ -51,16 +51,23 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """The run of a block's rows in an array, in shared memory."""
+    """The run of a block's rows, or of a row, of an array, in shared memory."""
 
     name: str
     tensor: str
-    parts: int  # elements of a column; 0 of one without parts
+    parts: int  # elements of a column
+    whole: bool  # whether it is that of all rows of a block
+    start: str  # the position of a row in the array
 
     @property
     def each(self) -> str:
-        """What multiplies the columns, in an argument."""
-        return f" * {self.parts}, {self.parts}" if self.parts else ""
+        """What multiplies the columns, and the next argument."""
+        return f" * {self.parts}, {self.parts}" if self.parts > 1 else ""
+
+    @property
+    def of_parts(self) -> str:
+        """The parts, as an argument."""
+        return f", parts={self.parts}" if self.parts > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -313,3 +320,4 @@ class WalkKernel(RowsKernel):
     place_lines: list[str]
     shares: bool
     rows: str
+    runs_written: list[Run]

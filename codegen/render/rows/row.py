@@ -346,11 +346,11 @@ class RowContext(RowAccess):
             elif access.interleaved:
                 lines.append(f"{self.written(access, str(access.part))}.store({value})")
                 if access is [a for a in stores if a.array is access.array][-1]:
-                    where += f", parts={access.array.parts}{self.unaligned(access)}{self.run(access)}"
+                    where += f", parts={access.array.parts}{self.unaligned(access)}{self.run_written(access)}"
                     lines.append(f"at.store({self.written(access)}, {tensor}, {where})")
             else:
                 lines.append(
-                    f"at.store({value}, {tensor}, {where}{self.held(access)}{self.unaligned(access)}{self.run(access)})"
+                    f"at.store({value}, {tensor}, {where}{self.held(access)}{self.unaligned(access)}{self.run_written(access)})"
                 )
         return lines
 

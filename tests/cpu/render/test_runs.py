@@ -1,9 +1,11 @@
 """Rows that come and go by way of shared memory, in runs of a block's rows: where N is not a multiple of the vector width."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from codegen.plan.rows.walking import in_parts
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
 from tests.making import make_op
@@ -106,3 +108,43 @@ def test_halves_and_pairs(tmp_path, rows, columns):
             getattr(found, name),
             jnp.asarray(wanted, "bfloat16"),
         ), name
+
+
+# Blocks walk down many rows, of which the last step has some
+def test_gradients_over_rows(tmp_path):
+    op, shape = make_op(tmp_path, GROUPS), (37, 2, 3, 7)
+    x, weight = drawn(5, shape, shape[1:3], dtype="float32")
+    dy = jnp.cos(jnp.arange(x.size, dtype="float32")).reshape(shape)
+
+    def by_hand(x, weight):
+        moved = x + jnp.arange(shape[3]) - jnp.arange(shape[2])[:, None]
+        return moved / jnp.sqrt(jnp.mean(moved * moved, axis=(2, 3), keepdims=True) + 1e-6) * weight[..., None]
+
+    with in_parts(1):
+        found = jax.vjp(lambda *a: op(*a, implementation="interpret").y, x, weight)[1](dy)
+    for own, wanted in zip(found, jax.vjp(by_hand, x, weight)[1](dy), strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=2e-5, atol=2e-5)
+
+
+SCORES = (
+    HEAD.format(name="scores_by_runs")
+    + """\
+inputs:
+  x: T[B, H, S]
+  bias: T[B, S]
+outputs:
+  y: T[B, H, S]
+chain: y = softmax(x + bias, axis=S)
+reference: jax.nn.softmax(x + bias[:, None], axis=-1)
+"""
+)
+
+
+def test_a_row_that_others_share(tmp_path):
+    op = make_op(tmp_path, SCORES)
+    x, bias = drawn(6, (3, 5, 35), (3, 35), dtype="bfloat16")
+    assert goes_by_runs(op, "bfloat16", x=x, bias=bias)
+    wide = np.asarray(x, np.float64) + np.asarray(bias, np.float64)[:, None]
+    wanted = np.exp(wide) / np.sum(np.exp(wide), axis=-1, keepdims=True)
+    found = np.asarray(op(x, bias, implementation="interpret"), np.float64)
+    np.testing.assert_allclose(found, wanted, rtol=2**-7)

@@ -114,7 +114,6 @@ def capped_cross_entropy_kernel(
     sTotal_ = rowwise.shared(how, cutlass.Float32)
     sDlogitsRun = rowwise.run_of(how, mDlogits, rows, N)
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rLoss, rDlogits)
@@ -122,6 +121,7 @@ def capped_cross_entropy_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         row.load_one(mLabel, (index,), rLogitsAtLabelAt)

@@ -95,7 +95,6 @@ def post_add_pre_norm_kernel(
     sNRun = rowwise.run_of(how, mN, rows, N)
     sYRun = rowwise.fetch(how, mY, rows, N)
     sResidualRun = rowwise.fetch(how, mResidual, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rY, rResidual, rResidualOut, rN)
@@ -104,6 +103,7 @@ def post_add_pre_norm_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
         row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
@@ -250,7 +250,6 @@ def post_add_pre_norm_forward_kernel(
     sNRun = rowwise.run_of(how, mN, rows, N)
     sYRun = rowwise.fetch(how, mY, rows, N)
     sResidualRun = rowwise.fetch(how, mResidual, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rY, rResidual, rYRstd, rResidualOut, rRstd, rN)
@@ -259,6 +258,7 @@ def post_add_pre_norm_forward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mY, (index, 0), rY[None, None, u], run=sYRun)
         row.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
@@ -412,7 +412,6 @@ def post_add_pre_norm_frozen_kernel(
     sDnRun = rowwise.fetch(how, mDn, rows, N)
     sYRun = rowwise.fetch(how, mY, rows, N)
     sResidualRun = rowwise.fetch(how, mResidual, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDresidualOut, rDn, rY, rResidual, rDy, rDresidual)
@@ -423,6 +422,7 @@ def post_add_pre_norm_frozen_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
         row.load(mDn, (index, 0), rDn[None, None, u], run=sDnRun)
@@ -579,7 +579,6 @@ def post_add_pre_norm_backward_rows_kernel(
     sDnRun = rowwise.fetch(how, mDn, rows, N)
     sYRun = rowwise.fetch(how, mY, rows, N)
     sResidualRun = rowwise.fetch(how, mResidual, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDresidualOut, rDn, rY, rResidual, rRowSumOfRows, rRowSum2OfRows)
@@ -590,6 +589,7 @@ def post_add_pre_norm_backward_rows_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
         row.load(mDn, (index, 0), rDn[None, None, u], run=sDnRun)
@@ -761,12 +761,14 @@ def post_add_pre_norm_backward_kernel(
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDresidualOut = access.staging(mDresidualOut, vec, vectors, at_once, threads)
-        sDn = access.staging(mDn, vec, vectors, at_once, threads)
-        sY = access.staging(mY, vec, vectors, at_once, threads)
-        sResidual = access.staging(mResidual, vec, vectors, at_once, threads)
+        sDresidualOut = rowwise.staging(how, mDresidualOut)
+        sDn = rowwise.staging(how, mDn)
+        sY = rowwise.staging(how, mY)
+        sResidual = rowwise.staging(how, mResidual)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDyRun = rowwise.slots(how, mDy, 1)
+    sDresidualRun = rowwise.slots(how, mDresidual, 1)
     sRowSum = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     sRowSum2 = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
@@ -803,13 +805,13 @@ def post_add_pre_norm_backward_kernel(
             own = rowwise.walked(how, row < rows, N, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDresidualOut, u, rDresidualOut[None, None, k])
-                own.take(sDn, u, rDn[None, None, k])
-                own.take(sY, u, rY[None, None, k])
-                own.take(sResidual, u, rResidual[None, None, k])
+                own.take(mDresidualOut, (row, 0), sDresidualOut, u, rDresidualOut[None, None, k])
+                own.take(mDn, (row, 0), sDn, u, rDn[None, None, k])
+                own.take(mY, (row, 0), sY, u, rY[None, None, k])
+                own.take(mResidual, (row, 0), sResidual, u, rResidual[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
@@ -861,8 +863,10 @@ def post_add_pre_norm_backward_kernel(
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dy.to(mDy.element_type), mDy, (row, 0))
-                    at.store(dresidual.to(mDresidual.element_type), mDresidual, (row, 0))
+                    at.store(dy.to(mDy.element_type), mDy, (row, 0), run=sDyRun)
+                    at.store(dresidual.to(mDresidual.element_type), mDresidual, (row, 0), run=sDresidualRun)
+            own.send(mDy, (row, 0), sDyRun)
+            own.send(mDresidual, (row, 0), sDresidualRun)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

@@ -150,9 +150,11 @@ class Row:
         has it in shared memory. What is not `aligned` with the others may be the row of several: the L1 cache keeps it."""
         if src is not None and run is not None:
             start = start_of(src, place)
-            if isinstance(run, Slots) and self.sweeps:
+            if not self.sweeps:
+                return
+            if isinstance(run, Slots):
                 runs.take_row(run.of(0, start), start, self.column, self.step, self.columns, dst, parts)
-            elif self.sweeps:
+            else:
                 runs.take(run, start, self.there, self.column, self.step, self.length, dst, parts)
         elif self.reads:
             self._load(src, place, self.column, dst, parts, aligned and self.shifts, self.once and aligned)

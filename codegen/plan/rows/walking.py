@@ -188,18 +188,28 @@ class _WholeRows:
     @property
     def most(self) -> int:
         """The vectors of a row that a thread holds if the row can have more threads."""
+        return self.most_with(self.needs.width + self.needs.sums)
+
+    @property
+    def most_of_several(self) -> int:
+        """The vectors that it holds if a block has several rows: then more threads a row are no larger blocks. The values that all rows
+        share take registers too."""
+        return self.most_with(self.needs.width + self.needs.sums + self.needs.fixed)
+
+    def most_with(self, folded: int) -> int:
+        """The vectors of a row that a thread holds, each with so many bytes until the last row."""
         needs = self.needs
-        kept, folded = most_kept(needs.costly, self.ragged) // needs.width, MOST_FOLDED // (needs.width + needs.sums)
-        most = max(1, min(kept, folded))
+        most = max(1, min(most_kept(needs.costly, self.ragged) // needs.width, MOST_FOLDED // folded))
         return max(1, min(most, REGISTERS // needs.alive // self.vec)) if needs.costly else most
 
     def threads(self, cluster: int) -> tuple[int, int]:
         """The threads of a block, and those of a row in it."""
-        count, most = self.count, self.most
-        few = self.needs.costly and cluster > 1 and CLUSTER_THREADS * cluster * most >= count
+        count, most = self.count, self.most_of_several
+        few = self.needs.costly and cluster > 1 and CLUSTER_THREADS * cluster * self.most >= count
         per_row = 1
         while per_row < (CLUSTER_THREADS if few else MOST_THREADS) and per_row * cluster * most < count:
             per_row *= 2
+            most = self.most_of_several if per_row < LEAST_THREADS else self.most
         per_row = self.schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
         per_row = max(per_row, 32 if cluster > 1 else self.lanes)
         least = LEAST_MEETING if self.apart > 1 and not self.ragged else LEAST_THREADS

@@ -29,9 +29,8 @@ LEAST_THREADS = 128  # threads of a block of several rows
 MORE_THREADS = 8
 MORE_COSTLY = 4  # if an expensive value is computed, for which 64 registers may not suffice
 MORE_MEETING = 2  # if a row is of several warps
-BLOCK_BYTES = 16 * 1024
-# Vectors of a row in which each one has its own thread: few threads are idle then, and neighbours read side by side
-SHORT_ROWS = (1, 2, 3, 4, 7, 8)
+BLOCK_BYTES = 12 * 1024
+SHORT = 3  # vectors of a thread, at most, if a warp has several rows
 THREAD_BYTES = 64  # bytes of inputs that a thread holds before a row gets more threads
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
 MOST_WITH_EXPENSIVE = 384  # if expensive values are held as well
@@ -118,11 +117,7 @@ class Reduction(Reads):
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row = columns // vec * width
         cluster, kept = self._cluster_of(row, schedule, arch)
-        alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without arrays that neighbouring rows share
-        short = cluster == 1 and not ragged and count in SHORT_ROWS
-        most = 1 if short else max(1, kept // alone)
-        if self.costly and self.expensive:
-            most = min(most, max(1, MOST_COSTLY // (vec * (self.column_bytes(dtypes) + 4 * len(self.expensive)))))
+        most = self._most_vectors(vec, count, kept, dtypes, cluster == 1 and not ragged)
         per_row = schedule.get("threads_per_row", self._threads_of_row(count, columns // vec, most, cluster))
         per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
         vectors = -(-count // (per_row * cluster))
@@ -187,6 +182,24 @@ class Reduction(Reads):
             cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
             kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
         return schedule.get("cluster", cluster), kept
+
+    def _most_vectors(self, vec: int, count: int, kept: int, dtypes: Mapping[str, str], whole: bool) -> int:
+        """The vectors of a thread, at most, of a row of `count`, of which a thread holds `kept` bytes. `whole`: a block has the row, and
+        no vector needs a mask. If a warp has several such rows, the fewer threads a row has, the fewer instructions reduce it; but each
+        thread needs registers for its vectors, and neighbours read 32 bytes or more side by side."""
+        alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without arrays that neighbouring rows share
+        most, power = max(1, kept // alone), count & (count - 1) == 0
+        least = 2 if count > 2 or any(a.mode == "flat" for a in self.stores) else 1  # threads, of 16 bytes each
+        if whole and count <= SHORT * WARP:
+            if alone > THREAD_BYTES // 2:
+                most = 1 if power or count > 2 * WARP else 2
+            elif not self.costly or 4 < count <= 8:
+                most = min(SHORT, -(-count // least))
+            elif count <= 4:
+                most = 1 if power else 2
+        if self.costly and self.expensive:
+            most = min(most, max(1, MOST_COSTLY // (vec * (self.column_bytes(dtypes) + 4 * len(self.expensive)))))
+        return most
 
     def _threads_of_row(self, count: int, whole: int, most: int, cluster: int) -> int:
         """The threads of a row of `count` vectors, of which `whole` are whole: so many that none has more than `most`."""

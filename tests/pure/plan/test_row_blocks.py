@@ -52,7 +52,8 @@ def test_rows_of_several_warps_are_in_smaller_blocks():
 
 # Of vectors of a row: the threads that have them. An H200 took up to a third less time than with a thread for each vector
 @pytest.mark.parametrize(
-    "count, per_row", [(1, 1), (2, 2), (3, 2), (4, 2), (8, 4), (10, 4), (12, 4), (16, 8), (24, 8), (32, 16), (64, 32)]
+    ("count", "per_row"),
+    [(1, 1), (2, 2), (3, 2), (4, 2), (8, 4), (10, 4), (12, 4), (16, 8), (24, 8), (32, 16), (64, 32)],
 )
 def test_few_threads_share_a_short_row(count, per_row):
     how = launch(X, "bfloat16[..., N]", "x - mean(x, axis=N)", 10**6, 8 * count)

@@ -38,7 +38,8 @@ RESIDENT = 4  # small blocks of an SM
 LEAST_COLUMNS, MOST_SPLITS = 256, 64  # of a block; blocks of a row
 SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types that products multiply
-BYTES = ("float8_e4m3fn", "float8_e5m2", "int8")  # types that the kernel converts to one of these, exactly
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+BYTES = (*FLOAT8, "int8")  # types that the kernel converts to one of these, exactly
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,7 @@ class AttentionPlan:
             if not fits_heads(size):
                 raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
         few = self.of_few_rows(d, e, extents, arch)
-        plain = all(dtypes[array.name] in NARROW for array in self.vectors)
-        hopper = plain and arch == "sm_90a" and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
+        hopper = arch == "sm_90a" and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
         return few or (self.on_hopper(d, e) if hopper else None) or self.anywhere(d, e)
 
     def check_types(self, dtypes: Mapping[str, str]) -> None:
@@ -237,8 +237,7 @@ class Attention(AttentionPlan):
         self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
     ) -> AttentionLaunch:
         found = super().launch(dtypes, extents, schedule, arch)
-        if any(dtypes[a.name] in BYTES for a in self.factors):
-            found = replace(found, converts=self.multiplied(dtypes))
+        found = self.converting(found, dtypes)
         if len(self.keys) == 1:
             return found
         if extents.page is None:
@@ -246,6 +245,18 @@ class Attention(AttentionPlan):
                 f"{self.keys[1]} is symbolic, and attention has kernels for a known number of a page's rows"
             )
         return replace(found, page=extents.page)
+
+    def converting(self, how: AttentionLaunch, dtypes: Mapping[str, str]) -> AttentionLaunch:
+        """The launch where factors have elements of a byte. Hopper's tensor cores read tiles from shared memory: they multiply q and k
+        of one float8 type, but not v, along whose rows they contract. What they do not multiply is converted before."""
+        of_bytes = {a.name for a in self.factors if dtypes[a.name] in BYTES}
+        if not of_bytes:
+            return how
+        pair = {self.q.name, self.k.name}
+        types = {dtypes[name] for name in pair}
+        direct = types <= {*FLOAT8} and len(types) == 1 and how.d % 32 == 0 and self.v.name not in pair
+        before = of_bytes - (pair if direct else set()) if how.processors else set[str]()
+        return replace(how, converts=self.multiplied(dtypes), converted=tuple(sorted(before)))
 
     def multiplied(self, dtypes: Mapping[str, str]) -> str:
         """The type of the weights, and of the other factors that the products have in registers."""

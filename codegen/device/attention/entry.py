@@ -45,7 +45,8 @@ def launch(
 ):
     """o = weights(q @ k) @ v, for each element of the batch.
 
-    q: (L, Q, D), k: (L, S, D), v: (L, S, E), o: (L, Q, E), as `arranged` makes them, of one 16-bit type.
+    q: (L, Q, D), k: (L, S, D), v: (L, S, E), o: (L, Q, E), as `arranged` makes them. q, k and v are of one 16-bit type; with
+        `how.converts`, that is it, and they may have elements of a byte. o is of a 16-bit type or float32.
     tensors: the chain's other arrays and parameters, and outputs of one value a row.
     score: (at: Scores, s, tensors, masked) -> the scores; without `masked`, where the mask holds for every one.
     tiles: (at: Tile, tensors) -> whether the mask holds for some, and for every, of a tile's rows and columns; None without a

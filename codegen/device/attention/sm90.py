@@ -28,6 +28,7 @@ from codegen.device import vectors
 from codegen.device.attention import hopper
 from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.batches import places_of
+from codegen.device.attention.fragments import multiplied
 from codegen.device.attention.hopper import HELD
 from codegen.device.attention.scores import Row, Scores
 from codegen.device.gemm import tensorcore
@@ -38,12 +39,13 @@ TURN = 1  # named barriers, one for each consumer: for its turn to multiply
 
 
 def launch(stream: Any, given: Forward) -> None:
-    """As `attention.launch`. D and E are multiples of 16, and rows begin at multiples of 16 bytes."""
+    """As `attention.launch`. D and E are multiples of 16, and rows begin at multiples of 16 bytes. q and k may be of one float8 type,
+    where D is a multiple of 32; v is of the products' type."""
     q, k, v, how = given.q, given.k, given.v, given.how
-    dtype = q.element_type
+    dtype, narrow = multiplied(q, how), q.element_type
     layouts = (
-        hopper.staying((HELD, how.d), dtype),
-        hopper.passing((how.tile_n, how.d), dtype, how.stages),
+        hopper.staying((HELD, how.d), narrow),
+        hopper.passing((how.tile_n, how.d), narrow, how.stages),
         hopper.across((how.tile_n, how.e), dtype, how.stages),
     )
     loads = (
@@ -51,7 +53,7 @@ def launch(stream: Any, given: Forward) -> None:
         loader(k, (1, 2, 0), layouts[1], (how.tile_n, how.d)),
         loader(v, (2, 1, 0), layouts[2], (how.e, how.tile_n)),
     )
-    mmas = hopper.products(dtype, how.tile_n), hopper.weighted(dtype, how.e)
+    mmas = hopper.products(narrow, how.tile_n), hopper.weighted(dtype, how.e)
     batches = cute.size(q, mode=[0])
     count = cute.ceil_div(q.shape[1], HELD) * batches
     _kernel(
@@ -76,10 +78,13 @@ def _kernel(
 ):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4  # which warpgroup
-    dtype = mmas[0].op.a_dtype
+    types = mmas[0].op.a_dtype, mmas[0].op.a_dtype, mmas[1].op.a_dtype
     memory = memory[0], tuple(vectors.compacted(t) for t in memory[1])
     allocator = SmemAllocator()
-    shared = tuple(allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner) for x in layouts)
+    shared = tuple(
+        allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner)
+        for x, dtype in zip(layouts, types, strict=True)
+    )
     stages = 1, how.stages, how.stages
     rings = hopper.rings(allocator, stages)
     hopper.start(rings, stages, (1, 1, 1))
@@ -112,7 +117,7 @@ def _produce(
     for load in (load_q, load_k, load_v):
         cpasync.prefetch_descriptor(load)
     q_ring, k_ring, v_ring = rings
-    q_size, k_size, v_size = (hopper.bytes_of(box, shared[0].element_type) for box in boxes)
+    q_size, k_size, v_size = (hopper.bytes_of(box, s.element_type) for box, s in zip(boxes, shared, strict=True))
     filled = Uint32(0)  # stages of each ring so far
     turn = Int32(0)
     index = hopper.next_tile(turn)
@@ -164,7 +169,7 @@ def _consume(
             _first_scores(factors, used, k_ring, k_free, signals, how.stages)
             place = places, row, walk[3] * how.tile_n + own_column
             _weigh(s, state, place, hopper.is_plain(walk), sizes, tensors, functions)
-            hopper.rounded(s, p, shared[0].element_type)
+            hopper.rounded(s, p, shared[2].element_type)
             walk = hopper.step(walk, tile, places, sizes, tensors, tiles, how.tile_n)
         while walk[3] >= 0:
             before, before_phase = place_in_ring(used, how.stages)
@@ -185,7 +190,7 @@ def _consume(
             walk = hopper.step(walk, tile, places, sizes, tensors, tiles, how.tile_n)
             warpgroup.wait_group(0)
             tensorcore.arrive(v_free + before * 8, signals, False)
-            hopper.rounded(s, p, shared[0].element_type)
+            hopper.rounded(s, p, shared[2].element_type)
             if cutlass.const_expr(functions.row is not None):
                 _shrink(o, state[2])
         tensorcore.arrive(q_free, signals, False)
@@ -228,7 +233,7 @@ def _factors(shared: tuple, mmas: tuple, consumer: Int32, how: AttentionLaunch) 
     v = of_values.make_fragment_B(own_v.partition_B(sV))
     s, acc_s = hopper.accumulators(how.tile_n)
     o, acc_o = hopper.accumulators(how.e)
-    p, a_p = hopper.factor(how.tile_n, sQ.element_type)
+    p, a_p = hopper.factor(how.tile_n, sV.element_type)
     return s, o, p, Factors(of_scores, of_values, q, k, a_p, v, acc_s, acc_o)
 
 

@@ -192,7 +192,7 @@ def _call(
     def array(a: Any) -> Any:
         if a.default is not None and variant.defaults:
             return None
-        dtype = variant.types.dtype(a)
+        dtype = views.kernel_dtype(a, variant.types.dtype(a), how)
         return dtype, views.divisibility(op.plan, a, how), views.alignment(op.plan, a, dtype)
 
     there = [a for a in spec.inputs if a.default is None or not variant.defaults]

@@ -21,7 +21,7 @@ from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import Selection
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
-from codegen.shared import COUNTER
+from codegen.shared import COUNTER, AttentionLaunch
 from codegen.spec.spec import Array, Spec
 
 # The largest size of a group: a vector may run past it without leaving int32
@@ -145,6 +145,19 @@ def divisibility(plan: Plan, array: Array, how: AnyLaunch) -> tuple[int, ...]:
         ) or (1,)
     whole = {len(plan.groups) - 1, plan.turned} if isinstance(plan, Elementwise) else set()
     return tuple(how.vec if token in whole and not how.ragged else 1 for token in tokens) or (1,)
+
+
+def kernel_dtype(array: Array, dtype: str, how: AnyLaunch) -> str:
+    """The type in which the kernel has an array: its own, unless it is converted before."""
+    return how.converts if isinstance(how, AttentionLaunch) and array.name in how.converted else dtype
+
+
+def converted(value: Any, array: Array, how: AnyLaunch) -> Any:
+    """An array, or None, in the kernel's type."""
+    if value is None:
+        return None
+    dtype = kernel_dtype(array, str(value.dtype), how)
+    return value if dtype == str(value.dtype) else value.astype(dtype)
 
 
 def whole_rows(plan: AttentionPlan, array: Array) -> bool:

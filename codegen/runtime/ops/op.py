@@ -428,7 +428,7 @@ class Op(Generic[P, R]):
 
         def tensor(array: Array) -> Tensor:
             shape = views.kernel_shape(plan, array, axes)
-            dtype = key.types.dtype(array)
+            dtype = views.kernel_dtype(array, key.types.dtype(array), how)
             return Tensor(shape, dtype, views.divisibility(plan, array, how), views.alignment(plan, array, dtype))
 
         kinds = [self._scalar_dtype(key, p.kind) for p in self._dynamic]
@@ -443,7 +443,7 @@ class Op(Generic[P, R]):
         outputs = (*map(tensor, spec.outputs), *parts)
         return LauncherCall(
             typed.launcher(self._launch, tuple(t.dtype for t in (*inputs, *outputs))),
-            (*(arrays.get(a.name) for a in spec.inputs), *operands[len(key.present) :]),
+            (*(views.converted(arrays.get(a.name), a, how) for a in spec.inputs), *operands[len(key.present) :]),
             inputs,
             outputs,
             (*(views.user_shape(a, axes) for a in spec.outputs), *(t.shape for t in parts)),

@@ -1,6 +1,8 @@
 """Attention's kernels for Hopper, interpreted, against float64: masks of which tiles are skipped, heads that share k and v, sizes
 that no tile divides, and every swizzle of TMA."""
 
+from dataclasses import replace
+
 import attention_kernels
 import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16
 import numpy as np
@@ -19,11 +21,13 @@ def run(name, inputs, outputs, tile_m, tile_n, arch="sm_90a", **constants):
     """The outputs of a launcher, for outputs given as shapes and dtypes."""
 
     def described(shape, dtype):
-        return str(dtype), (*(1 for _ in shape[:-1]), 8 if len(shape) == 5 else 1), 16
+        return str(dtype), (*(1 for _ in shape[:-1]), 16 if len(shape) == 5 else 1), 16
 
     d, e = inputs[0].shape[-1], inputs[2].shape[-1]
     hopper = arch == "sm_90a"
     how = AttentionLaunch(tile_m, tile_n, d, e, 8 if hopper else 4, 2 if hopper else 1, processors=3 if hopper else 0)
+    if inputs[0].dtype.itemsize == 1:
+        how = replace(how, converts=str(inputs[2].dtype))
     call = kernels.CompiledCall(
         getattr(attention_kernels, name), tuple(described(x.shape, x.dtype) for x in inputs),
         tuple(described(*x) for x in outputs), (*constants.items(), ("how", how)), arch,
@@ -50,17 +54,22 @@ def weights(q, k, scale):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "groups", "d", "e", "tile_n", "dtype"),
+    ("rows", "columns", "groups", "d", "e", "tile_n", "dtype", "narrow"),
     [
-        (300, 290, 2, 64, 64, 32, "bfloat16"),
-        (140, 130, 1, 80, 96, 64, "float16"),
-        (90, 1100, 1, 32, 32, 16, "bfloat16"),
+        (300, 290, 2, 64, 64, 32, "bfloat16", ""),
+        (140, 130, 1, 80, 96, 64, "float16", ""),
+        (90, 1100, 1, 32, 32, 16, "bfloat16", ""),
+        (140, 150, 1, 96, 32, 48, "bfloat16", "float8_e4m3fn"),
+        (70, 90, 1, 128, 16, 32, "float16", "float8_e5m2"),
     ],
     ids=str,
 )
-def test_a_window(rows, columns, groups, d, e, tile_n, dtype):
-    """The last case has 69 tiles of k, more than a warp finds at once, of which most are skipped."""
+def test_a_window(rows, columns, groups, d, e, tile_n, dtype, narrow):
+    """The third case has 69 tiles of k, more than a warp finds at once, of which most are skipped. In the last ones, q and k are
+    float8."""
     q, k, v, _ = draw(rows, columns, groups, d, e, dtype)
+    if narrow:
+        q, k = q.astype(narrow), k.astype(narrow)
     outputs = ((2, rows, 1, groups, e), dtype), ((2, 1, groups, rows), "float32")
     o, base = run("window", [q, k, v], outputs, 128, tile_n, scale=d**-0.5, width=WIDTH)
     p, expected = weights(*(x.astype(np.float64) for x in (q, k)), d**-0.5)

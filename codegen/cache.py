@@ -1,11 +1,11 @@
-"""Compiled kernels on disk: one file an entry, so that a second process compiles nothing.
+"""Compiled kernels on disk, one file for each entry, so that a second process compiles nothing.
 
-Any number of processes may use the folder at once: an entry is written under another name and then renamed. It holds a
-checksum, and one that is truncated, damaged or unreadable is as good as none. `load` and `store` never raise because of
-the disk.
+Any number of processes may use the folder at once: an entry is written under another name and then renamed. It has a
+checksum; a truncated, damaged or unreadable entry is treated as missing. `load` and `store` never raise because of the
+disk.
 
-An entry is machine code that is run. A folder that other users may write to is not used, nor an entry that they wrote: a
-warning says so once (`refusal`). CODEGEN_CACHE_TRUSTED=1 lifts that.
+An entry is machine code that is run. So a folder that other users may write to is not used, nor is an entry that they
+wrote: a warning says so once (`refusal`). CODEGEN_CACHE_TRUSTED=1 allows both.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Entry:
 
     @property
     def kernel(self) -> str:
-        """The name it was kept under."""
+        """The name under which it was stored."""
         return self.path.name.rpartition("-")[0]
 
 
@@ -110,7 +110,7 @@ def _refused(folder: Path) -> bool:
 
 
 def load(kernel: str, key: str) -> dict[str, bytes] | None:
-    """What was stored under this name and key, if it is there and sound. `key` is text of any length."""
+    """What was stored under this name and key, if the entry exists and is intact. `key` is text of any length."""
     folder = location()
     if folder is None or _refused(folder):
         return None
@@ -138,7 +138,7 @@ def _read(path: Path) -> bytes:
 
 
 def store(kernel: str, key: str, parts: Mapping[str, bytes]) -> None:
-    """Keep `parts` under this name and key, and let go of what was not used for longest where there is too much."""
+    """Store `parts` under this name and key. Evict the least recently used entries if the cache is over its limit."""
     folder, most = location(), limit()
     if folder is None or not most or sum(map(len, parts.values())) > _LARGEST // 2:
         return
@@ -160,12 +160,12 @@ def store(kernel: str, key: str, parts: Mapping[str, bytes]) -> None:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """The cache's entries, the one used last first."""
+    """The cache's entries, the most recently used first."""
     return sorted(_files(folder, _ENTRIES), key=lambda entry: entry.used, reverse=True)
 
 
 def clear(folder: Path) -> list[Entry]:
-    """Remove every entry, and what was left unfinished; returns the entries removed. Raises OSError."""
+    """Remove every entry and every unfinished file; return the number of entries removed. Raises OSError."""
     found = entries(folder)
     for entry in (*found, *_files(folder, _REMAINS)):
         entry.path.unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def clear(folder: Path) -> list[Entry]:
 
 
 def report(folder: Path, most: int, found: list[Entry]) -> dict[str, Any]:
-    """The entries as a script reads them; sizes are bytes, times seconds since 1970."""
+    """The entries as data for scripts; sizes are in bytes, times in seconds since 1970."""
     kernels: dict[str, dict[str, Any]] = {}
     for entry in sorted(found, key=lambda entry: (entry.kernel, -entry.used)):
         kernel = kernels.setdefault(entry.kernel, {"entries": 0, "bytes": 0, "used": entry.used})
@@ -187,7 +187,7 @@ def report(folder: Path, most: int, found: list[Entry]) -> dict[str, Any]:
 
 
 def as_text(report: Mapping[str, Any], cleared: bool) -> str:
-    """A report as a person reads it."""
+    """A report as text for people."""
     total = f"{report['entries']} entries, {_size(report['bytes'])}"
     if cleared:
         return f"removed {total} from {named(report['location'])}"

@@ -112,7 +112,7 @@ def shown(word: str) -> str:
 
 
 def nearest(word: str, names: Iterable[str]) -> list[str]:
-    """The name that a misspelled word likely stands for, if any."""
+    """The name that a misspelled word probably stands for, if any."""
     names, word = set(names), word[:_WORD]
     if len(names) > _FEW:  # too many to compare each of them with every unknown word
         return sorted(names & edits(word))[:1]
@@ -126,7 +126,7 @@ def _nearest(word: str, names: tuple[str, ...]) -> list[str]:
 
 
 def edits(word: str) -> set[str]:
-    """The words one edit away: one letter added, removed or replaced, or two neighbours swapped."""
+    """The words at edit distance one: one letter added, removed or replaced, or two neighbours swapped."""
     halves = [(word[:i], word[i:]) for i in range(len(word) + 1)]
     letters = string.ascii_lowercase + string.digits + "_"
     found = {left + right[1:] for left, right in halves}

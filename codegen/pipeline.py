@@ -20,8 +20,8 @@ from codegen.stages.choose import plan_of
 
 
 def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Op:
-    """Read, check and plan one spec: a file, with what was measured for its op, what it holds, or its data. Raises `SpecError`
-    with every error found."""
+    """Read, check and plan one spec. It is given as a file, with the measurements for its op; as the content of one; or
+    as data. Raises `SpecError` with every error found."""
     spec, diagnostics = read_spec(path, data)
     if spec is None:
         raise SpecError(diagnostics)

@@ -1,5 +1,5 @@
-"""What plans and device code agree on: launches, which plans make and kernels read, sizes of memory that both count with, and
-exponents that have a kernel function of their own."""
+"""What plans and device code both use: launches, which plans make and kernels read; sizes of memory that both compute
+with; and exponents that have a kernel function of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ COUNTER = 4  # words of memory by which blocks keep pace: the first counts; so m
 
 @dataclass(frozen=True)
 class Launch:
-    """What a call adds to the plan of an element-wise kernel. A kernel is compiled for each."""
+    """The launch of an element-wise kernel: what a call adds to its plan. Each launch has a compiled kernel of its
+    own."""
 
     vec: int  # elements of a thread
     ragged: bool  # whether the arrays' end, or where coordinates count a row's, lies inside a vector
@@ -21,17 +22,18 @@ class Launch:
 
     @property
     def constants(self) -> dict[str, Launch]:
-        """What the launcher takes of it."""
+        """The constants that the launcher is called with."""
         return {"how": self}
 
     def blocks(self, rows: int, columns: int) -> int:
-        """One more than full ones: for the rest, or where the arrays are empty."""
+        """The number of blocks: one more than are full, for the last vectors, or for arrays without elements."""
         return rows * columns // (self.vec * self.threads * (self.vec if self.across else 1)) + 1
 
 
 @dataclass(frozen=True)
 class ScanLaunch(Launch):
-    """What a call adds to the plan of a kernel that scans. A kernel is compiled for each. Vectors never cross a row's end."""
+    """The launch of a kernel that scans: what a call adds to its plan. Each launch has a compiled kernel of its own.
+    Vectors never cross a row's end."""
 
     along: int = 1  # warps that share an axis' elements
     steps: int = 1  # vectors of a thread at once
@@ -39,18 +41,19 @@ class ScanLaunch(Launch):
 
     @property
     def each(self) -> int:
-        """The scans of a block."""
+        """The number of scans of a block."""
         return self.threads // WARP // self.along * (WARP * self.vec if self.apart else 1)
 
     def blocks(self, rows: int, columns: int) -> int:
-        """Of `rows` scans: one more than full ones."""
+        """The number of blocks for this many scans: one more than are full."""
         del columns
         return rows // self.each + 1
 
 
 @dataclass(frozen=True)
 class RowLaunch:
-    """What a call adds to the plan of a kernel that reduces along rows. A kernel is compiled for each."""
+    """The launch of a kernel that reduces along rows: what a call adds to its plan. Each launch has a compiled kernel
+    of its own."""
 
     vec: int  # columns of a vector; a whole row, where a thread has several: it may hold columns of several groups
     ragged: bool  # whether N is not a multiple of vec
@@ -71,7 +74,7 @@ class RowLaunch:
 
     @property
     def constants(self) -> dict[str, RowLaunch]:
-        """What the launcher takes of it."""
+        """The constants that the launcher is called with."""
         return {"how": self}
 
     @property
@@ -79,14 +82,14 @@ class RowLaunch:
         return self.threads // self.per_row * self.at_once
 
     def blocks(self, rows: int, columns: int = 0) -> int:
-        """One more than full ones: for the rest, or no rows at all."""
+        """The number of blocks: one more than are full, for the last rows, or for arrays without rows."""
         del columns
         return (rows // self.rows_a_block + 1) * self.cluster
 
 
 @dataclass(frozen=True)
 class Walk:
-    """What a kernel that walks down rows is compiled for."""
+    """The settings that a kernel which loops over rows is compiled for."""
 
     vec: int  # columns of a vector
     ragged: bool  # whether N, or where all arrays are one long row the number of elements, is not a multiple of vec
@@ -110,21 +113,22 @@ class Walk:
 
     @property
     def each_place(self) -> int:
-        """Columns of a place that neighbouring threads have, where they reduce all its rows."""
+        """The number of neighbouring threads' columns at a place, where these threads reduce all rows of the place."""
         return self.per_row * self.vectors * self.vec
 
 
 @dataclass(frozen=True)
 class WalkLaunch(Walk):
-    """What a call adds to the plan of a kernel that walks down rows: each of `parts` groups of blocks takes every parts-th
-    row, or as many at once as a block holds, and leaves one partial result for every column."""
+    """The launch of a kernel that loops over rows. The blocks are in `parts` groups. Group p takes the rows p, p +
+    parts, p + 2 * parts, ..., one at a time or as many as a block holds, and writes one partial result for each column."""
 
     parts: int = 1
     long: bool = False  # whether there are so many rows that blocks keep pace, where they may
 
     @property
     def constants(self) -> dict[str, Walk]:
-        """What the launcher takes of it: no kernel depends on how many rows there are."""
+        """The constants that the launcher is called with. The number of rows is not among them: kernels do not depend
+        on it."""
         return {"how": Walk(**{f.name: getattr(self, f.name) for f in fields(Walk)})}
 
     def blocks(self, rows: int, columns: int) -> int:
@@ -138,7 +142,8 @@ class WalkLaunch(Walk):
 
 @dataclass(frozen=True)
 class SelectLaunch:
-    """What a call adds to the plan of a kernel that selects the largest elements of rows. A kernel is compiled for each."""
+    """The launch of a kernel that selects the largest elements of rows: what a call adds to its plan. Each launch has a
+    compiled kernel of its own."""
 
     vec: int  # elements of a vector
     ragged: bool  # whether N is not a multiple of vec
@@ -149,16 +154,16 @@ class SelectLaunch:
 
     @property
     def constants(self) -> dict[str, SelectLaunch]:
-        """What the launcher takes of it."""
+        """The constants that the launcher is called with."""
         return {"how": self}
 
     @property
     def held(self) -> int:
-        """Selected elements that a thread holds."""
+        """The number of selected elements that a thread holds."""
         return -(-self.count // self.per_row)
 
     def blocks(self, rows: int, columns: int = 0) -> int:
-        """One more than full ones: for the rest, or no rows at all."""
+        """The number of blocks: one more than are full, for the last rows, or for arrays without rows."""
         del columns
         return rows // (self.threads // self.per_row) + 1
 
@@ -170,7 +175,8 @@ WARPS = 8  # that multiply
 
 
 def stage_bytes(piece: int) -> int:
-    """Shared memory that a warp needs for pieces of so many columns: one of `STAGED_ROWS` rows, or two of half as many."""
+    """The bytes of shared memory that a warp needs for pieces of so many columns: for one piece of `STAGED_ROWS` rows,
+    or two of half as many."""
     return STAGED_ROWS * piece * 4 + 2 * GAP
 
 
@@ -183,11 +189,11 @@ class Cut:
     tile_k: int
 
     def columns(self, paired: str) -> int:
-        """Columns of the outputs."""
+        """The number of columns of the outputs in a tile."""
         return self.tile_n // (2 if paired else 1)
 
     def column_pieces(self, M: int) -> int:
-        """Tiles above each other, each of which writes one partial result of a reduction over the rows."""
+        """The number of tiles in a column of tiles. Each writes one partial result of a reduction over the rows."""
         return -(-M // self.tile_m)
 
 
@@ -211,38 +217,40 @@ class Tiles(Cut):
 
     @property
     def multicast(self) -> int:
-        """Blocks that load for each other."""
+        """The number of blocks that load for each other."""
         return self.cluster_m * self.cluster_n
 
     @property
     def cluster(self) -> int:
-        """Blocks in a cluster."""
+        """The number of blocks in a cluster."""
         return self.multicast * self.splits
 
     @property
     def accumulators(self) -> int:
-        """Registers of a thread that hold accumulators."""
+        """The number of a thread's registers that hold accumulators."""
         return self.tile_m * self.tile_n // (128 if self.pingpong else 256)
 
     @property
     def registers(self) -> tuple[int, int]:
-        """A thread's, where it loads and where it multiplies: together what an SM has."""
+        """The registers of a thread that loads and of a thread that multiplies. Together these are all registers of an
+        SM."""
         return (24, 240) if self.accumulators >= 160 else (40, 232)
 
     def shared(self, a: int, b: int) -> int:
-        """Bytes of shared memory for operands whose elements have so many bytes."""
+        """The bytes of shared memory for operands whose elements have so many bytes."""
         stage = (self.tile_m * a + self.tile_n * b) * self.tile_k + 16
         operands = WARPS * self.ahead * (self.staged + 2 * 8) if self.staged else 16 + 8  # and barriers; one of none
         return self.stages * stage + WARPS * stage_bytes(self.piece) + operands
 
     def row_pieces(self, N: int, paired: str = "") -> int:
-        """Tiles side by side, or blocks that share them, each of which writes one partial result of a reduction along a row."""
+        """The number of tiles in a row of tiles, or of blocks that share them. Each writes one partial result of a
+        reduction along a row."""
         return -(-N // (self.columns(paired) // self.splits))
 
 
 @dataclass(frozen=True)
 class AmpereTiles(Cut):
-    """How the main loop for other architectures cuts a product: powers of two, but for stages."""
+    """The tiles of the main loop for all other architectures: powers of two, except the number of stages."""
 
     warps_m: int
     warps_n: int
@@ -253,22 +261,22 @@ class AmpereTiles(Cut):
 
     @property
     def warps(self) -> int:
-        """Of a block."""
+        """The warps of a block."""
         return self.warps_m * self.warps_n
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """The threads of a block."""
         return WARP * self.warps
 
     def row_pieces(self, N: int, paired: str = "") -> int:
-        """Warps side by side, of all tiles, each of which writes one partial result of a reduction along a row."""
+        """The number of warps in a row of tiles. Each writes one partial result of a reduction along a row."""
         return -(-N // self.columns(paired)) * self.warps_n
 
 
 @dataclass(frozen=True)
 class AttentionLaunch:
-    """What the kernel of attention is compiled for."""
+    """The settings that the kernel of attention is compiled for."""
 
     tile_m: int  # rows of q that a block has
     tile_n: int  # rows of k and v of a tile
@@ -285,7 +293,7 @@ class AttentionLaunch:
 
     @property
     def vec(self) -> int:
-        """Elements of a vector in memory."""
+        """The elements of a vector in memory."""
         return 8
 
     @property
@@ -293,19 +301,19 @@ class AttentionLaunch:
         return False
 
     def blocks(self, rows: int, columns: int = 0) -> int:
-        """Those of so many rows of q."""
+        """The number of blocks for so many rows of q."""
         del columns
         found = -(-rows // self.tile_m)
         return min(found, self.processors) if self.processors else found
 
     @property
     def constants(self) -> dict[str, AttentionLaunch]:
-        """What the launcher takes of it."""
+        """The constants that the launcher is called with."""
         return {"how": self}
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """The threads of a block."""
         return WARP * self.warps
 
 
@@ -322,7 +330,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class Contraction:
-    """What the kernel of a contraction is compiled for."""
+    """The settings that the kernel of a contraction is compiled for."""
 
     vec: int  # elements of the epilogue's vectors
     ragged: bool  # whether N is not a multiple of vec
@@ -335,7 +343,8 @@ LEAST_SAMPLED = 2**20  # elements of an array: a smaller one is in a cache when 
 
 
 def spacing(size: object) -> int:
-    """The distance between an axis' elements that are in a sample: the largest that divides its size; 1 if that is not known."""
+    """The distance between the elements of an axis that are in a sample: the largest one that divides its size; 1 where
+    the size is not known."""
     if not isinstance(size, int) or size <= 0:
         return 1
     return next(s for s in range(SPACING, 0, -1) if size % s == 0)

@@ -18,8 +18,9 @@ def family(arch: str) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """Instructions, for an element or for a thread: all of them, each of which takes an issue slot; those on the unit for special
-    functions and conversions; and those of integers, comparisons and selections, which run at half the rate of float32."""
+    """Counts of instructions, for an element or for a thread: of all, each of which takes an issue slot; of those on
+    the unit for special functions and conversions; and of those on integers, comparisons and selections, which run at
+    half the rate of float32."""
 
     issue: float
     special: float

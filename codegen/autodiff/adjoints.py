@@ -243,7 +243,7 @@ class Adjoints:
                 for a, rule in zip(node.args, rules, strict=True) if id(a) in self.active and rule != "0"]  # fmt: skip
 
     def placed(self, node: Node, how: Selected, g: Node) -> Node:
-        """The gradient of what elements are selected from: each one's is at its position."""
+        """The gradient of the values that elements are selected from: each element's gradient is at its position."""
         if node.op == UNSORT:  # undone by the order of the positions
             places = self.graph.node("argsort", node.args[1:], how, kind="int", dims=node.dims)
         else:
@@ -258,7 +258,8 @@ class Adjoints:
         return self.graph.node(PLACED, (g, places, index), how, kind="float", dims=node.args[0].dims)
 
     def taken_back(self, cotangent: Node, at: Put) -> Node:
-        """The adjoint of what an output has at the places of an index; an index out of range writes nothing."""
+        """The adjoint of the values that `put` writes, read from the output's at the indices; an index out of range
+        writes nothing."""
         leaf, own = Leaf(at.index), self.spec.array(at.index)
         index = self.graph.node("input", attr=leaf, kind="int", dims=own.axes)
         dims = {*cotangent.dims, *own.axes} - {at.axis}
@@ -266,7 +267,8 @@ class Adjoints:
         return self.evaluated(_WHERE_PUT, {"i": index, "g": g, "axis": (at.axis,)})
 
     def put_into(self, table: str) -> Put | None:
-        """How a table's gradient is its output's cotangent with zeros at an index's places; None for other arrays."""
+        """For a table of `put`, how its gradient is written: its output's cotangent, with zeros at the indices. None
+        for other arrays."""
         found = next((s for s in self.statements if s.at and s.at.table == table and s.name in self.cotangents), None)
         if found is None or found.at is None or table in self.formulas:
             return None

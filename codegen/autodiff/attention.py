@@ -1,11 +1,13 @@
-"""The backward of attention, as stages: a kernel of values of rows, the two of attention's gradients, and kernels of what is left.
+"""The backward of attention, as stages: a kernel for values of rows, the two kernels of attention's gradients, and
+kernels for the other gradients.
 
 `reverse.py` derives the gradients, as for every op. Attention's kernels cannot compute some parts of that graph:
 
-    sum(dp * p, axis=S)     the weights times their gradients: it is sum(do * o) of a row, whose o the forward has
+    sum(dp * p, axis=S)     the weights times their gradients: equal to sum(do * o) of a row, whose o the forward has
     values of rows          such as 1 / total: they are computed once, before
-    sums over S and Q       as in the gradient of a slope for each head: a kernel sums along rows, or, without S, along columns, and
-                            another one the rest. What has both Q and S, such as a bias, is a kernel of its own
+    sums over S and Q       as in the gradient of a slope for each head: a kernel sums along rows, or, without S, along
+                            columns, and another one the rest. A value with both Q and S, such as a bias, has a kernel
+                            of its own
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ class _Cut:
         return products[0], slopes[0]
 
     def factor(self, value: Node | None, other: Array, axes: set[str]) -> Node:
-        """A gradient is the product of some value and the array `other`: that value, before it is rounded."""
+        """The factor of the array `other` in a gradient that is a product with it, before that factor is rounded."""
         _demand(value is not None and value.op == "contract" and {*lost_axes(value)} == axes)
         assert value is not None
         found = [a for a in value.args if as_multiplied(a).attr != Leaf(other.name)]
@@ -248,11 +250,11 @@ class _Cut:
         return self.delta
 
     def uses_sums(self, values: Iterable[Node]) -> bool:
-        """Whether a value is computed of a sum that attention's kernel gives."""
+        """Whether a value is computed from a sum that attention's kernel gives."""
         return any(isinstance(n.attr, Leaf) and n.attr.name in self.sums for n in topological(values))
 
     def values_of_rows(self, roots: Iterable[Node]) -> list[Node]:
-        """The values of rows that values with S take directly. They are computed once, before the kernel."""
+        """The values of rows that values with S use directly. They are computed once, before the kernel."""
         column, row = self.plan.column, self.plan.row
         found: dict[int, Node] = {}
         for node in topological(roots, lambda n: n is self.first or n is self.dp):
@@ -335,7 +337,7 @@ class _Cut:
         return found
 
     def left(self, output: Array) -> Node | None:
-        """The value of the gradient of another array; None where no kernel has it."""
+        """The gradient of another array; None where no kernel computes it."""
         before = dict(self.sums), dict(self.known), self.delta
         try:
             value = self.rebuilt(self.gradient(output))

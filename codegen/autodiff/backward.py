@@ -49,8 +49,8 @@ class Derived:
 
     @functools.cached_property
     def copies_rows(self) -> bool:
-        """Whether the gradients of the other inputs are copies of inputs of the backward, at most rounded. XLA makes such copies
-        without a kernel."""
+        """Whether the gradients of the other inputs are copies of inputs of the backward, perhaps rounded. XLA makes
+        such copies without a kernel."""
         values = [s.value for s in self.op.statements if s.name in self._of_rows]
         return all(not n.args or n.op == "cast" for n in topological(values))
 
@@ -156,10 +156,10 @@ def _planned(how: Backward) -> tuple[Op, Backward]:
 
 
 def row_backward(op: Op) -> Derived:
-    """The backward of an op that does not contract: of these, the one of fewest kernels. It takes statistics of rows from the
-    forward, if that saves a sweep; takes none; takes statistics of columns. Of an op in stages, it takes what these write. If
-    there is none, the same with the gradients of tables added up by index after the kernel. Raises `SpecError` or `UserError` if
-    there is none."""
+    """The backward of an op that does not contract: of these, the one with the fewest kernels. It takes statistics of
+    rows from the forward, if that saves a sweep; takes none; takes statistics of columns. For an op in stages, it takes
+    the values that these write. If none of them can be computed, the same with the gradients of tables added up by
+    index after the kernel. Raises `SpecError` or `UserError` if there is no backward."""
     spec, held = op.spec, op.plan.held if isinstance(op.plan, Staged) else ()
     takes = bool(spec.read.ops & {*TAKES})
     reasons: dict[str | None, SpecError | UserError] = {}

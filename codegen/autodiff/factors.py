@@ -12,9 +12,9 @@ from codegen.spec.spec import Array
 def pulled_product(
     node: Node, g: Node, graph: Graph, arrays: Mapping[str, Array], types: Mapping[str, tuple[str, ...]]
 ) -> Iterator[tuple[Node, Node]]:
-    """The values that a product is of, each with its contribution from the product's adjoint: `g @ b^T` and `a^T @ g`, in which `g`
-    is rounded to the type of the factors (`multiplied_type`). What a computed factor is rounded from has the contribution in full
-    precision."""
+    """The factors of a product, each with its contribution from the product's adjoint: `g @ b^T` and `a^T @ g`, in
+    which `g` is rounded to the type of the factors (`multiplied_type`). For a computed factor, the contribution in full
+    precision goes to its value before rounding."""
     if g.is_const and g.attr == 0:
         return
     dtype = multiplied_type(node, arrays, types)

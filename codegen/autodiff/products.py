@@ -111,12 +111,10 @@ def _reads(how: Backward) -> tuple[int, int]:
 
 
 def kept_dtype(spec: Spec, products: tuple[Product, ...]) -> str:
-    """The type (a dtype or a type variable) in which products are saved.
-
-    It is the type of the outputs with a product's axes, if factors have the same type or all these types are narrower than
-    float32. It is not float16, in which a product that the chain scales afterwards may overflow. It is float32 if factors are
-    float8 or integers, and if all outputs are reductions: these are computed from the float32 sums, and so are their gradients.
-    """
+    """The type (a dtype or a type variable) in which products are saved. It is the type of the outputs with a product's
+    axes, if the factors have the same type or all these types are narrower than float32. It is not float16, in which a
+    product that the chain scales afterwards may overflow. It is float32 if factors are float8 or integers, and if all
+    outputs are reductions: these are computed from the float32 sums, and so are their gradients."""
     factors = _factors(products)
     reduced = all(a.axes != products[0].acc.axes for a in spec.outputs)
     if reduced or not all(_is_wide(spec, dtype) for dtype in factors):

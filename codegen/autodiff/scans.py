@@ -1,12 +1,14 @@
-"""The derivatives of scans: scans the other way.
+"""The derivatives of scans, which are scans in the opposite direction.
 
-Of h_t = a_t h_(t-1) + b_t, with the cotangents g_t of h_t, the adjoint of h_t is l_t = g_t + a_(t+1) l_(t+1). With
-m_t = a_t l_t it is l_t = g_t + m_(t+1), where m_t = a_t m_(t+1) + a_t g_t is such a recurrence itself, the other way. Then b_t
-has the gradient l_t, a_t has l_t h_(t-1), and the initial state has m of the first element. Each other scan is such a
-recurrence near its own values: of cumprod a is x, of cumlogsumexp a_t is exp(y_(t-1) - y_t), of cummax it is 1 where y_t is the
-state before it.
+Of h_t = a_t h_(t-1) + b_t, with the cotangents g_t of h_t, the adjoint of h_t is l_t = g_t + a_(t+1) l_(t+1). With m_t
+= a_t l_t it is l_t = g_t + m_(t+1), where m_t = a_t m_(t+1) + a_t g_t is itself such a recurrence, in the opposite
+direction. Then b_t has the gradient l_t, a_t has l_t h_(t-1), and the initial state has m of the first element. The
+other scans behave like such a recurrence for small changes of their elements. Then a_t is x_t for cumprod and
+exp(y_(t-1) - y_t) for cumlogsumexp. For cummax it is 1 where the element is below the state before it, 1/2 where they
+are equal, and else 0.
 
-A backward that needs the states before and after each element of a recurrence holds those before: h_t is computed again from h_(t-1).
+A backward that needs the states before and after each element of a recurrence stores only those before: it computes h_t
+again from h_(t-1).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ STEPS = {
 
 
 def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list[tuple[Node, Node]]:
-    """The contributions of a scan to its arguments' adjoints, from its own adjoint `g`. Raises `UserError` where there is none."""
+    """The contributions of a scan to its arguments' adjoints, from its own adjoint `g`. Raises `UserError` if it has
+    none."""
     along = along_of(node)
 
     def scan(a: Node, b: Node) -> Node:
@@ -75,8 +78,8 @@ def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list
 
 
 def with_states_before(statements: list[Statement], known: Container[int], graph: Graph) -> list[Statement]:
-    """Statements in which the state after each element of a recurrence is made of the state before it, where that is needed too. Nodes
-    that are `known`, by identity, are read and stay."""
+    """Statements in which the state after each element of a recurrence is computed from the state before it, where that
+    is needed too. Nodes that are `known`, by identity, are read and stay."""
 
     def is_known(node: Node) -> bool:
         return id(node) in known

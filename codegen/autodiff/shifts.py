@@ -1,5 +1,5 @@
-"""Values on which a chain's results do not depend although it uses them: the largest score that is subtracted from all, so that no
-exponential overflows. They need no derivative."""
+"""Values on which a chain's results do not depend although it uses them: the largest score of a row, which is
+subtracted from all scores so that no exponential overflows. They need no derivative."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Estimates the instructions that a kernel takes for an element, from its graph: nothing is compiled.
 
-Each operation that varies along the last axis costs what was measured for it (`work.py`). A sum takes one of its products for
-nothing, a reduction costs one more operation, and an element of an array its conversion and its part of the access.
+Each operation that varies along the last axis costs the number of instructions that was measured for it (`work.py`). In
+a sum, one product costs nothing (a fused multiply-add); a reduction costs one more operation, and an element of an
+array its conversion and its part of the access.
 """
 
 from __future__ import annotations

@@ -50,19 +50,19 @@ def bindings(spec: Spec) -> Iterator[Binding]:
 
 
 def stages_of(op: Op) -> tuple[Op, ...]:
-    """The op, or its stages where it is several kernels."""
+    """The op, or its stages if it is several kernels."""
     return op.plan.stages if isinstance(op.plan, Staged) else (op,)
 
 
 def launched(op: Op) -> Op:
-    """The op whose launch is reported: of several stages, the last; for one that contracts, its epilogue, as it runs after XLA's
-    matmul."""
+    """The op whose launch is reported: of several stages, the last; of an op that contracts, its epilogue, as it runs
+    after XLA's product."""
     last = stages_of(op)[-1]
     return last.plan.epilogue if isinstance(last.plan, Gemm) else last
 
 
 def spacing_of(op: Op, place: int, shape: Shape) -> int:
-    """One of how many elements a stage is given: 1 unless it makes a centre from a sample."""
+    """The distance between the elements that a stage reads: 1, unless it computes a centre from a sample."""
     axes = op.plan.sampled_axes(place) if isinstance(op.plan, Staged) else ()
     large = max(elements(a.axes, shape) for a in stages_of(op)[place].spec.inputs) >= LEAST_SAMPLED
     return max((spacing(shape[axis]) for axis in axes if large), default=1)
@@ -79,7 +79,7 @@ def launch_of(
 
 
 def tuned_for(op: Op, binding: Binding, shape: Shape, arch: str | None) -> Tuned | None:
-    """What was measured for such calls of an op, or of its epilogue."""
+    """The measurement for such calls of an op, or of its epilogue."""
     own = launched(op)
     assert not isinstance(own.plan, Gemm | Staged)
     sizes = choosing.sizes_of(own.plan, _extents(own, shape))
@@ -104,7 +104,7 @@ def _extents(op: Op, shape: Shape) -> Extents:
 
 
 def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch, shape: Shape) -> int:
-    """The blocks of that launch."""
+    """The number of blocks of that launch."""
     plan = launched(op).plan
     assert not isinstance(plan, Staged)
     if isinstance(plan, AttentionPlan) and isinstance(how, AttentionLaunch):

@@ -49,7 +49,7 @@ def statistics_words(statistics: list[dict[str, Any]]) -> str:
 
 
 def scaled_words(scaled: dict[str, Any]) -> str:
-    """Where a factor of a product is multiplied by its scales, of a report's entry, and why."""
+    """Where the scales of a product's factor are multiplied, from an entry of the report, and why there."""
     scales = listed(scaled["scales"])
     if scaled["why"]:
         return f"a kernel before the product multiplies {scaled['factor']} by {scales}: {scaled['why']}"

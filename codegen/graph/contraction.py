@@ -67,8 +67,8 @@ WHOLE = frozenset({"contract", *ALONE})  # operations that no second kernel comp
 
 
 def meetings(nodes: Sequence[Node], among: Container[int] | None = None) -> Iterator[tuple[Node, Node]]:
-    """The computed values that are used with a statistic of themselves, each with that reduction: of all reductions, or of those
-    `among` these nodes, by identity."""
+    """The computed values that are used together with a statistic of themselves, each with that reduction: of all
+    reductions, or of those `among` these nodes, by identity."""
     users = users_of(nodes)
     for reduction in nodes:
         if reduction.op not in REDUCTIONS or reduction.args[0].kind != "float":
@@ -137,7 +137,7 @@ def users_of(nodes: Iterable[Node]) -> dict[int, list[Node]]:
 
 
 def made_of(value: Node) -> list[Node]:
-    """The float operations that a value is made of, up to inputs, reductions, scans and selections."""
+    """The float operations from which a value is computed, back to inputs, reductions, scans and selections."""
     found = topological([value], lambda n: n.op in IN_STAGES or n.op == "contract")
     return [n for n in found if n.op not in IN_STAGES and is_computed(n)]
 

@@ -54,7 +54,7 @@ def name_error(name: str, what: str, also: frozenset[str] = frozenset()) -> User
 
 
 def temporaries(taken: Collection[str]) -> Iterator[str]:
-    """t0, t1, and so on, but for those `taken` when they are reached."""
+    """t0, t1, and so on, except names that are `taken` when they are reached."""
     return (name for i in itertools.count() if (name := f"t{i}") not in taken)
 
 

@@ -68,7 +68,7 @@ class DType:
         return (1 << (self.bits - (not self.name.startswith("u")))) - 1
 
     def bytes_of(self, count: int) -> int:
-        """The bytes of so many neighbouring elements."""
+        """The bytes of a number of neighbouring elements."""
         return count * self.bits // 8
 
 
@@ -117,7 +117,7 @@ COMPUTE = "float"  # instead of a type: the type in which a call computes floats
 
 
 def dtypes_of(name: str, variables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The possible dtypes of a dtype's name, of a type variable, of either after `WIDE`, or of `COMPUTE`."""
+    """The possible dtypes of: a dtype's name, a type variable, either of them after `WIDE`, or `COMPUTE`."""
     if name == COMPUTE:
         return ("float32", "float64")
     own = name.removeprefix(WIDE)
@@ -160,14 +160,14 @@ class Along:
 
     @property
     def back(self) -> Along:
-        """The other way, with the state before each element."""
+        """The opposite direction, with the state before each element."""
         return Along(self.axis, not self.reverse, True)
 
 
 @dataclass(frozen=True)
 class Selected:
-    """The attribute of a selection: the axis it selects along, the result's axis instead, and the number of selected elements;
-    of a sort, which selects all elements, the axis twice, and 0."""
+    """The attribute of a selection: the axis along which it selects, the axis that replaces it in the result, and the
+    number of selected elements. A sort, which selects all elements, has the axis twice, and 0."""
 
     axis: str
     into: str
@@ -202,7 +202,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Put:
-    """Where an output is written that is another array elsewhere: at the places of an `index` along an axis."""
+    """The place of an output that is another array except at some indices: the `index`, and the axis that it
+    indexes."""
 
     table: str  # the input whose elements the output has elsewhere
     index: str
@@ -212,8 +213,8 @@ class Put:
 
 @dataclass(frozen=True)
 class Statement:
-    """A checked line of the chain: the name (and the part of an output) that it assigns, and its value; for an output that is
-    written at places of an index, where."""
+    """A checked line of the chain: the name (and the part of an output) that it assigns, and its value; for an output
+    of `put`, also where it is written."""
 
     name: str
     part: int | None
@@ -266,7 +267,7 @@ class Graph:
         return found
 
     def fork(self) -> Graph:
-        """A graph that has these nodes, and makes others that this one does not get."""
+        """A graph that begins with these nodes; nodes that are added to it are not added to this one."""
         made = Graph(self.axes)
         made.calls, made._nodes = dict(self.calls), dict(self._nodes)
         return made
@@ -322,18 +323,18 @@ def topological(
 
 
 def put_inputs(statements: Iterable[Statement]) -> set[str]:
-    """The inputs that `put` names: tables and indices, which are no values of the chain."""
+    """The inputs that `put` names: tables and indices, which are not values of the chain."""
     return {name for s in statements if s.at for name in (s.at.table, s.at.index)}
 
 
 def least_sizes(values: Iterable[Node]) -> dict[str, int]:
-    """The size that axes have at least, since so many of their elements are selected."""
+    """The least size of each axis, since so many of its elements are selected."""
     chosen = [n.attr for n in topological(values) if isinstance(n.attr, Selected) and not n.attr.sorts]
     return {how.axis: max(other.count for other in chosen if other.axis == how.axis) for how in chosen}
 
 
 def reaching(statements: Iterable[Statement], names: Iterable[str]) -> dict[int, set[str]]:
-    """The named values that each node is part of, by the node's identity."""
+    """For each node, by identity, the named values that use it, directly or not."""
     wanted = set(names)
     found: dict[int, set[str]] = {}
     for statement in statements:
@@ -408,13 +409,13 @@ def lost_axes(reduction: Node) -> tuple[str, ...]:
 
 
 def as_multiplied(factor: Node) -> Node:
-    """A factor of a matrix product as it is multiplied: an input or a cast, without the conversion of integers to floats, which the
-    product does."""
+    """A factor of a matrix product in the form in which it is multiplied: an input or a cast, without the conversion of
+    integers to floats, which the product does."""
     inner = factor.args[0] if factor.op == "float" else factor
     return inner if inner.op in ("input", "cast") else factor
 
 
 def along_of(scan: Node) -> Along:
-    """How a scan runs."""
+    """The attribute of a scan."""
     assert isinstance(scan.attr, Along)
     return scan.attr

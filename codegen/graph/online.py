@@ -14,8 +14,8 @@ from codegen.graph.nodes import Node
 
 @dataclass(frozen=True)
 class Rescaled:
-    """How a sum of exponentials follows a maximum: the exponential, the positive factor of the difference, and whether 0 replaces
-    a maximum that is not finite."""
+    """How a sum of exponentials follows a maximum: the exponential, the positive factor of the difference, and whether
+    0 replaces a maximum that is not finite."""
 
     maximum: Node
     power: str  # exp or exp2
@@ -63,8 +63,8 @@ def _finite_or_zero(node: Node) -> bool:
 
 
 def follows(stage: Sequence[Node], before: Sequence[Node], expensive: Sequence[Node]) -> bool:
-    """Whether one pass computes two stages: all reductions of a stage follow maxima of the stage before, and sum all values that
-    this one `expensive`."""
+    """Whether one pass computes two stages: all reductions of the second stage follow maxima of the first, and sum all
+    `expensive` values of the second."""
     ways = [rescaled(node) for node in stage]
     known = all(way is not None and any(way.maximum is node for node in before) for way in ways)
     return known and all(any(value is node.args[0] for node in stage) for value in expensive)

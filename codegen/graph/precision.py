@@ -1,15 +1,17 @@
-"""Decides which values of a chain may be approximate under `math: auto`: for each value by itself, not for a kernel.
+"""Decides which values of a chain may be approximate under `math: auto`: for each value separately, not for a kernel.
 
-A value may be approximate where each way from it to an output ends in one of these (docs/accuracy.md has the reasons):
+A value may be approximate where each path from it to an output leads to one of these (docs/accuracy.md has the
+reasons):
 
 - an output narrower than float32;
-- a sum, mean, maximum or minimum, if every floating array that the value is made of is narrower than float32. On the way there,
-  nothing that is made of the same arrays, but not of the value, may be added to it or subtracted from it: the two might cancel
-  what rounding the arrays causes, and leave the approximation's error. Nor may it be compared, or rounded to a whole number.
+- a sum, mean, maximum or minimum, if every floating array that the value depends on is narrower than float32. On the
+  path there, no value that depends on the same arrays, but not on this value, may be added to it or subtracted from it:
+  the errors that rounding the arrays causes might cancel, and leave that of the approximation. Nor may it be compared,
+  or rounded to a whole number.
 
 Within a GEMM kernel, a product counts as an array of its factors' type (`plan/gemms/tiles.py`).
 
-The types of arrays may depend on a call. So the result for a value is the types that all have to be narrow.
+The types of arrays may depend on a call. So the result for a value is the set of types that all have to be narrow.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def ranges(nodes: Iterable[Node]) -> dict[int, Range]:
 
 
 def is_normal(bounds: Range) -> bool:
-    """Whether all values within bounds, or their negatives, can be divisors without scaling."""
+    """Whether a division by any value within the bounds, or by its negative, needs no scaling."""
     low, high = bounds if bounds[0] > 0 else (-bounds[1], -bounds[0])
     return low >= 1 / NORMAL and high <= NORMAL
 

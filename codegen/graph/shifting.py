@@ -1,7 +1,8 @@
-"""A value's neighbours along an axis: the value's expression, evaluated at another place.
+"""Neighbours of a value along an axis: the value's expression, evaluated at another position.
 
-A `shift` node reads an input so many places back along an axis. Where that is outside the array it is any element, since
-only results that are chosen elsewhere use it: positions are then outside too, and shifts of shifts add up.
+A `shift` node reads an input a number of positions back along an axis. Where that is outside the array it gives any
+element. Such a result is never used, because the positions are then outside too and `fill` is chosen. Shifts of shifts
+add up.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from codegen.graph.ops import ALONE, SCANS
 
 
 def shift(graph: Graph, value: Node, axis: str, by: int, fill: Node) -> Node:
-    """The value `by` places back along an axis, and `fill` where that is outside. Raises `UserError` for a value that cannot be
-    evaluated at another place."""
+    """The value `by` positions back along an axis, and `fill` where that is outside. Raises `UserError` for a value
+    that cannot be evaluated at another position."""
     index = graph.node("index", attr=axis, kind="int", dims=(axis,))
     if by > 0:
         inside = graph.node("ge", (index, graph.const(by)), kind="bool", dims=(axis,))
@@ -26,7 +27,7 @@ def shift(graph: Graph, value: Node, axis: str, by: int, fill: Node) -> Node:
 
 
 def evaluated_at(graph: Graph, value: Node, axis: str, by: int) -> Node:
-    """The value `by` places back along an axis that all its parts are defined along."""
+    """The value `by` positions back along an axis."""
     made: dict[int, Node] = {}
     for node in topological([value], lambda n: axis not in n.dims):
         made[id(node)] = _moved(graph, node, [made[id(a)] for a in node.args if id(a) in made], axis, by)

@@ -37,7 +37,7 @@ def fixed_extents_agree(spec: Spec) -> Iterator[Diagnostic]:
 
 
 def groups_have_sizes(spec: Spec) -> Iterator[Diagnostic]:
-    """Of `(H G)` without a size, an input that is always there has one of the axes by itself."""
+    """The size of one axis of `(H G)` is known, because an input without a default has that axis separately."""
     alone = {name for a in spec.inputs if a.default is None for d in a.dims if not d.is_open for name in d.names}
     for array in spec.arrays:
         for dim in array.dims:
@@ -49,7 +49,8 @@ def groups_have_sizes(spec: Spec) -> Iterator[Diagnostic]:
 
 
 def quantised_without_gradient(spec: Spec) -> Iterator[Diagnostic]:
-    """No cotangent is an array of float4_e2m1fn or float8_e8m0fnu: they have too few numbers, or no negative ones."""
+    """Ops with arrays of float4_e2m1fn or float8_e8m0fnu have no gradient: no cotangent can have these types, which
+    have too few numbers, or no negative ones."""
     for array in spec.arrays if spec.grad != "none" else ():
         if found := [d for d in spec.dtypes(array) if DTYPES[d].kind == "float" and DTYPES[d].unusual]:
             message = f"{array.name!r} is {array}: arrays of {found[0]} have no gradient"

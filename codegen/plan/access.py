@@ -26,7 +26,7 @@ Extent = Callable[[tuple[str, ...]], int]  # some axes to the product of their s
 
 @dataclass(frozen=True)
 class Group:
-    """Adjacent axes that every array has together: one coordinate in the kernel."""
+    """Neighbouring axes that all arrays have together. The kernel has one coordinate for them."""
 
     name: str  # the name of its size in the kernel
     axes: tuple[str, ...]
@@ -64,18 +64,18 @@ class Access:
 
     @property
     def interleaved(self) -> bool:
-        """Whether the parts at a column are neighbours."""
+        """Whether the parts at a column are neighbours in memory."""
         return self.mode == "flat" and self.tokens[-1:] == ("parts",)
 
 
 class BoundTypes(Protocol):
-    """The dtypes that a call binds."""
+    """The dtypes that a call's arrays give to the type variables."""
 
     def dtype(self, array: Array | str) -> str: ...
 
 
 class Plan(Protocol):
-    """The attributes of plans of every kind."""
+    """What plans of every kind have."""
 
     @property
     def kind(self) -> str: ...
@@ -95,7 +95,7 @@ class Plan(Protocol):
 
     @property
     def extremes(self) -> tuple[Node, ...]:
-        """The reductions with a result that is one of their elements: max and min."""
+        """The reductions whose result is one of their elements: max and min."""
 
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
@@ -103,7 +103,7 @@ class Plan(Protocol):
 
     def view(self, name: str) -> View: ...
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        """The sizes of the innermost axis at which the kernel works in another way, for tests."""
+        """The sizes of the innermost axis at which the kernel changes its method, for tests."""
 
 
 def access_key(plan: Plan, access: Access) -> tuple[Any, ...]:
@@ -140,8 +140,9 @@ def tokens_of(array: Array, groups: tuple[Group, ...]) -> tuple[int | str, ...]:
 
 
 def whole_pairs(vec: int, elements: int | None) -> int:
-    """The number of elements of a vector where 4-bit numbers are among them, which are read and written by the byte: vectors are
-    whole, in an axis or array of so many elements. Raises `UserError` for an odd number, and for one that is not known (None)."""
+    """The number of elements of a vector where some arrays have 4-bit numbers, which are read and written by the byte.
+    Each vector must be whole bytes, so an axis, or an array, of `count` elements must have an even number. Raises
+    `UserError` for an odd number, and for one that is not known (None)."""
     if elements is None or elements % 2:
         rest = "their number may be odd" if elements is None else f"{elements} of them do not fill whole bytes"
         raise UserError(f"two 4-bit numbers share a byte, and {rest}", "pad the last axis to an even size")

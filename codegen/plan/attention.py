@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Pages:
-    """Where the rows of k or v lie: at the places along `axis` of `table` that `index` gives."""
+    """Where the rows of k or v are in memory: at the indices along `axis` of `table` that `index` gives."""
 
     table: Array
     index: Array
@@ -118,18 +118,18 @@ class AttentionPlan:
 
     @property
     def vectors(self) -> tuple[Array, ...]:
-        """The arrays whose rows are whole vectors."""
+        """The arrays of which each row must be whole vectors."""
         raise NotImplementedError
 
     @property
     def column(self) -> str:
-        """S, where it is one axis."""
+        """The axis S, if the columns are one axis."""
         (axis,) = self.keys
         return axis
 
     @property
     def whole(self) -> frozenset[str]:
-        """The axes that a device needs whole."""
+        """The axes of which each device needs all elements."""
         return frozenset({self.contracted, *self.keys, self.value})
 
     @property
@@ -141,7 +141,7 @@ class AttentionPlan:
         return next(v for v in self.views if v.array.name == name)
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        """The sizes of rows and columns at which the kernel works in another way: a tile."""
+        """The sizes of rows and columns at which the kernel changes its method: a tile."""
         del dtypes, schedule
         return (64,)
 
@@ -150,7 +150,7 @@ class AttentionPlan:
         return tuple((a, 1) for a in self.vectors)
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
-        """The numbers of rows of scores, and of a row's scores."""
+        """The number of rows of scores, and the number of scores of a row."""
         return extent((*self.batch, self.row)), extent(self.keys)
 
     def launch(
@@ -175,7 +175,8 @@ class AttentionPlan:
                 raise UserError(f"{array.name!r} is {dtype}, and attention has kernels for {' and '.join(NARROW)}")
 
     def of_few_rows(self, d: int, e: int, extents: Extents, arch: str | None) -> AttentionLaunch | None:
-        """The launch for so few rows that their tiles leave SMs idle, or are mostly empty; None if there are more."""
+        """The launch where rows are so few that their tiles would leave SMs idle, or would be mostly empty; None if
+        there are more rows."""
         del d, e, extents, arch
         return None
 
@@ -185,11 +186,11 @@ class AttentionPlan:
         return ()
 
     def on_hopper(self, d: int, e: int) -> AttentionLaunch | None:
-        """The launch of Hopper's main loop; None if heads are too long for it."""
+        """The launch of the main loop for Hopper; None if heads have too many elements for it."""
         raise NotImplementedError
 
     def anywhere(self, d: int, e: int) -> AttentionLaunch:
-        """The launch of the main loop of all architectures."""
+        """The launch of the main loop for all architectures."""
         raise NotImplementedError
 
     @property
@@ -296,14 +297,15 @@ class Attention(AttentionPlan):
 
     @property
     def packs(self) -> bool:
-        """Whether a block may have rows of all that share k and v: the mask is the same for them, and v lacks the axes that k lacks."""
+        """Whether a block may have rows of all elements of the batch that share k and v. So it is if the mask is the
+        same for them, and v lacks the axes that k lacks."""
         lacking = [[a for a in self.batch if a not in self.axes_of(x)] for x in (self.k, self.v)]
         masked = {a for n in topological([self.condition] if self.condition is not None else []) for a in n.dims}
         return lacking[0] == lacking[1] and not {*self.shared} & masked
 
     def of_few_rows(self, d: int, e: int, extents: Extents, arch: str | None) -> AttentionLaunch | None:
-        """Decoding: a row or some of each sequence, and many of k. Memory limits it, so k and v are read once for all rows that share
-        them, by as many blocks as keep every SM busy."""
+        """The launch for decoding: one or a few rows of each sequence, and many of k. Memory bandwidth is the limit, so
+        k and v are read once for all rows that share them, by as many blocks as keep every SM busy."""
         rows, columns, batch, shared = extents.rows, extents.total, extents.apart, extents.turned
         if None in (rows, columns, batch, shared) or rows is None or not 0 < rows <= FEW:
             return None

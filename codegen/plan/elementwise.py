@@ -90,14 +90,14 @@ class Elementwise:
         return total // max(columns, 1), columns
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        """The sizes of the innermost axis at which the kernel works in another way: a vector, a block."""
+        """The sizes of the innermost axis at which the kernel changes its method: a vector, a block."""
         vec = self.width(dtypes, schedule)
         if self.turned is not None:
             vec = min(vec, TILE)
         return vec, vec * schedule.get("threads", THREADS)
 
     def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
-        """The elements of a vector, where the axes have whole vectors."""
+        """The number of elements of a vector, where the sizes of axes are multiples of it."""
         return vector_width(
             max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4), schedule
         )

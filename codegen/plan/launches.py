@@ -1,5 +1,5 @@
-"""Launches: what a call adds to a plan. One frozen record for each kind of kernel; those that kernels are compiled for
-are in `codegen.shared`, and their `constants` are arguments of the launcher."""
+"""Launches: what a call adds to a plan. There is a frozen dataclass for each kind of kernel. Those that kernels are
+compiled for are in `codegen.shared`; their `constants` are arguments of the launcher."""
 
 from __future__ import annotations
 

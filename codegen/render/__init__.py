@@ -88,7 +88,7 @@ def render_op(op: Op) -> str:
 
 
 def derived_ops(op: Op) -> dict[str, Op]:
-    """The ops of one kernel that an op's module holds besides it, by what they are to it."""
+    """The ops that an op's module has besides the op, by their role."""
     found = {name: made for name, made in kernels("", op).items() if name}
     backward = backward_of(op)
     if isinstance(backward, Derived):
@@ -101,7 +101,7 @@ def derived_ops(op: Op) -> dict[str, Op]:
 
 
 def kernels(name: str, op: Op) -> dict[str, Op]:
-    """An op under its name in a module, and the epilogue of one that contracts, or its stages under theirs."""
+    """An op under its name in a module, with its epilogue if it contracts, or its stages, under their names."""
     if not isinstance(op.plan, Staged):
         own = {"_".join(filter(None, (name, "epilogue"))): op.plan.epilogue} if isinstance(op.plan, Gemm) else {}
         return {name: op, **own}

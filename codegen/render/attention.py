@@ -23,12 +23,12 @@ BOUNDED |= {"and": "both", "or": "either", "not": "inverse"}
 
 
 class TiledContext(Context):
-    """What the kernels of attention and of its gradients share."""
+    """The values of both templates: of attention, and of its gradients."""
 
     attention: Attention | AttentionBackward
 
     def xla(self) -> None:
-        """The jnp form evaluates the graph."""
+        """The jnp form, which evaluates the graph."""
         return None
 
     @property
@@ -128,7 +128,7 @@ class AttentionContext(TiledContext):
         )  # fmt: skip
 
     def walked(self, array: Array) -> str:
-        """k or v, as the main loop takes it."""
+        """The text of k or v as the main loop takes it."""
         found = next((p for p in self.attention.pages if p.table == array), None)
         if found is None:
             return self.arranged(array, self.attention.column)
@@ -138,7 +138,7 @@ class AttentionContext(TiledContext):
         return self.with_modes(array, "in_pages", place, row)
 
     def scale(self, scale: Scale) -> str:
-        """The argument that gives the scores' scale, after others; nothing where it is 1."""
+        """The text of the argument with the scores' scale, after other arguments; nothing if it is 1."""
         names = {p.name: p.constant for p in self.spec.params}
         above = [f"abs({names[n]})" for n in scale.above]
         if scale.number != 1 or (scale.below and not above):
@@ -205,7 +205,7 @@ class AttentionBackwardContext(TiledContext):
 
 
 class PartContext(ElementwiseContext):
-    """What the template shows of a part of the chain: the scores of a row's vector, or the function of rows."""
+    """The values of the template for a part of the chain: the scores of a row's vector, or the function of rows."""
 
     template = "attention.py.jinja"
     width = "at.vec"
@@ -224,7 +224,7 @@ class PartContext(ElementwiseContext):
         self.leaf_names |= {access_key(part.plan, a): a.name for a in self.accs}
 
     def given(self) -> list[str]:
-        """The inputs that the main loop gives: the products, or a row's largest score and sum."""
+        """The inputs that the main loop computes: the products, or a row's largest score and sum."""
         return [a.name for a in self.spec.inputs if a.name not in self.whole.inputs]
 
     def is_given(self, access: Access) -> bool:
@@ -239,7 +239,7 @@ class PartContext(ElementwiseContext):
         return access.array is not None and access.array.name not in self.whole.inputs
 
     def in_registers(self) -> frozenset[str]:
-        """All that is no tensor of the whole op."""
+        """The arrays of the part that are not tensors of the op."""
         own = self.whole.inputs | {a.name for a in self.whole.spec.outputs}
         return frozenset(a.name for a in self.spec.arrays if a.name not in own)
 
@@ -260,7 +260,7 @@ class PartContext(ElementwiseContext):
     # The chain
 
     def own_forms(self) -> dict[int, str]:
-        """Of scores that are exponents, the terms."""
+        """The text of hyperbolic tangents in scores that are exponents, unless the hardware's are used."""
         if self.spec.math == "fast":
             return {}
         plan = self.attention
@@ -270,7 +270,8 @@ class PartContext(ElementwiseContext):
         return dict.fromkeys(self.terms_of_scores(), "device.tanh_term({0}, {approx})") if exponents else {}
 
     def terms_of_scores(self) -> set[int]:
-        """The identities of hyperbolic tangents that reach the scores by sums, and by products with numbers, alone."""
+        """The identities of hyperbolic tangents from which the scores are computed only by sums and by products with
+        numbers."""
         users: dict[int, list[Node]] = {}
         for node in self.nodes:
             for argument in node.args:

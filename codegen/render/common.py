@@ -80,7 +80,7 @@ class Context:
         raise NotImplementedError
 
     def head(self) -> Head:
-        """What the kernel's template shows besides."""
+        """The other values of the kernel's template."""
         return Head(
             op=self.spec.op,
             tensors=self.tensor_lines(),
@@ -89,7 +89,7 @@ class Context:
         )
 
     def described(self) -> Described:
-        """What the module shows of the op itself."""
+        """The values of the module's parts that describe the op."""
         spec = self.spec
         return Described(
             **vars(self.head()),
@@ -127,7 +127,8 @@ class Context:
         return frozenset({d for d, t in DTYPES.items() if t.unusual} | variables)
 
     def tables(self) -> dict[str, tuple[str, ...]]:
-        """The modes of each table that is read at computed indices, as the kernel sees it: an axis, or a part's number."""
+        """The modes of each table that is read at computed indices, as the kernel has them: axes, and parts by
+        number."""
         return {
             a.name: tuple(
                 str(a.part) if t == "parts" else self.groups[t].axes[0] if isinstance(t, int) else t for t in a.tokens
@@ -182,7 +183,7 @@ class Context:
         return {id(n.args[0]): self.arrays_of(pin_types(n)) for n in pinned}
 
     def asking(self) -> tuple[Array, ...]:
-        """The outputs whose types decide how exact the values that reach them are."""
+        """The outputs whose types decide how accurate the values that they depend on must be."""
         return self.spec.asking
 
     def cheaper(self) -> dict[int, str]:
@@ -198,11 +199,12 @@ class Context:
         return found
 
     def own_forms(self) -> dict[int, str]:
-        """The text of operations that this kind of kernel writes in its own way."""
+        """The text of operations that this kind of kernel writes in a form of its own."""
         return {}
 
     def terms(self) -> set[int]:
-        """The identities of exponentials that only a sum following their maximum needs: the largest is 1."""
+        """The identities of exponentials that are only used in a sum that follows their maximum: the largest of them is
+        1."""
         uses = Counter(id(a) for n in self.nodes for a in n.args)
         results = {a.name for a in self.spec.outputs}
         uses.update(id(s.value) for s in self.statements if s.name in results)
@@ -309,7 +311,7 @@ class Context:
         return "compute" if self.wide else "cutlass.Float32"
 
     def as_computed(self, load: str, array: Array) -> str:
-        """A value that is loaded from an array in the compute type of its kind."""
+        """A value loaded from an array, converted to the compute type of its kind."""
         kind = self.spec.kind(array)
         if any(DTYPES[d].unusual for d in self.spec.dtypes(array)):
             own = f"cutlass.{self.integer}" if kind == "int" else self.compute()
@@ -416,5 +418,5 @@ class StagedContext(Context):
 
 
 def full(width: str, value: str, dtype: str) -> str:
-    """A vector with one value in all elements."""
+    """The text of a vector with one value in all elements."""
     return f"device.full({width}, {value})" if dtype == "cutlass.Float32" else f"device.full({width}, {value}, {dtype})"

@@ -1,4 +1,4 @@
-"""The imports of a generated module: those names of one table that its code uses."""
+"""The imports of a generated module: the names in one table that its code uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the templates show: frozen records, whose fields are lines and names of generated code. No decision is made here."""
+"""The values of templates: frozen dataclasses, whose fields are lines and names of generated code. No decision is made
+here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the values under a spec's keys: texts, choices, mappings; and collects their errors."""
+"""Reads the values under a spec's keys (texts, choices, mappings) and collects their errors."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from codegen.spec.tree import Printed, Scalar, Source, Whole
 
 @dataclass(frozen=True)
 class Axis:
-    """One array dimension as written: a named axis, the rows, an axis with parts, a split into two axes, or parts of such."""
+    """One array dimension as written: a named axis, the rows, an axis with parts, an axis split into two, or parts of a
+    split axis."""
 
     names: tuple[str, ...]  # the axes it holds, outer first; empty for an integer axis
     parts: int | None = None  # `(2 N)`, `(N 2)`, `(2 B G=128)` and integer axes: how many parts
@@ -50,7 +51,7 @@ class Array:
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
-        """Its named axes, and `...`, without parts."""
+        """Its named axes and `...`, without parts."""
         return tuple(name for dim in self.dims for name in dim.names)
 
     @functools.cached_property
@@ -85,7 +86,7 @@ class Param:
 
     @property
     def example(self) -> float | int | bool:
-        """A value for calls in which it does not matter: the default, where there is one."""
+        """A value for calls in which the value does not matter: the default, if there is one."""
         if self.default is not None:
             return self.default
         return True if self.kind == "bool" else 1
@@ -144,7 +145,8 @@ class Spec:
 
     @property
     def asking(self) -> tuple[Array, ...]:
-        """The outputs whose types decide how exact the values that reach them are: all but outputs for a backward only."""
+        """The outputs whose types decide how accurate the values that they depend on must be: all except outputs that
+        are only for a backward."""
         return tuple(a for a in self.outputs if a.name not in self.for_backward)
 
     @property
@@ -199,7 +201,7 @@ class Spec:
         return frozenset(a.dtype for a in self.inputs if "float64" in self.dtypes(a))
 
     def computes_as(self, other: Spec) -> bool:
-        """Whether it computes in float64 wherever `other` does."""
+        """Whether it computes in float64 in all calls in which `other` does."""
         deciding = {name for name, dtypes in other.types if "float64" in dtypes} if COMPUTE in other.doubles else set()
         wanted = other.doubles - {COMPUTE} | deciding
         return self.compute == "float64" or COMPUTE in self.doubles or self.doubles >= wanted
@@ -246,8 +248,9 @@ def positions(domain: object) -> tuple[str, ...]:
 
 
 def axis_order(rows: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """An order of axes that agrees with the order in each array, if there is one; otherwise it disagrees with some array. Where
-    several orders agree, an axis comes as early as it appears in the longest arrays, and in the first of these."""
+    """An order of axes that agrees with the order in each array, if there is one; otherwise it disagrees with some
+    array. If several orders agree, axes come in the order in which they appear in the longest arrays, and in the first
+    of these."""
     before: dict[str, set[str]] = {axis: set() for axes in sorted(rows, key=len, reverse=True) for axis in axes}
     before = {axis: before[axis] for axis in sorted(before, key=lambda axis: axis != ROWS)}
     for axes in rows:

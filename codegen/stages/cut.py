@@ -1,9 +1,10 @@
-"""Cuts an op that no single kernel computes into stages, each an op that is one kernel.
+"""Cuts an op that no single kernel computes into stages, each an op of one kernel.
 
-The blocks of a kernel do not wait for each other. So no value of it can use a reduction over elements of other blocks, and
-the graph is cut there: one kernel reduces, and a later one takes the result. A round finds every reduction that some kernel
-gives from what is known, and makes those known that the next ones need. Reductions, and small outputs, share a kernel where
-one kernel gives them. Values of elements are computed again in each kernel that needs them, and only reductions are stored.
+The blocks of a kernel do not wait for each other. So no value in a kernel can use a reduction over elements of other
+blocks, and the graph is cut there: one kernel reduces, and a later one reads the result. Each round finds the
+reductions that a kernel can compute from what earlier stages have written, and adds stages for those that are needed
+next. Reductions and small outputs share a kernel where one kernel can compute them. Only reductions are stored; each
+kernel computes values of elements again.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ Item = Node | Array  # a reduction, or an output of the spec
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of an op, in the order in which they run. A stage takes inputs of the op and outputs of earlier
-    stages. `held` are the values of the chain, by name, that stages write for others and that are not outputs of the
-    op."""
+    """The stages of an op, in the order in which they run. A stage reads inputs of the op and outputs of earlier
+    stages. `held` are the values of the chain, by name, that stages write for other stages and that are not outputs of
+    the op."""
 
     ops: tuple[Op, ...]
     held: tuple[tuple[str, Node], ...]
@@ -119,8 +120,8 @@ class Cutting:
         return tuple((name, node) for name, node in known if name not in self.outputs)
 
     def groups(self, waiting: Sequence[Array]) -> list[list[Item]]:
-        """The kernels that compute the reductions which are needed next, and later ones that read the same arrays.
-        Empty if no kernel computes any."""
+        """The kernels that compute the reductions needed next, and later reductions of the same arrays. Empty if no
+        kernel computes any."""
         values = [s.value for s in self.statements if s.name in {a.name for a in waiting}]
         ready, blocked = self.ready(values)
         later = self.first_of(values, ready)
@@ -152,7 +153,7 @@ class Cutting:
         return ready, blocked
 
     def first_of(self, values: Sequence[Node], ready: set[int]) -> list[Node]:
-        """The `ready` reductions that values use, not by way of each other."""
+        """Those of the `ready` reductions that the values use directly, not by way of another one."""
         return [n for n in topological(values, lambda n: self.is_known(n) or id(n) in ready) if id(n) in ready]
 
     def large(self) -> set[str]:
@@ -183,7 +184,7 @@ class Cutting:
         return groups
 
     def with_small(self, group: list[Item], alone: list[Array]) -> list[Item]:
-        """A kernel's results, and the outputs that it can compute too without another large array."""
+        """A kernel's results, and the outputs that the kernel can compute too without reading another large array."""
         most, large = max(len(a.axes) for a in self.spec.arrays), self.large()
         for output in alone:
             alike = output.axes in {
@@ -222,11 +223,11 @@ class Cutting:
         return replace(stage, spec=replace(stage.spec, op=name, summary=summary))
 
     def know(self, items: Iterable[Item]) -> None:
-        """These reductions are read from memory from now on."""
+        """Record that later kernels read these reductions from memory."""
         self.known |= {id(i): Leaf(self.results[id(i)].name) for i in items if isinstance(i, Node)}
 
     def attempt(self, items: Sequence[Item]) -> bool:
-        """Whether one kernel can compute these from known values."""
+        """Whether one kernel can compute these values from known ones."""
         try:
             self.made_of(items)
         except (SpecError, UserError):
@@ -234,7 +235,7 @@ class Cutting:
         return True
 
     def made_of(self, items: Sequence[Item]) -> Op:
-        """The kernel that computes these. Raises `SpecError` or `UserError` if there is none."""
+        """The kernel that computes these values. Raises `SpecError` or `UserError` if there is none."""
         key = frozenset(map(id, items)), frozenset(self.known)
         if key not in self.tried:
             try:
@@ -291,7 +292,7 @@ class Cutting:
         return list(found.values())
 
     def refuse(self, waiting: Sequence[Array]) -> None:
-        """Raises the reason why no kernel computes the first value that waits."""
+        """Raises the reason why no kernel computes the first value that is left."""
         values = [s.value for s in self.statements if s.name in {a.name for a in waiting}]
         first = next(
             (n for n in topological(values, self.is_known) if id(n) in self.results and not self.is_known(n)), None

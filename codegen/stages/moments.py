@@ -1,9 +1,10 @@
-"""A mean and the variance about it in one sweep, where a kernel for each would read the elements twice.
+"""Computes a mean and the variance about it in one pass, where a kernel for each would read the elements twice.
 
-With any centre `k`, `mean(x) = k + mean(x - k)` and `var(x) = mean(square(x - k)) - square(mean(x - k))`. The centre is the mean of a
-sample, one element of `s` (`shared.SPACING`): then `square(mean(x - k)) <= s * var(x)`, since the mean of the sample's squares about the mean is at
-most `s` times that of all. So the difference loses a factor of at most `s + 1` in accuracy, and about 1 where the sample is
-like the rest. (Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983, shift by an estimate too.)
+With any centre `k`, `mean(x) = k + mean(x - k)` and `var(x) = mean(square(x - k)) - square(mean(x - k))`. The centre is
+the mean of a sample, one element of every `s` (`shared.SPACING`). Then `square(mean(x - k)) <= s * var(x)`, since the
+mean of the sample's squares about the mean is at most `s` times that of all elements. So the difference loses a factor
+of at most `s + 1` in accuracy, and about 1 where the sample is like the other elements. (Chan, Golub and LeVeque,
+Algorithms for computing the sample variance, 1983, shift by an estimate too.)
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Centred:
 
 
 def centred(spec: Spec) -> Centred | None:
-    """None if no mean has a variance about it."""
+    """The op with its variances about centres; None if it has no mean with a variance about it."""
     nodes = list(topological(s.value for s in spec.read.statements))
     pairs = {id(v): m for v in nodes if (m := _mean_of(v)) is not None}
     if not pairs:
@@ -63,7 +64,8 @@ def _mean_of(node: Node) -> Node | None:
 
 
 def sampled_axes(centres: Op) -> tuple[str, ...]:
-    """The axes along which a stage that makes centres may be given a sample: all means are along them, and their size is free."""
+    """The axes along which a stage that computes centres may read a sample: all its means are along them, and their
+    size is not fixed."""
     means = [set(lost_axes(n)) for n in topological(s.value for s in centres.statements) if n.op == "mean"]
     dims = [d for a in centres.spec.inputs for d in a.dims]
     whole = {axis for d in dims if d.parts is not None or len(d.names) > 1 for axis in d.names}

@@ -1,9 +1,10 @@
-"""Cuts an op with matrix products that no single kernel computes: products of computed values, or several in a row.
+"""Cuts an op with matrix products that no single kernel computes: products of computed values, or several in sequence.
 
-The factors of a product are in memory before the product is computed. So the graph is cut at each computed factor, which an
-earlier stage writes in the product's type, and what is computed from a product is its stage's epilogue. A value that a later
-stage needs too, and that is made of a product, is written as well: no product is computed twice. A stage whose epilogue no
-kernel computes is the product alone, and the rest follows it, cut at its reductions (`cut.py`).
+The factors of a product must be in memory before the product is computed. So the graph is cut at each computed factor,
+which an earlier stage writes in the product's type; the values computed from a product are its stage's epilogue. A
+value computed from a product that a later stage needs too is also written, so no product is computed twice. Where no
+kernel computes an epilogue, the product is a stage of its own, and the remaining graph is cut at its reductions
+(`cut.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def factors_of(product: Node) -> list[Node]:
 
 
 def products_of(values: Iterable[Node], known: Callable[[Node], bool] | None = None) -> dict[int, Node]:
-    """The products that values are made of, not by way of factors or known values, by identity."""
+    """The products from which values are computed, except by way of factors or known values, by identity."""
 
     def leaf(node: Node) -> bool:
         return node.op == "contract" or (known is not None and known(node))
@@ -52,7 +53,7 @@ def products_of(values: Iterable[Node], known: Callable[[Node], bool] | None = N
 
 
 def of_products(nodes: Iterable[Node], known: Callable[[Node], bool]) -> list[Node]:
-    """Those of some nodes, arguments before their users, that are made of a product which is not known."""
+    """Those of some nodes, arguments before their users, that are computed from a product which is not known."""
     found: dict[int, Node] = {}
     for node in nodes:
         if not known(node) and (node.op == "contract" or any(id(a) in found for a in node.args)):
@@ -61,7 +62,7 @@ def of_products(nodes: Iterable[Node], known: Callable[[Node], bool]) -> list[No
 
 
 def shared(values: Iterable[Node], made: Iterable[Node], known: Callable[[Node], bool]) -> list[Node]:
-    """The fewest of the `made` values from which other values are computed without a product of theirs."""
+    """The fewest of the `made` values from which the other values can be computed without a product."""
     own = {id(n) for n in made}
     hits = [n for n in topological(values, lambda n: id(n) in own or known(n)) if id(n) in own]
     for node in reversed(hits):

@@ -1,8 +1,10 @@
-"""Moves what scales a factor of a product behind the product: `(x * r) @ w = r * (x @ w)`, where `r` lacks the contracted axis.
+"""Moves a scale of a product's factor behind the product: `(x * r) @ w = r * (x @ w)`, where `r` does not have the
+contracted axis.
 
-The factor that remains is multiplied as it is in memory, so no kernel before the product writes a scaled copy of it, and the
-epilogue multiplies float32 sums. A statistic of rows in `r` is a stage of its own, of one value a row. A factor is left as it is
-where something else remains to be computed for it (a weight along the contracted axis), or where the scaled factor is an output.
+The factor without its scale is multiplied as it is in memory, so no earlier kernel writes a scaled copy of it, and the
+epilogue multiplies float32 sums. A statistic of rows in `r` is a stage of its own, which writes one value for each row.
+A scale stays where the factor without it would still have to be computed (as with a weight along the contracted axis),
+and where the scaled factor is an output.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ EXACT = SOURCES | {"uint8", "int4", "uint4"}  # types that every float of 16 bit
 
 @dataclass(frozen=True)
 class Moved:
-    """The same op with scales behind its products. `before` are the scales that a stage before the product computes, and `scaled`
-    are all factors that are scaled. `origins` are the op's own values, by the identities of those that replace them."""
+    """The op with scales behind its products. `before` are the scales that a stage before the product computes, and
+    `scaled` are all factors that have scales. `origins` are the op's own values, by the identities of those that
+    replace them."""
 
     spec: Spec
     before: tuple[Node, ...]
@@ -33,7 +36,7 @@ class Moved:
 
 
 def moved(spec: Spec) -> Moved | None:
-    """None if no factor of a product is scaled by something without the contracted axes."""
+    """The op with its scales moved; None if no factor of a product has a scale without the contracted axes."""
     made = _Mover(spec)
     statements = made.statements()
     if not made.scaled:

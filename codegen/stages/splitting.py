@@ -1,4 +1,4 @@
-"""Makes a spec of some of another spec's statements."""
+"""Makes a spec from some of another spec's statements."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def restricted(
     calls: Mapping[int, Call],
     pinned: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> Spec:
-    """A spec of some statements. Its inputs are those that the statements read or need for the size of an axis, and
-    `more`. `pinned` values are marked."""
+    """A spec of some statements. Its inputs are those that the statements read, those that give the sizes of their
+    axes, and `more`. `pinned` values are marked."""
     statements = list(statements)
     nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))
     read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}

@@ -35,7 +35,7 @@ def neighbours(
     arch: str | None,
     base: Changes,
 ) -> dict[AnyLaunch, Changes]:
-    """The launches that differ in one setting from the launch with the changes `base`, and that fit; each with all its
+    """The launches that fit and differ in one setting from the launch with the changes `base`; each with all its
     changes. Equal launches are listed once."""
     start = changed(plan, spec, dtypes, extents, arch, base)
     if start is None:
@@ -74,7 +74,7 @@ def settings(
 
 
 def threads_per_row(planned: int) -> Iterator[int]:
-    """Those to try: numbers of warps, and of few threads powers of two."""
+    """The numbers to try: whole warps, and below a warp powers of two."""
     for eighths in (2, 3, 4, 5, 6, 7, 10, 12, 16, 32):
         threads, rest = divmod(planned * eighths, 8)
         power = planned <= WARP and eighths & (eighths - 1) == 0

@@ -30,7 +30,7 @@ MOST_THREADS, MOST_BLOCKS = 2048, 32  # that an SM holds
 
 
 def sizes_of(plan: Elementwise | Reduction | Selection | AttentionPlan, extents: Extents) -> dict[str, int]:
-    """The sizes of a call by which measurements are found; {} if one is unknown."""
+    """The sizes by which a call's measurement is looked up; {} if one is unknown."""
     if isinstance(plan, Elementwise) or plan.collapsed:
         known = extents.total is not None and extents.total > MOST_DIVISOR
         return {"elements": extents.total or 0} if known else {}
@@ -50,7 +50,7 @@ def size_class(name: str, size: int) -> tuple[str, int, int | None]:
 def found(
     tuned: Iterable[Tuned], kernel: str, arch: str | None, types: Iterable[tuple[str, str]], sizes: Mapping[str, int]
 ) -> Tuned | None:
-    """The measurement of such a call."""
+    """The measurement for such a call."""
     bound = dict(types)
     return next((t for t in tuned if t.kernel == kernel and t.arch == arch and _is_of(t, bound, sizes)), None)
 
@@ -88,7 +88,7 @@ def changed(
     arch: str | None,
     changes: Changes,
 ) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch | None:
-    """The planned launch with changes; None if it does not exist, or could not run. The spec's own schedule takes
+    """The planned launch with changes; None if there is none, or if it could not run. The spec's own schedule takes
     precedence."""
     schedule = {name: int(changes[name]) for name in SCHEDULE if name in changes}
     how = plan.launch(dtypes, extents, schedule | overrides(spec, arch), arch)

@@ -24,13 +24,13 @@ from codegen.spec.spec import Array, Spec
 
 
 def takes_inputs(statements: tuple[Statement, ...]) -> bool:
-    """Whether all products of a chain are of inputs."""
+    """Whether all factors of a chain's products are inputs."""
     nodes = topological(s.value for s in statements)
     return all(as_multiplied(f).op == "input" for n in nodes if n.op == "contract" for f in n.args)
 
 
 def check(spec: Spec) -> None:
-    """Raises `SpecError` for what no kernels, and no jnp form around them, do with a chain that contracts."""
+    """Raises `SpecError` for what neither kernels nor the jnp form around them compute in a chain that contracts."""
     _Splitter(spec).check()
 
 

@@ -130,7 +130,7 @@ def options(
 
 
 def choose(M: int, N: int, K: int, L: int = 1, **more: Any) -> Tiles | None:
-    """The tiles among the `options` that should take the least time; None if none fits."""
+    """The tiles among the `options` with the least estimated time; None if none fits."""
     found = options(M, N, K, L, **more)
     return min(found, key=lambda t: found[t], default=None)
 
@@ -186,7 +186,7 @@ def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int
 
 
 def cycles_of_two(M: int, columns: int, row_bytes: int, L: int, work: int) -> float:
-    """The approximate time of a library's product, whose tiles and parts of K are always right, and of a kernel for the
+    """The approximate time of a library's product, with the best tiles and parts of K, followed by a kernel for the
     epilogue."""
     tensor_cores = M / 64 * columns / 2 * _up(row_bytes, 32) / CLUSTERS[1] * SLOWDOWN
     memory = (M + columns) * row_bytes / MEMORY

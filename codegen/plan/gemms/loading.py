@@ -1,7 +1,8 @@
-"""Factors that a product's kernel makes itself from an input in narrow elements, as it loads them: `cast(q, T)`, two numbers of 4 bits
-in a byte of `q`, and either times a scale for each group along the contracted axis.
+"""Factors that a product's kernel computes itself from an input with narrow elements, as it loads them: `cast(q, T)`,
+or two numbers of 4 bits in a byte of `q`; either of them also times a scale for each group along the contracted axis.
 
-What a byte's numbers are is found by computing the chain's integers for every byte: any way to write it will do.
+To find out which numbers a byte holds, the chain's integer operations are evaluated for every byte. So any way to write
+them will do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ AS_IT_IS = Loading()  # elements of a byte, converted
 
 @dataclass(frozen=True)
 class Loaded:
-    """How a product's kernel makes b. `source` is the input as it is in memory; b has the product's axes instead."""
+    """How a product's kernel computes b. `source` is the input in memory; b has the product's axes instead."""
 
     source: Array
     along: str  # the axis of `source` along the contracted one
@@ -38,11 +39,12 @@ class Loaded:
 
     @property
     def converts(self) -> bool:
-        """Whether b is the source, converted."""
+        """Whether b is only a conversion of the source."""
         return self.how == AS_IT_IS and self.scale is None
 
     def covers(self, extent: int, count: Callable[[tuple[str, ...]], int]) -> bool:
-        """Whether there are as many bytes and scales as the contracted axis needs; where not, the last ones are taken again."""
+        """Whether there are as many bytes and scales as the contracted axis needs. If not, the last ones are used
+        again."""
         scales = self.scale is None or count((self.scale.axes[0],)) * self.how.group >= extent
         return scales and (self.how.bits == 8 or 2 * count((self.along,)) >= extent)
 

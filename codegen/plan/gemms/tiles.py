@@ -166,8 +166,8 @@ class Tile:
 
     @property
     def undivided(self) -> tuple[str, ...]:
-        """The axes of which the kernel must have all elements: the epilogue uses their size, takes along them, or uses the position
-        in the rows, which may be sharded along several axes."""
+        """The axes of which the kernel must have all elements: those whose size the epilogue uses, along which it
+        takes, or which are rows whose position it uses, since rows may be sharded along several axes."""
         rows = (ROWS,) if ROWS in self.placed else ()
         return (*rows, *self._axes_of("size"), *(a.index_of[1] for a in self.plan.loads if a.index_of))
 
@@ -184,11 +184,11 @@ class Tile:
 
     @property
     def in_registers(self) -> frozenset[str]:
-        """The arrays of its spec that are not tensors: products, and reduced values."""
+        """The arrays of its spec that are not tensors of the kernel: products, and reduced values."""
         return frozenset((*self.accs, *(f.value for f in self.folds)))
 
     def small(self) -> AmpereTiles:
-        """Tiles for outputs for which large tiles would leave SMs idle."""
+        """Small tiles, for outputs for which large tiles would leave SMs idle."""
         return AmpereTiles(32, 64 if self.paired else 32, 32, warps_m=2, warps_n=1, stages=2)
 
     def hopper(self, dtypes: Mapping[str, str], extents: Mapping[str, int], ragged: bool) -> dict[Tiles, float]:
@@ -242,7 +242,7 @@ class Tile:
         return found or "no tiles leave room for what the epilogue folds"
 
     def tiled(self, access: Access) -> bool:
-        """Whether the epilogue reads vectors of an array with its own elements for each row and column."""
+        """Whether the epilogue reads an array that has an element of its own for each row and column."""
         array, vectors = access.array, access.mode in ("flat", "tile") and access.index_of is None
         if array is None or array.name in self.accs or not vectors:
             return False

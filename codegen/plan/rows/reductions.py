@@ -60,7 +60,7 @@ class Reduction(Reads):
     first: Reduction | None = None  # row+column: writes the statistics of rows that are too long for this kernel
 
     def together(self, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
-        """The number of rows that together are whole vectors, if a thread has room for them; otherwise 1."""
+        """The number of rows that together are whole vectors, if a thread has room for them; else 1."""
         vec = self.width(dtypes, schedule)
         rows = vec // math.gcd(columns, vec)
         # So that partial results of a block stay within 32 KiB of shared memory
@@ -213,7 +213,7 @@ class Reduction(Reads):
         return walking.fewest_idle(per_row, count, count if self.costly else whole, most, cluster)
 
     def least_threads(self, columns: int, per_row: float, dtypes: Mapping[str, str]) -> int:
-        """The threads of a block of several rows, each with so many threads: enough to move much at a time."""
+        """The threads of a block of several rows, each with so many threads: enough to move many bytes at a time."""
         row, threads = columns * (self.moved_bytes(dtypes) or self.column_bytes(dtypes, own=True)), LEAST_THREADS
         more = MORE_MEETING if per_row > WARP else MORE_COSTLY if self.costly else MORE_THREADS
         while threads < more * LEAST_THREADS and threads / per_row * row < BLOCK_BYTES:

@@ -1,12 +1,12 @@
 """The plan of ops that scan: h = a h + b, running sums, products and maxima along one axis.
 
-A scan's kernel walks along that axis and keeps the states. It holds everything that is computed element by element before and
-after its scans, as an element-wise kernel does, and reaches arrays in the same ways (`elementwise.py`). Where the axis is the
-innermost one, neighbouring lanes have neighbouring vectors along it; else each lane has its own columns. Several warps may share
-an axis: each has some of its elements, and all exchange their results before the next ones.
+A scan's kernel loops along that axis and holds the states. It also computes the element-wise values before and after
+its scans, and accesses arrays as an element-wise kernel does (`elementwise.py`). Where the axis is the innermost one,
+neighbouring lanes have neighbouring vectors along it; else each lane has its own columns. Several warps may share an
+axis: each has some of its elements, and all exchange their results before the next ones.
 
-States may have small axes that no output has, `h[B, S, D, N]` with `y[B, S, D] = sum(h * c, axis=N)`: a thread then has all states
-of an element, one after the other, and reduces them in registers, so that they are never in memory.
+States may have small axes that no output has, as `h[B, S, D, N]` with `y[B, S, D] = sum(h * c, axis=N)`. A thread then
+has all states of an element, one after the other, and reduces them in registers, so that they are never in memory.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ class Scan(Elementwise):
         return self.place == len(self.groups) - 1
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
-        """The number of scans, and of elements of each."""
+        """The number of scans, and the number of elements of each."""
         columns = extent(self.groups[self.place].axes)
         return extent(tuple(axis for group in self.groups for axis in group.axes)) // max(columns, 1), columns
 
     @property
     def count(self) -> int:
-        """The states of an element."""
+        """The number of states of an element."""
         return math.prod(size for _, size in self.states)
 
     def has_states(self, node: Node) -> bool:
-        """Whether each of an element's states has a value of its own."""
+        """Whether a value differs between the states of an element."""
         return any(axis in node.dims for axis, _ in self.states)
 
     def is_of_states(self, access: Access) -> bool:
-        """Whether each of an element's states reads its own element."""
+        """Whether an array has an element for each state."""
         return any(axis in access.tokens for axis, _ in self.states)
 
     def launch(

@@ -1,13 +1,14 @@
-"""The plan of a kernel that selects the largest elements of each row, in order, and of its derivative's.
+"""The plan of a kernel that selects the largest elements of each row, in order, and of the kernel of its derivative.
 
-A warp or a block has a row. Its threads hold pieces of the row, and the elements that were selected of earlier pieces. The bits
-of the k-th largest element are found one by one, by counting how many elements are not below a number; where elements tie there,
-so are the bits of the position of the last that is selected. Each selected element then counts those that come before it.
+A warp or a block has one row at a time. Its threads hold a piece of the row, and the elements that were selected from
+earlier pieces. The k-th largest element is found bit by bit: threads count the elements that are not below a number.
+Where several elements equal it, the position of the last one that is selected is found in the same way. Each selected
+element then finds its place in the result by counting those that come before it.
 
-The derivative's kernel has a row in the same way: each thread writes zeros, and then, among these, what belongs at the positions
-of the selected elements.
+The derivative's kernel also has one row at a time: each thread first writes zeros, and then the gradients at the
+positions of selected elements.
 
-A kernel that sorts selects all elements, smallest first. A warp or a block has a row too, all of it in registers.
+A kernel that sorts selects all elements, the smallest first. A warp or a block holds all of a row in registers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ NARROW = "a selection orders 32-bit values"
 
 @dataclass(frozen=True)
 class Selection:
-    """The plan of a kernel that selects. The groups are the rows, what is selected of them, and their elements."""
+    """The plan of a kernel that selects. Its groups are the rows, the elements that are selected from a row, and the
+    elements of a row."""
 
     groups: tuple[Group, ...]
     views: tuple[View, ...]
@@ -75,7 +77,7 @@ class Selection:
         return extent(self.groups[0].axes), extent(self.groups[-1].axes)
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        """The sizes of a row at which the kernel works in another way: a vector, a warp's row."""
+        """The sizes of a row at which the kernel changes its method: a vector, a warp's row."""
         return self.launch(dtypes, Extents(None, None), schedule).vec, WARP_ROW
 
     def launch(
@@ -97,14 +99,15 @@ class Sort(Selection):
     """The plan of a kernel that sorts. The groups are the rows and their elements."""
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        """The sizes of a row at which the kernel works in another way: a thread with one element; a warp's row."""
+        """The sizes of a row at which the kernel changes its method: one element for each thread, a warp's row."""
         del dtypes, schedule
         return WARP, WARP * SORTED_EACH
 
     def launch(
         self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
     ) -> SelectLaunch:
-        """The launch for arrays of these dtypes (by name). Raises `UserError` for rows that no block holds, or of an unknown size."""
+        """The launch for arrays of these dtypes (by name). Raises `UserError` for rows that are too long for a block,
+        and for rows of unknown size."""
         del arch
         size, axis = extents.columns, self.selected.axis
         if size is None or size > SORTED:
@@ -136,7 +139,8 @@ class Placement(Selection):
     def launch(
         self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
     ) -> SelectLaunch:
-        """The launch for arrays of these dtypes (by name): rows that whole vectors do not fill are written element by element."""
+        """The launch for arrays of these dtypes (by name). Rows that are not a multiple of the vector width are written
+        element by element."""
         del arch
         vec, columns = vector_width(DTYPES[dtypes[self.result.name]].size, schedule), extents.inner
         if columns is None or columns % vec:
@@ -149,8 +153,8 @@ class Placement(Selection):
 
 @dataclass(frozen=True)
 class Permutation(Placement):
-    """The plan of a kernel that places the values of rows at positions that are all different: the derivative of a sort, and
-    that of itself."""
+    """The plan of a kernel that writes the values of rows to positions that are all different: the derivative of a
+    sort, and the derivative of that."""
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Selection:
@@ -164,7 +168,8 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Selection:
 
 
 def groups_of(array: Array, how: Selected) -> tuple[Group, ...]:
-    """Of an array's axes, the last one is selected along, or has what was selected: the rows, what is selected, the elements."""
+    """The axes of an array in three groups: the rows, the selected elements, the elements of a row. The array's last
+    axis is one of the last two."""
     rows, elements = Group("rows", array.axes[:-1]), Group(how.axis, (how.axis,))
     return (rows, elements) if how.sorts else (rows, Group(how.into, (how.into,)), elements)
 

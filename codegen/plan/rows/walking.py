@@ -1,8 +1,10 @@
-"""The launches of kernels that walk down rows: the number of threads, what they hold, and where.
+"""The launches of kernels that loop over rows: the number of threads, the values that they hold, and where they hold
+them.
 
-If a row has its own statistics, a block or a cluster of blocks holds whole rows; each block of a cluster has a span of columns.
-The columns' results stay in the block, and the row is read once. Otherwise a block has only some columns. Rows that are too long
-for a cluster are computed in this way too, with statistics that an earlier kernel writes (`Walk.first`).
+If a row has its own statistics, a block or a cluster of blocks holds all of a row; each block of a cluster has some of
+its columns. The columns' partial results stay in the block, and the row is read once. Otherwise a block has only some
+columns of the rows. So it does where rows are too long for a cluster; an earlier kernel then writes their statistics
+(`Walk.first`).
 
 A thread holds the row that it reduces, and the prefetched next row, in registers or in shared memory.
 """
@@ -75,7 +77,7 @@ PLACE_BYTES = 64  # bytes of rows that such a thread reads at a time
 
 @dataclass(frozen=True)
 class Needs:
-    """The bytes that a kernel which walks down rows needs for each vector."""
+    """The bytes that a kernel which loops over rows needs for each vector."""
 
     width: int  # of all inputs, of a row
     fixed: int  # of inputs that all rows share
@@ -87,7 +89,7 @@ class Needs:
 
 
 def clusters(arch: str | None) -> bool:
-    """Whether blocks of an architecture share rows in clusters, through each other's shared memory."""
+    """Whether the architecture has clusters, in which blocks share rows through each other's shared memory."""
     return arch is not None and arch.startswith(("sm_90", "sm_100", "sm_103"))
 
 
@@ -98,8 +100,8 @@ _most_rows: ContextVar[int] = ContextVar("most rows of a thread", default=ANY)
 
 @contextmanager
 def in_parts(most: int = ANY, rows: int = ANY) -> Iterator[None]:
-    """A context in which launches split rows into at most so many parts, and threads without whole rows hold at most so many
-    `rows`. Each block then walks far down few rows, which tests of small arrays need."""
+    """A context in which launches split rows into at most so many parts, and threads that do not have whole rows hold
+    at most so many `rows`. Each block then loops over many rows, as tests of small arrays need."""
     parts, held = _most_parts.set(most), _most_rows.set(rows)
     try:
         yield
@@ -120,7 +122,7 @@ def shared_memory(arch: str | None) -> int:
 
 
 def most_kept(costly: bool, ragged: bool) -> int:
-    """The bytes of a row that a thread holds if the row can have more threads."""
+    """The bytes of a row that a thread holds, unless the row cannot have more threads."""
     return WALKED_THREAD_BYTES if not costly else COSTLY_THREAD_BYTES // (2 if ragged else 1)
 
 
@@ -135,8 +137,8 @@ def whole(
     schedule: dict[str, int],
     arch: str | None,
 ) -> WalkLaunch | None:
-    """The launch of a kernel that holds whole rows, in the smallest cluster that can; None if rows are too long.
-    `lanes` is the number of neighbouring threads that hold a group of columns."""
+    """The launch of a kernel that holds whole rows, with the smallest cluster that has room for one; None if rows are
+    too long. `lanes` is the number of neighbouring threads that hold a group of columns."""
     held_rows = _WholeRows(vec, ragged, needs, lanes, columns, rows, apart, schedule, arch)
     found: list[WalkLaunch] = []
     for cluster in held_rows.cluster_sizes():
@@ -286,16 +288,16 @@ def in_runs(
 
 
 def fewest_idle(per_row: int, count: int, full: int, most: int, cluster: int) -> int:
-    """The threads of a row of `count` vectors: instead of a power of two of warps a smaller number of warps, if fewer threads
-    are then without a vector. `full` vectors are those of which a thread has no more than `most`, or than it had."""
+    """The threads of a row of `count` vectors: `per_row`, or fewer warps if fewer threads are then without a vector. No
+    thread may have more of the `full` vectors than `most`, or than it has with `per_row` threads."""
     most = max(most, -(-full // (per_row * cluster)))
     fewer = range(per_row, per_row // 2, -WARP) if per_row > WARP else [per_row]
     return min((n for n in fewer if n * cluster * most >= full), key=lambda n: -count % (n * cluster))
 
 
 def busy_resident(needs: Needs, vectors: int, vec: int, ragged: bool) -> int:
-    """The threads for which an SM has registers. Where values are expensive, or need no masks, those of all a thread's vectors are
-    alive at once."""
+    """The number of threads for which an SM has registers. Where values are expensive, or need no masks, the values of
+    all vectors of a thread are alive at once."""
     if not needs.costly and not ragged:
         return RESIDENT
     together = vectors if needs.costly or not ragged else 1
@@ -309,7 +311,7 @@ def registers(values: int, held: int) -> int:
 
 
 def threads_that_fit(needed: float) -> int:
-    """The most threads of an SM whose registers suffice if each needs so many; `RESIDENT` at least."""
+    """The largest number of resident threads whose registers suffice if each needs so many; at least `RESIDENT`."""
     return next((n for n in BUSY_RESIDENT if REGISTERS_OF_SM // n >= needed), RESIDENT)
 
 
@@ -416,7 +418,7 @@ def tiles(
 
 
 def idle(rows: int, step: int) -> float:
-    """The part of all steps, of so many rows each, that is beyond the last row."""
+    """The share of the steps, of so many rows each, that are past the last row."""
     return -rows % step / (rows or 1)
 
 
@@ -440,7 +442,7 @@ def least_steps(pieces: int, slots: int, rows: int) -> int:
 
 
 def filled(blocks: int, slots: int) -> float:
-    """The share of the slots that is used while so many blocks run."""
+    """The average share of slots that are in use while so many blocks run."""
     return blocks / (-(-blocks // slots) * slots)
 
 

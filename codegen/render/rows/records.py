@@ -1,4 +1,4 @@
-"""What the templates of kernels with reductions show: frozen records, as in `records.py`."""
+"""The values of templates of kernels with reductions: frozen dataclasses, as in `records.py`."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import io
 import itertools
+import re
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -137,7 +137,7 @@ class Launcher:
             held = llvm.ObjectFileRef.from_data(module)
             self.engine.add_object_file(held)
             self.engine.finalize_object()
-            self.entry = next(filter(_is_entry, _symbols(module)))
+            self.entry = _entry(module)
             self.kernels: list[str] = []
             self.load()
 
@@ -193,14 +193,8 @@ def is_launcher(module: bytes) -> bool:
     return magic == b"\x7fELF\x02\x01" and kind == _RELOCATABLE and whole and (_PREFIX + _ENTRY).encode() in module
 
 
-def _is_entry(name: str) -> bool:
-    return name.startswith(_PREFIX + _ENTRY)
-
-
-def _symbols(module: bytes) -> list[str]:
-    """The names an object file defines."""
-    with extras.needed("interpret"):
-        from elftools.elf.elffile import ELFFile
-
-    table = ELFFile(io.BytesIO(module)).get_section_by_name(".symtab")
-    return [symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF"]
+def _entry(module: bytes) -> str:
+    """The launcher's name: the only one in an object file that begins so."""
+    found = re.search(rb"\0(" + (_PREFIX + _ENTRY).encode() + rb"[^\0]*)\0", module)
+    assert found
+    return found[1].decode()

@@ -116,7 +116,7 @@ class Program:
         """ "pred", "b16", "b32" or "b64"."""
         kind = self.registers.get(name)
         if kind is None:
-            kind = self.registers.get(re.sub(r"\d+$", "", name))
+            kind = self.registers.get(name.rstrip(_DIGITS))
             if kind is None:
                 raise PtxError(f"{self.name}: the register {name} is not declared")
             self.registers[name] = kind
@@ -163,10 +163,11 @@ class _Scope:
 
     def find(self, name: str) -> str:
         scope: _Scope | None = self
+        many = name.rstrip(_DIGITS) + "<"
         while scope:
             if name in scope.names:
                 return scope.names[name]
-            if re.sub(r"\d+$", "", name) + "<" in scope.names:
+            if many in scope.names:
                 return scope.tag + name
             scope = scope.outer
         return name
@@ -252,7 +253,7 @@ class _Parser:
     def body(self, program: Program, body: str, scope: _Scope, calls: tuple[str, ...], place: str = "") -> None:
         """Add a function's instructions: an entry's, or a called function's, which `calls` ends with."""
         for line, inner in self.statements(program, body, scope):
-            while match := re.match(r"([\w$]+):\s*", line):
+            while ":" in line and (match := _LABEL.match(line)):
                 self.label(program, inner.find(match[1]))
                 line = line[match.end() :]
             if not line:
@@ -261,16 +262,18 @@ class _Parser:
                 place = self.directive(program, line, place)
                 continue
             instruction = self.instruction(program, line, place, inner)
-            if instruction.words[0] == "call":
+            words = instruction.words
+            if words[0] == "call":
                 self.call(program, instruction, calls)
                 continue
-            if calls and instruction.words[0] == "ret":
+            if calls and words[0] == "ret":
                 back = Symbol(scope.find(_RETURN))
                 instruction = Instruction("bra", (back,), instruction.guard, line, place)
-            if begins_block(instruction.words) and program.blocks[-1]:
+                words = instruction.words
+            if program.blocks[-1] and begins_block(words):
                 program.blocks.append([])
             program.blocks[-1].append(instruction)
-            if ends_block(instruction.words):
+            if ends_block(words):
                 program.blocks.append([])
 
     def label(self, program: Program, name: str) -> None:
@@ -289,23 +292,25 @@ class _Parser:
                 assert scope.outer is not None
                 scope = scope.outer
             else:
-                for label in re.findall(r"([\w$]+):(?!:)\s*", re.match(r"(?:[\w$]+:(?!:)\s*)*", text)[0]):  # type: ignore[index]
-                    scope.declare(label)
-                self.declare(program, text, scope)
+                start = 0
+                while ":" in text and (label := _LABEL.match(text, start)):
+                    scope.declare(label[1])
+                    start = label.end()
+                if text[0] == ".":
+                    self.declare(program, text, scope)
                 found.append((text, scope))
         return found
 
     def declare(self, program: Program, line: str, scope: _Scope) -> None:
+        """Declare the names of a directive."""
         if line.startswith(".reg"):
             kind, names = re.match(r"\.reg\s+\.(\w+)\s+(.*)", line).groups()  # type: ignore[union-attr]
             for name in names.split(","):
                 full = scope.declare(re.sub(r"<\d+>", "<", name.strip()))
                 program.registers[full] = "pred" if kind == "pred" else _CLASSES[re.sub(r"[bfsu]", "", kind)]
-        elif line.startswith("."):
-            found = self.variable(line)
-            if found:
-                found.name = scope.declare(found.name)
-                program.variables[found.name] = found
+        elif found := self.variable(line):
+            found.name = scope.declare(found.name)
+            program.variables[found.name] = found
 
     def directive(self, program: Program, line: str, place: str) -> str:
         """The place in the source of the instructions that follow."""
@@ -341,7 +346,7 @@ class _Parser:
             raise PtxError(f"{program.name}: cannot read {line!r}")
         negated, guard, op, rest = match.groups()
         guard = guard and self.register(program, guard, scope).name
-        operands = tuple(self.operand(program, word, scope) for word in _split(rest))
+        operands = tuple([self.operand(program, word, scope) for word in _split(rest)])
         return Instruction(op, operands, (guard, bool(negated)) if guard else None, line, place)
 
     def register(self, program: Program, name: str, scope: _Scope) -> Reg:
@@ -377,10 +382,8 @@ class _Parser:
         if "|" in word:
             parts = (w.strip() for w in word.split("|"))
             return Vector(tuple(None if w == "_" else self.operand(program, w, scope) for w in parts))  # type: ignore[misc]
-        if SPECIAL.fullmatch(word):
-            return Special(word)
-        if word.startswith("%"):
-            return self.register(program, word, scope)
+        if word[0] == "%":
+            return Special(word) if SPECIAL.fullmatch(word) else self.register(program, word, scope)
         if word == "_":
             return Vector((None,))
         if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", word):
@@ -398,6 +401,8 @@ class _Parser:
 
 
 _RETURN = "after the call"  # the label that a function's body returns to
+_DIGITS = "0123456789"  # of a register's number
+_LABEL = re.compile(r"([\w$]+):(?!:)\s*")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$")
 
 
@@ -445,20 +450,11 @@ def _extents(directive: str, text: str) -> tuple[int, int, int] | None:
     return x, y, z
 
 
-_BRACKET = re.compile(r"[{}()\[\]]")
+_OPERAND = re.compile(r"(?:[^,\[{(]|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+")
 
 
 def _split(text: str) -> list[str]:
     """Operands between commas outside brackets; a destination `p|q` stays one operand."""
-    if not _BRACKET.search(text):
-        plain = text.split(",")
-        return plain if plain[-1].strip() else plain[:-1]
-    words, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        depth += (char in "{[(") - (char in "}])")
-        if char == "," and depth == 0:
-            words.append(text[start:i])
-            start = i + 1
-    if text[start:].strip():
-        words.append(text[start:])
-    return words
+    bracketed = "[" in text or "{" in text or "(" in text
+    words = _OPERAND.findall(text) if bracketed else text.split(",")
+    return words if words and words[-1].strip() else words[:-1]

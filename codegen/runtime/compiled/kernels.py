@@ -20,9 +20,9 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import jax
@@ -171,9 +171,17 @@ def _compile(call: CompiledCall, kept: Kept) -> dict[str, bytes]:
             jit_wrapper, cuda.CUstream(0), *spec.get_compile_args(), wrapped_fn=call.launch, spec=spec,
             options=OPTIONS[kept], no_jit_engine=True,
         )  # fmt: skip
+        if kept != "binary":  # where the PTX is what counts, nor need the launcher be fast
+            compiled.export_provider = _without_optimising(compiled.export_provider)
         module = compiled.dump_to_object(_EXPORT_PREFIX)
         texts = [path.read_bytes().rstrip(b"\0") for path in Path(folder).glob("*.ptx")]
     return {"module": module, "ptx": b"".join(texts)}
+
+
+def _without_optimising(provider: Any) -> Any:
+    """The same, but the code of object files for the host is as LLVM first makes it: a third of the time to write a file."""
+    write = functools.partial(provider.mlirExecutionEngine.dump_object_file_pic, opt_level=0)
+    return replace(provider, mlirExecutionEngine=SimpleNamespace(dump_object_file_pic=write))
 
 
 @functools.cache

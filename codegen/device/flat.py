@@ -22,8 +22,8 @@ from codegen.shared import Launch
 
 
 def grid(how: Launch, extents: Sequence[Int32], stream: Any) -> dict[str, Any]:
-    """How a kernel is launched for arrays of these sizes: in one block more than full ones, for the rest, or where the arrays
-    are empty."""
+    """The grid and block of a launch for arrays of these sizes: one block more than are full, for the last vectors, or
+    for arrays without elements."""
     blocks = _size(extents) // (how.vec * how.threads) + 1
     return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
 
@@ -44,7 +44,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Pick:
-    """The element of an integer array at a place, which is brought inside the mode that it stands for."""
+    """The element of an integer array at a place, clamped to the mode that it indexes."""
 
     index: cute.Tensor
     place: Place
@@ -52,7 +52,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class Back:
-    """The position so many places back along an axis, which is brought inside the mode that it stands for."""
+    """The position so many places back along an axis, clamped to the mode that it indexes."""
 
     axis: Axis
     by: int
@@ -62,12 +62,12 @@ Place: TypeAlias = tuple[Axis | Pick | Back | int, ...]
 
 
 def back(axis: Axis, by: int) -> Back:
-    """The position `by` places back along an axis, for the place of an array."""
+    """The position `by` places back along an axis, as an entry in the place of an array."""
     return Back(axis, by)
 
 
 def pick(index: cute.Tensor, place: Place) -> Pick:
-    """What an index says, for the place of another array."""
+    """The element of an index, as an entry in the place of another array."""
     return Pick(index, place)
 
 
@@ -89,7 +89,7 @@ def read(
     default: float | None = None,
     dtype: type[Numeric] = Float32,
 ) -> Read:
-    """An array for `Flat.load`: at a place, with parts, or one that may be left out."""
+    """An array for `Flat.load`: at a place, with parts, or optional."""
     return Read(tensor, place, parts, default, dtype)
 
 
@@ -214,7 +214,8 @@ class Flat:
     # To memory
 
     def store(self, values: Vector | tuple[Vector, ...], dst: cute.Tensor) -> None:
-        """The vector to an array with every element; one value for each part of an array whose parts lie next to each other."""
+        """Store the vector to an array with every element; one value for each part if the array's parts are
+        adjacent."""
         parts = len(values) if isinstance(values, tuple) else 0
         registers = access.registers_of(values, dst, self.how.vec)
         if self.how.ragged:
@@ -223,7 +224,7 @@ class Flat:
             cute.autovec_copy(registers, self._own(dst, parts))
 
     def store_at(self, src: cute.Tensor, dst: cute.Tensor, place: Place) -> None:
-        """The vector to another array, where rows hold whole vectors; else `store_ragged` does it."""
+        """Store the vector to another array, where rows are whole vectors; else `store_ragged` does it."""
         if self.how.ragged:
             return
         if self._is_wide(place):
@@ -233,14 +234,14 @@ class Flat:
                 dst[_where(dst, place, self._at(i))] = src[i]
 
     def put(self, values: Vector, dst: cute.Tensor, place: Place, how: str = "set") -> None:
-        """The vector to the elements of an array where an index says, or to "add" to what is there, or its "max" or "min"; elements
-        whose index is out of range are not written."""
+        """Store the vector to the elements of an array at an index, or "add" it to these elements, or combine it with
+        them by "max" or "min". Elements with an index out of range are not written."""
         src = access.registers_of(values, dst, self.how.vec)
         _put(self, src, dst, place, how)
 
     def store_ragged(self, *written: tuple[cute.Tensor, cute.Tensor, Place]) -> None:
-        """Vectors to other arrays, as (registers, array, place), by all lanes together: an aligned vector may begin with the end
-        of the lane before. Where rows hold whole vectors `store_at` has done it."""
+        """Store vectors to other arrays, as (registers, array, place), by all lanes together: an aligned vector may
+        begin with the end of the previous lane's. Where rows are whole vectors, `store_at` has done it."""
         if self.how.ragged:
             mentioned = [i for i in range(len(self.extents)) if any(_mentions(place, i) for *_, place in written)]
             _store_ragged(self, written, mentioned[0])

@@ -110,18 +110,19 @@ def _store_vector(
 
 
 def overlaps() -> bool:
-    """Whether a kernel may be launched while the previous one ends, which hides some microseconds of the launch."""
+    """Whether a kernel may be launched before the previous one has ended, which hides some microseconds of its
+    launch."""
     return CuTeDSL._get_dsl().get_arch_enum().major >= 9
 
 
 def finishing_grid(blocks: Int32, stream: Any) -> dict[str, Any]:
-    """How a kernel that folds the parts is launched in so many blocks."""
+    """The grid and block of a launch, in so many blocks, of a kernel that reduces partial results."""
     return {"grid": (blocks, 1, 1), "block": (256, 1, 1), "stream": stream, "use_pdl": overlaps()}
 
 
 @cute.jit
 def begin_next():
-    """Allow the next kernel to be launched, once all blocks are here."""
+    """Allow the launch of the next kernel, once all blocks run."""
     if cutlass.const_expr(overlaps()):
         cute.arch.griddepcontrol_launch_dependents()
 
@@ -146,7 +147,7 @@ PAUSE = 600  # nanoseconds
 
 @cute.kernel
 def begin(counter: cute.Tensor):
-    """Reset the counter before a kernel whose blocks keep pace."""
+    """Reset the counter before a kernel whose blocks keep pace with each other."""
     begin_next()
     tidx, _, _ = cute.arch.thread_idx()
     if tidx < COUNTER:
@@ -155,8 +156,8 @@ def begin(counter: cute.Tensor):
 
 @cute.jit
 def rows_seen(at_once: cutlass.Constexpr[int]):
-    """Shared memory for the counts of rows that all blocks had finished when this block started its last rows; the first word
-    counts: (COUNTER, at_once)."""
+    """Shared memory for the number of rows that all blocks had finished when this block started its last rows:
+    (COUNTER, at_once), of which the first word counts."""
     seen = SmemAllocator().allocate_tensor(Int32, cute.make_layout((COUNTER, at_once)), 16)
     tidx, _, _ = cute.arch.thread_idx()
     if tidx == 0:
@@ -199,8 +200,8 @@ def fold_every(
     end: cutlass.Int32,
     step: cutlass.Constexpr[int],
 ):
-    """Reduce the values that `read` returns for each statistic's number at `first`, `first + step`, ... before `end` into `held`,
-    in this order."""
+    """Reduce the values that `read` returns for `first`, `first + step`, ... before `end` into `held`, for each
+    statistic, in this order."""
     for start in cutlass.range(first, end, step * AT_ONCE):
         several = [cute.make_rmem_tensor((AT_ONCE,), h.element_type) for h in held]
         for k in cutlass.range_constexpr(len(ops)):

@@ -22,7 +22,7 @@ from codegen.shared import RowLaunch, Walk
 
 
 def grid(how: RowLaunch, rows: Int32, stream: Any) -> dict[str, Any]:
-    """How a kernel is launched for so many rows."""
+    """The grid and block of a launch for so many rows."""
     return {
         "grid": (how.blocks(rows), 1, 1), "block": (how.threads, 1, 1), "cluster": (how.cluster, 1, 1), "stream": stream,
         "min_blocks_per_mp": how.resident, "preferred_smem_carveout": -1,  # as much as the driver sees fit
@@ -30,7 +30,7 @@ def grid(how: RowLaunch, rows: Int32, stream: Any) -> dict[str, Any]:
 
 
 def walking_grid(how: Walk, blocks: Int32, stream: Any) -> dict[str, Any]:
-    """How a kernel that walks down rows is launched in so many blocks."""
+    """The grid and block of a launch, in so many blocks, of a kernel that loops over rows."""
     paced = {} if how.first is None else {"use_pdl": how.paced}
     return {
         "grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "cluster": (how.cluster, 1, 1), "stream": stream,
@@ -39,14 +39,16 @@ def walking_grid(how: Walk, blocks: Int32, stream: Any) -> dict[str, Any]:
 
 
 def places_grid(how: Walk, places: Int32, columns: Int32, stream: Any) -> dict[str, Any]:
-    """How a kernel is launched whose threads reduce all rows of a place. Even of no places there is one block."""
+    """The grid and block of a launch of a kernel whose threads reduce all rows of a place. There is one block even if
+    there are no places."""
     units = places * _pieces_of_place(how, columns)
     blocks = units // (how.threads // how.per_row) + 1
     return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream, "preferred_smem_carveout": -1}
 
 
 def place_of(how: Walk, columns: Int32) -> tuple[Int32, Int32]:
-    """This thread's place, all rows of which it reduces with its neighbours, and the number of their piece of the columns."""
+    """The place whose rows this thread reduces together with its neighbours, and the number of these threads' piece of
+    the columns."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     count = _pieces_of_place(how, columns)
@@ -60,12 +62,13 @@ def _pieces_of_place(how: Walk, columns: Int32) -> Int32:
 
 
 def sizes(how: Walk) -> tuple[int, int, int, int, int, int]:
-    """Columns of a vector, vectors and threads, threads of a block that share a row, such blocks, and rows that a thread holds."""
+    """The number of columns of a vector; of vectors and threads; of threads of a block that share a row; of such
+    blocks; and of rows that a thread holds."""
     return how.vec, how.vectors, how.threads, how.per_row, how.cluster, how.at_once
 
 
 def pieces(how: Walk, columns: Int32, least: int = 0) -> Int32 | int:
-    """The number of blocks that together have all columns of a row, and at least `least`, 0 or 1."""
+    """The number of blocks that together have all columns of a row; at least `least`, which is 0 or 1."""
     if how.whole:
         return how.cluster
     width = how.vec * how.per_row
@@ -74,7 +77,7 @@ def pieces(how: Walk, columns: Int32, least: int = 0) -> Int32 | int:
 
 
 def columns_of(how: Walk, piece: Int32) -> tuple[Int32, int]:
-    """This thread's first column, of those that its block has of a row, and the distance from one of its vectors to the next."""
+    """This thread's first column among those of its block, and the distance from one of its vectors to the next."""
     tidx, _, _ = cute.arch.thread_idx()
     return Int32((piece * how.per_row + tidx % how.per_row) * how.vec), how.per_row * how.cluster * how.vec
 
@@ -93,12 +96,12 @@ def first_row(how: RowLaunch) -> Int32:
 
 
 def shared(how: RowLaunch, *dtypes: type[Numeric]) -> list[cute.Tensor]:
-    """Shared memory in which a row's threads hand each other their partial results of these types."""
+    """Shared memory in which the threads of a row exchange their partial results of these types."""
     return reduce.shared(how.threads, how.per_row, how.cluster, dtypes)
 
 
 def start_of(tensor: cute.Tensor, place: cute.Coord | Int64) -> Int64:
-    """Where a row's first column lies, of its coordinates; of an array that is one long row it is known."""
+    """The position of a row's first column, from its coordinates; for an array that is one long row it is known."""
     return cute.crd2idx(place, tensor.layout) if isinstance(place, tuple) else place
 
 
@@ -128,7 +131,7 @@ class Row:
 
     @property
     def apart(self) -> bool:
-        """Whether a vector may hold columns of two groups."""
+        """Whether a vector may have columns of two groups."""
         return self.how.ragged or self.how.crossing or self.together
 
     def part(self, p: Int32) -> Row:
@@ -137,7 +140,7 @@ class Row:
         return replace(self, column=self.first + p * (self.step * self.how.vectors), reads=reads, sweeps=True)
 
     def vector(self, v: int) -> Row:
-        """One of a pass's vectors."""
+        """One of the vectors of a pass."""
         return replace(self, v=v, c=self.column + v * self.step)
 
     # Memory. Of an input that is left out nothing is read: its registers hold the default.
@@ -146,8 +149,9 @@ class Row:
         self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1, aligned: bool = True,
         run: Run | Slots | None = None,
     ) -> None:  # fmt: skip
-        """This thread's vectors of a row of its own, which begins at `place` (`access.load_row`), or, in each pass, of the `run` that
-        has it in shared memory. What is not `aligned` with the others may be the row of several: the L1 cache keeps it."""
+        """Load this thread's vectors of an array's own row, which begins at `place` (`access.load_row`); or, in each
+        pass, from the `run` in shared memory. An array that is not `aligned` with the others may have one row for
+        several rows: the L1 cache keeps it."""
         if src is not None and run is not None:
             start = start_of(src, place)
             if not self.sweeps:
@@ -160,7 +164,7 @@ class Row:
             self._load(src, place, self.column, dst, parts, aligned and self.shifts, self.once and aligned)
 
     def load_shared(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1) -> None:
-        """What all rows share: this vector of it, or all of this thread's."""
+        """Load, from an array that all rows share, this vector, or all vectors of this thread."""
         if src is not None and self.c is not None and isinstance(self.how, RowLaunch) and self.how.by_runs:
             certain = self.how.exact or self.v < self.how.vectors - 1
             runs.load_column(src, start_of(src, place), self.c, self.length, dst, parts, certain)
@@ -173,13 +177,13 @@ class Row:
             access.load_row(src, start, column, self.step, self.columns, dst, parts, self.how.ragged, aligned, once)
 
     def load_one(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor) -> None:
-        """The one value of the row."""
+        """Load a row's single value."""
         load_one(src, place, self.there, dst)
 
     def fetch(
         self, src: cute.Tensor | None, place: cute.Coord, memory: cute.Tensor | Slots | None, u: int, parts: int = 1
     ) -> None:
-        """Send for this thread's vectors, to its shared memory for the u-th of its rows; or, with its neighbours, for their row."""
+        """Start asynchronous copies of this thread's vectors to its part of shared memory for the u-th of its rows."""
         if src is None or memory is None:
             return
         start = start_of(src, place)
@@ -193,7 +197,7 @@ class Row:
         self, src: cute.Tensor | None, place: cute.Coord, memory: cute.Tensor | Slots | None, u: int, dst: cute.Tensor,
         parts: int = 1,
     ) -> None:  # fmt: skip
-        """What came there, to registers."""
+        """Load the vectors that `fetch` has copied to registers."""
         if src is None or memory is None:
             return
         if isinstance(memory, Slots):
@@ -216,8 +220,8 @@ class Row:
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor,
         back: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        """This thread's columns of an array of the row's own that lacks some of the column axes, or their neighbours
-        (`access.gather_row`)."""
+        """Load this thread's columns, or their neighbours, of an array that has a row of its own but lacks some of the
+        column axes (`access.gather_row`)."""
         if self.reads:
             self.gather_shared(src, place, modes, extents, dst, back)
 
@@ -225,7 +229,7 @@ class Row:
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor,
         back: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        """The same of an array that all rows share."""
+        """As `gather`, from an array that all rows share."""
         if src is not None:
             where, how = (self.column, self.step, self.columns, dst), self.how
             if how.vec == 1 and isinstance(how, RowLaunch) and how.holds_row and not back:
@@ -236,15 +240,15 @@ class Row:
     def pick(
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, index: tuple, dst: cute.Tensor
     ) -> None:
-        """What an index of the row's own says for each column: `index` is the mode it picks at, its array, a row's place in that
-        and its modes (`access.pick_row`)."""
+        """Load, for each column, the element that an index of the row's own selects. `index` is the mode that it
+        selects along, its array, the position of a row in that, and its modes (`access.pick_row`)."""
         if self.reads:
             self.pick_shared(src, place, modes, extents, index, dst)
 
     def pick_shared(
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, index: tuple, dst: cute.Tensor
     ) -> None:
-        """The same of arrays that all rows share."""
+        """As `pick`, from arrays that all rows share."""
         if src is not None:
             where = self.column, self.step, self.columns
             access.pick_row(src, place, modes, extents, *index, *where, dst, self.apart)
@@ -257,8 +261,8 @@ class Row:
         self, values: Vector | cute.Tensor, dst: cute.Tensor, place: cute.Coord, registers: cute.Tensor | None = None,
         parts: int = 1, aligned: bool = True, run: Run | Slots | None = None,
     ) -> None:  # fmt: skip
-        """This vector, given as registers or as values, to memory or to the `run` of the block's rows. Where a thread's rows are
-        written together, its values stay in `registers` until then."""
+        """Store this vector, given as registers or as values, to memory or to the `run` of the block's rows. Where a
+        thread's rows are written together, its values stay in `registers` until then."""
         src = _held(values, dst, registers)
         if run is not None:
             start, last = start_of(dst, place), self.v == self.how.vectors - 1
@@ -282,20 +286,21 @@ class Row:
     def scatter(
         self, values: Vector, dst: cute.Tensor, place: cute.Coord, modes: tuple, extents: tuple, width: int
     ) -> None:
-        """This vector, to an array that lacks some of the column axes: one value for `width` columns."""
+        """Store this vector to an array that lacks some of the column axes: one value for `width` columns."""
         if not self.together:
             access.scatter_row(_held(values, dst, None), dst, place, modes, extents, self.c, self.columns, width)
 
     def store_one(
         self, value: Vector, dst: cute.Tensor, place: cute.Coord, registers: cute.Tensor | None = None
     ) -> None:
-        """The one value of the row."""
+        """Store a row's single value."""
         src = _held(value, dst, registers)
         if not self.together:
             dst[place] = src[0]
 
     def forget(self, *arrays: tuple[cute.Tensor | None, cute.Tensor]) -> Row:
-        """The same row, if registers are to hold `only_row`: the compiler holds nothing that it computed from these arrays' registers."""
+        """Return the row, after hiding from the compiler where its registers' contents come from if they are to hold
+        `only_row`: then it keeps no other values computed from them."""
         if not self.how.only_row:
             return self
         first = device.unseen(self.first)
@@ -303,13 +308,14 @@ class Row:
         return replace(self, first=first)
 
     def writes(self) -> Boolean:
-        """Whether this thread writes the row's own results: its first one does; all, where rows are written together."""
+        """Whether this thread writes the row's single values: its first thread does, or all threads where rows are
+        written together."""
         return self.there & self.leads | self.together
 
     # Values
 
     def inside(self) -> reduce.Inside:
-        """Which columns of this vector lie inside the row."""
+        """Which columns of this vector are inside the row."""
         how = self.how
         if isinstance(how, Walk) and how.by_runs and self.v < how.vectors - 1:  # then one mask serves all
             return cute.full((how.vec,), self.there, Boolean)
@@ -319,12 +325,12 @@ class Row:
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, certain)
 
     def counts(self) -> Boolean | bool:
-        """Whether there is anything to do in results of several rows. A row past the last one is read as zeros, and a chain need not
-        be 0 there; where vectors need no mask, nothing else would leave it out."""
+        """Whether results of several rows include this row. A row past the last one is read as zeros, for which a chain
+        need not give 0; where vectors need no mask, nothing else would leave it out."""
         return self.there if self.how.exact else True
 
     def inside_once(self) -> reduce.Inside:
-        """The first column alone, of a row that exists: of one value a row."""
+        """A mask with the first column only, if the row exists: for single values of rows."""
         return reduce.inside(self.c, cutlass.select_(self.there, 1, 0), self.how.vec, True, False)
 
     def reduce(
@@ -343,8 +349,8 @@ class Row:
 
 
 def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: bool) -> Row:
-    """This thread's view of the row of this number, if it is `there`. Where rows are ragged and it `shifts`, vectors are
-    aligned in memory, and not in the row."""
+    """This thread's view of the row of this number, if it is `there`. Where rows are ragged and it `shifts`, vectors
+    are aligned in memory instead of in the row."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     columns = cutlass.select_(there, length, 0)
@@ -374,20 +380,21 @@ def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: boo
 
 
 def walked(how: Walk, there: Boolean, length: Int32, first: Int32) -> Row:
-    """A thread's view of one of the rows that it walks down, if it is `there`, of its columns from `first` on."""
+    """A thread's view of one of the rows that it loops over, if it is `there`, with its columns from `first` on."""
     columns = cutlass.select_(there, length, 0)
     return Row(how, there, length, columns, first, 1, first, once=True, together=False, shifts=False)
 
 
 def walked_piece(how: Walk, index: Int32, total: Int64, first: Int32) -> Row:
-    """The same where all arrays are one row of `total` elements: of one of the pieces that a block takes in a step."""
+    """As `walked`, where all arrays are one row of `total` elements: a view of one of the pieces that a block takes in
+    a step."""
     width = how.threads * how.vec
     columns = reduce.columns_left(total, index, width)
     return Row(how, columns > 0, width, columns, first, 1, first, once=True, together=False, shifts=True)
 
 
 def every_row(how: Walk, length: Int32, first: Int32) -> Row:
-    """What all rows share of a thread's columns, from `first` on."""
+    """A view of what all rows share, for a thread's columns from `first` on."""
     return Row(how, Boolean(True), length, length, first, 1, first, once=False, together=False, shifts=False)
 
 
@@ -406,32 +413,33 @@ def arrived(how: Walk) -> None:
 
 
 def load_one(src: cute.Tensor | None, place: cute.Coord, there: Boolean | bool, dst: cute.Tensor) -> None:
-    """One value, of an array that may be left out."""
+    """Load one value of an array, or its default if the array is left out."""
     if src is not None:
         access.load_one(src, place, there, dst)
 
 
 def forget(*arrays: tuple[cute.Tensor | None, cute.Tensor]) -> None:
-    """The compiler keeps nothing that it computed from the registers of these arrays."""
+    """Hide from the compiler where the contents of these arrays' registers come from, so that it keeps no other values
+    computed from them."""
     for tensor, registers in arrays:
         if tensor is not None:
             access.forget(registers)
 
 
 def meeting_place(how: RowLaunch, *registers: cute.Tensor) -> cute.Pointer | None:
-    """Where lanes exchange what they read and write of neighbouring rows (`access.meeting_place`); None if a thread has one row,
-    which is neither read nor written together with others."""
+    """Shared memory in which lanes exchange what they read and write of neighbouring rows (`access.meeting_place`);
+    None if a thread has one row, or if rows are not accessed together."""
     return access.meeting_place(how.threads, *registers) if how.at_once > 1 else None
 
 
 def load_together(src: cute.Tensor | None, row: Int32, dst: cute.Tensor, place: cute.Pointer | None) -> None:
-    """All rows that a thread has at once, from `row` on (`access.load_rows`), if it has several."""
+    """Load all rows that a thread has at once, from `row` on (`access.load_rows`), if it has several."""
     if src is not None and place is not None:
         access.load_rows(src, row, dst, place)
 
 
 def store_together(src: cute.Tensor, dst: cute.Tensor, row: Int32, place: cute.Pointer | None) -> None:
-    """All rows that a thread has at once, from `row` on (`access.store_rows`), if it has several."""
+    """Store all rows that a thread has at once, from `row` on (`access.store_rows`), if it has several."""
     if place is not None:
         access.store_rows(src, dst, row, place)
 

@@ -31,7 +31,8 @@ Element = tuple[Any, ...]
 
 
 def grid(how: ScanLaunch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
-    """How a kernel is launched for outputs of these sizes. One block of an SM is enough: the assembler would spill for more."""
+    """The grid and block of a launch for outputs of these sizes. It asks for one block of an SM only: for more, the
+    assembler would spill registers."""
     blocks = _others(extents, axis) // how.each + 1
     return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream, "min_blocks_per_mp": 1}
 
@@ -46,7 +47,7 @@ def _others(extents: Sequence[Int32], axis: int) -> Int64:
 
 @dataclass(frozen=True)
 class Step(Flat):
-    """One of a thread's vectors. Where it lies outside the arrays, it reads from inside and writes nothing."""
+    """One of a thread's vectors. If it is outside the arrays, loads read elements inside, and nothing is stored."""
 
     inside: Boolean
 
@@ -72,7 +73,7 @@ def _write_at(step: cutlass.Constexpr[Step], src: cute.Tensor, dst: cute.Tensor,
 
 @dataclass(frozen=True)
 class Walk:
-    """A thread's way along the axis."""
+    """The elements of a thread along the axis, in steps."""
 
     how: ScanLaunch
     extents: tuple[Int32, ...]
@@ -94,11 +95,11 @@ class Walk:
 
     @property
     def width(self) -> int:
-        """The scans of a thread."""
+        """The number of scans of a thread."""
         return 1 if self.innermost else self.how.vec
 
     def steps(self, tile: Int32) -> list[Step]:
-        """A thread's vectors in a tile, in the scan's order."""
+        """The number of a thread's vectors in a tile, in the scan's order."""
         how, size = self.how, self.extents[self.axis]
         unit = how.vec if self.innermost else 1
         thread = self.warp * WARP + cute.arch.lane_idx() if self.innermost else self.warp
@@ -119,7 +120,7 @@ class Walk:
 
 
 def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) -> Walk:
-    """This thread's way along an axis of outputs with these sizes."""
+    """This thread's elements along an axis of outputs with these sizes."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     innermost = axis == len(extents) - 1
@@ -148,12 +149,12 @@ def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) ->
 
 
 def totals(walk: Walk, ops: tuple[str, ...], dtype: type[Numeric]) -> list[cute.Tensor]:
-    """Registers in which the states of a vector's elements are reduced (`reduce.accumulate`)."""
+    """Registers for the reductions of the states of a vector's elements (`reduce.accumulate`)."""
     return [reduce.accumulator(walk.how.vec, op, dtype) for op in ops]
 
 
 def reduced(ops: tuple[str, ...], found: list[cute.Tensor], count: int) -> list[Vector]:
-    """The results of these reductions, of so many states."""
+    """The results of these reductions, over so many states."""
     values = [reduce.result(op, total.load()) for op, total in zip(ops, found, strict=True)]
     return [value / count if op == "mean" else value for op, value in zip(ops, values, strict=True)]
 
@@ -215,8 +216,9 @@ def _pick(condition: Boolean, a: Numeric, b: Numeric) -> Numeric:
 
 @dataclass(frozen=True)
 class Carried:
-    """What is carried along the axis: registers (numbers, scans of a thread), of h = a h + b only h; and shared memory for all warps' elements of two
-    exchanges (exchange, warp, slot, scan, number), where several share the axis."""
+    """What is carried from tile to tile along the axis: registers (numbers, scans of a thread), for h = a h + b only h.
+    Where several warps share the axis, also shared memory for their elements in two exchanges (exchange, warp, slot,
+    scan, number)."""
 
     held: cute.Tensor
     shared: cute.Tensor | None
@@ -230,7 +232,7 @@ class Carried:
             self.held[n, w] = number
 
     def turn(self, tile: Int32) -> Int32:
-        """Which of the two exchanges in shared memory is a tile's."""
+        """The number of the exchange in shared memory that a tile has, 0 or 1."""
         return (tile + self.number) % 2 if self.count % 2 else Int32(self.number % 2)
 
 

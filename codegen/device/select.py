@@ -1,7 +1,8 @@
-"""Device functions of kernels that select the largest elements of a row, in order, and of their derivatives'.
+"""Device functions of kernels that select the largest elements of a row, in order, and of the kernels of their
+derivatives.
 
-An element is a key, a number of 32 bits in the same order as the values, and its position in the row. The key 0 with a position
-past the row stands for no element. Everything that threads decide here is the same for all threads of a row.
+An element has a key, a number of 32 bits in the same order as the values, and its position in the row. The key 0 with a
+position past the row stands for no element. All threads of a row come to the same decisions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SIGN = 1 << 31
 
 
 def grid(how: SelectLaunch, rows: Int32, stream: Any) -> dict[str, Any]:
-    """How a kernel is launched for so many rows."""
+    """The grid and block of a launch for so many rows."""
     return {"grid": (how.blocks(rows), 1, 1), "block": (how.threads, 1, 1), "stream": stream}
 
 
@@ -34,8 +35,8 @@ def row(how: SelectLaunch) -> Int32:
 
 
 def memory(how: SelectLaunch) -> list[cute.Tensor]:
-    """Shared memory of this thread's row: the keys and the positions of its selected elements (count,), and, for the numbers
-    that its warps count, (2, warps)."""
+    """Shared memory for this thread's row: the keys and the positions of its selected elements, (count,) each, and (2,
+    warps) for numbers that its warps count."""
     tidx, _, _ = cute.arch.thread_idx()
     rows, allocator = how.threads // how.per_row, SmemAllocator()
     own = tidx // how.per_row
@@ -48,7 +49,7 @@ def memory(how: SelectLaunch) -> list[cute.Tensor]:
 
 @cute.jit
 def meet(per_row: cutlass.Constexpr[int]):
-    """The threads of a row wait for each other."""
+    """Wait for the other threads of the row."""
     if cutlass.const_expr(per_row > WARP):
         cute.arch.sync_threads()
     else:
@@ -126,7 +127,8 @@ def value_of(key: Uint32, dtype: type[cutlass.Numeric]) -> device.Vector:
 def top_k(
     src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
 ):
-    """Bring the largest elements of a row of `columns` elements of a compact tensor (rows, columns) to its shared memory."""
+    """Write the largest elements of a row of `columns` elements, of a compact tensor (rows, columns), to the row's
+    shared memory."""
     tidx, _, _ = cute.arch.thread_idx()
     chosen_keys, chosen_places, counts = shared
     own, vec, vectors, per_row, held = tidx % how.per_row, how.vec, how.vectors, how.per_row, how.held
@@ -218,7 +220,7 @@ def _last(
 
 @cute.jit
 def rank(shared: list[cute.Tensor], slot: Int32, count: cutlass.Constexpr[int]):
-    """How many of a row's selected elements come before the one in a slot."""
+    """The number of a row's selected elements that come before the one in a slot."""
     keys, places, _ = shared
     key, place, found = keys[slot], places[slot], Int32(0)
     for j in cutlass.range(count):
@@ -238,7 +240,7 @@ def clear(dst: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[S
 
 
 def is_cleared(place: Int32, how: SelectLaunch) -> cutlass.Boolean:
-    """Whether `clear` writes an element of a row in this thread."""
+    """Whether this thread writes an element of a row in `clear`."""
     tidx, _, _ = cute.arch.thread_idx()
     return place // how.vec % how.per_row == tidx % how.per_row
 

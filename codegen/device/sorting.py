@@ -87,8 +87,8 @@ def _merge(held: cute.Tensor, shared: cute.Tensor, run: Int32, how: cutlass.Cons
 
 @cute.jit
 def sort(src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: cute.Tensor):
-    """Bring a row of at most `how.count` elements of a compact tensor (rows, columns) to its shared memory, smallest first; the
-    rest of that is no elements. NaN is after all numbers, and -0.0 is equal to 0.0."""
+    """Write a row of at most `how.count` elements, of a compact tensor (rows, columns), to the row's shared memory,
+    smallest first. The remaining slots have no elements. NaN comes after all numbers, and -0.0 equals 0.0."""
     tidx, _, _ = cute.arch.thread_idx()
     own, vec, vectors, per_row = tidx % how.per_row, how.vec, how.vectors, how.per_row
     each = how.count // per_row

@@ -38,7 +38,7 @@ def _tiles(extent: Int32, size: int) -> Int32:
 
 
 def grid(how: Launch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
-    """How a kernel is launched for outputs of these sizes, of which `axis` is the turned one: one block for each tile."""
+    """The grid and block of a launch for outputs of these sizes, with `axis` turned: one block for each tile."""
     blocks = Int64(1)
     for i, extent in enumerate(extents):
         size = _size_along(how, i, axis, len(extents))

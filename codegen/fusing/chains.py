@@ -29,7 +29,8 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Steps that one op computes: their places, with the free ones; what they take and give; the spec; what they cost."""
+    """Steps that one op computes: their places, and those of free steps among them; their inputs and results; the spec;
+    the cost."""
 
     places: tuple[int, ...]
     inputs: tuple[Value, ...]
@@ -40,13 +41,13 @@ class Chain:
 
 
 class Expressing:
-    """Specs of chains. Equal steps have one spec: what was tried is kept, by the steps' form."""
+    """Makes specs of chains. Equal steps share a spec: results are cached by the steps' form."""
 
     def __init__(self) -> None:
         self._tried: dict[Key, Made | None] = {}
 
     def made(self, graph: StepGraph, places: Sequence[int]) -> tuple[Made | None, Key, list[Value], list[Value]]:
-        """The spec of steps, None where there is no kernel; its key, inputs and outputs."""
+        """The spec of steps, or None if no kernel computes them; also its key, its inputs and its outputs."""
         free, inputs = graph.sources(places)
         outputs = graph.results_of(places)
         steps = [graph.steps[p] for p in sorted({*places, *free})]
@@ -82,7 +83,7 @@ def place_of_input(name: str) -> int:
 
 
 def key_of(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]) -> Key:
-    """The form of steps: equal for steps that compute the same of arrays of the same shapes."""
+    """The form of steps, which is equal for steps that compute the same from arrays of the same shapes."""
     number: dict[Value, int] = {v: i for i, v in enumerate(inputs)}
 
     def atom(a: Atom) -> Any:
@@ -134,7 +135,7 @@ class _Growing:
         return sorted({id(g): g for g in self.group.values()}.values(), key=min)
 
     def join(self) -> None:
-        """Join each step with those before it, where that is one kernel. Products are left out."""
+        """Join each step with the steps before it, if one kernel computes them together. Products are left out."""
         for place in sorted(self.group):
             if self.graph.steps[place].name == "dot_general" or self.waits(place):
                 continue
@@ -153,7 +154,8 @@ class _Growing:
                 self.try_joined(self.group[maker], self.group[place])
 
     def waits(self, place: int) -> bool:
-        """Whether a step is recomputed, and joins the step that uses it before those that it uses."""
+        """Whether a step is recomputed, so that it joins the step that uses it before it joins its own arguments'
+        steps."""
         step = self.graph.steps[place]
         users = [u for u in self.after.get(place, ()) if u in self.group and self.graph.steps[u].name != "dot_general"]
         return is_recomputed(step) and step.outputs[0] not in self.graph.results and bool(users)
@@ -167,7 +169,7 @@ class _Growing:
                     self.take(place, self.group[users[0]])
 
     def take(self, place: int, users: frozenset[int]) -> None:
-        """Join a product, together with the other products that the chain uses, and else by itself."""
+        """Join a product to a chain, together with the other products that the chain uses, or else alone."""
         others = {
             m for u in users for m in self.before[u]
             if m not in users and m in self.group and self.graph.steps[m].name == "dot_general" and len(self.group[m]) == 1
@@ -190,19 +192,19 @@ class _Growing:
             self.set(whole)
 
     def is_sensible(self, first: frozenset[int], second: frozenset[int]) -> bool:
-        """Whether the first chain is not computed again for many elements of the second."""
+        """Whether the elements of the first chain would not be recomputed for many elements of the second."""
         if self.size(first) * 2 >= self.size(second):
             return True
         names = {self.graph.steps[p].name for p in first}
         return not names & (COSTLY | REDUCING)
 
     def size(self, places: Iterable[int]) -> int:
-        """The most elements of an array of a chain."""
+        """The number of elements of a chain's largest array."""
         steps = [self.graph.steps[p] for p in places]
         return max(elements(v.shape) for s in steps for v in (*s.inputs, *s.outputs))
 
     def is_convex(self, whole: frozenset[int]) -> bool:
-        """Whether nothing outside both depends on the chain and is needed by it."""
+        """Whether no step outside of both chains depends on the chain and is needed by it."""
         last = max(whole)
         left = [u for p in whole for u in self.after.get(p, ()) if u not in whole]
         seen: set[int] = set()
@@ -229,7 +231,7 @@ class _Growing:
         return self.expressing.made(self.graph, sorted(whole))[0] is not None
 
     def is_plain(self, whole: frozenset[int]) -> bool:
-        """Whether all steps are element by element on one shape: a kernel computes any of these."""
+        """Whether all steps are element-wise on one shape: a kernel computes any of these."""
         shapes = {v.shape for p in whole for v in self.graph.steps[p].outputs}
         names = {self.graph.steps[p].name for p in whole}
         return len(shapes) == 1 and not names & (REDUCING | PARTS) and not any(self.graph.steps[p].inner for p in whole)

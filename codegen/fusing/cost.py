@@ -16,7 +16,8 @@ from codegen.tracing.steps import Atom, Value
 
 @dataclass(frozen=True)
 class Cost:
-    """The bytes that XLA's kernels read and write, how many kernels they are, and the bytes of one op."""
+    """The bytes that XLA's kernels read and write, the number of these kernels, and the bytes that one op reads and
+    writes."""
 
     now: int
     kernels: int

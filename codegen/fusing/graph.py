@@ -38,7 +38,8 @@ def elements(shape: Sequence[int]) -> int:
 
 
 def is_recomputed(step: Step) -> bool:
-    """Whether each kernel that uses a step's result may compute it from the step's one array, which has no more bytes."""
+    """Whether each kernel that uses a step's result may compute it again: the step has one array, with no more bytes
+    than the result."""
     arrays = [v for v in step.inputs if isinstance(v, Value) and elements(v.shape) > 1]
     if len(arrays) != 1 or len(step.outputs) != 1 or step.inner or not (step.name in SAME or step.name in RECOMPUTED):
         return False
@@ -49,7 +50,8 @@ def is_recomputed(step: Step) -> bool:
 
 
 def prepared(flat: Flat) -> Flat:
-    """The same function as chains are looked for in it: equal steps are one, recomputed steps one for each use, and factors apart."""
+    """The same function in the form in which chains are searched: equal steps are one step, each use of a recomputed
+    step has one of its own, and factors are separate."""
     return _factors_apart(spread(_once(flat)))
 
 
@@ -135,8 +137,8 @@ def spread(flat: Flat) -> Flat:
 
 @dataclass(eq=False)
 class StepGraph:
-    """The steps of one function, by place. `maker` is the place of the step that computes a value; `users` are the places of those
-    that use it."""
+    """The steps of a function, by place. `maker` gives the place of the step that computes a value, and `users` the
+    places of the steps that use it."""
 
     flat: Flat
     maker: dict[Value, int] = field(default_factory=dict)
@@ -155,7 +157,7 @@ class StepGraph:
         return self.flat.steps
 
     def is_free(self, place: int) -> bool:
-        """Whether a step costs nothing where its result is used."""
+        """Whether a step costs nothing because the steps that use its result can do it."""
         step = self.steps[place]
         if step.name in LAYOUT:
             return True
@@ -172,7 +174,8 @@ class StepGraph:
         return False
 
     def sides(self, value: Value) -> set[int]:
-        """What takes an array: the first or second side of products, 0 and 1, through transposes too, and OTHER steps."""
+        """The uses of an array: 0 and 1 for the first and second factor of a product, also through transposes, and
+        OTHER for other steps."""
         found: set[int] = set()
         for place in self.users.get(value, ()):
             step = self.steps[place]
@@ -185,7 +188,7 @@ class StepGraph:
         return found
 
     def is_expressed(self, place: int) -> bool:
-        """Whether a step may be part of a chain of the language."""
+        """Whether the language can express a step."""
         step = self.steps[place]
         if step.name in APART or not step.outputs:
             return False
@@ -200,7 +203,7 @@ class StepGraph:
         return self.is_free(place) or (maker is not None and self.steps[maker].name in ("stack", "concatenate"))
 
     def sources(self, places: Iterable[int]) -> tuple[set[int], list[Value]]:
-        """The free steps that steps need, and the values that come from outside of both."""
+        """The free steps that steps need, and the values that none of these steps computes."""
         inside = set(places)
         free: set[int] = set()
         outside: dict[Value, None] = {}
@@ -224,8 +227,8 @@ class StepGraph:
         return free, list(outside)
 
     def results_of(self, places: Iterable[int]) -> list[Value]:
-        """The values of steps that others use, or the function returns. A free step on one of them is another's, unless all that use
-        it are among the steps."""
+        """The values of steps that other steps use, or that the function returns. A free step of such a value counts as
+        another step, unless all its users are among the steps."""
         inside = set(places)
         found = []
         for place in sorted(inside):
@@ -237,7 +240,7 @@ class StepGraph:
         return found
 
     def reads_inside(self, place: int, inside: set[int]) -> bool:
-        """Whether a step is inside, or is free and used inside alone."""
+        """Whether a step is among the steps, or is free and only used by them."""
         if place in inside:
             return True
         if not self.is_free(place):

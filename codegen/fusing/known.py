@@ -49,7 +49,8 @@ class Known:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a library op that does what a chain does: the chain's inputs and outputs in the op's order, and the parameters."""
+    """A call of a library op that computes a chain: the chain's inputs and outputs in the op's order, and the
+    parameters."""
 
     op: str
     inputs: tuple[tuple[str, str], ...]  # the op's name, the chain's

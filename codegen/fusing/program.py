@@ -81,7 +81,7 @@ def evaluate(program: Program, arguments: Sequence[Any], wanted: Wanted) -> list
 
 
 def read(atom: Atom, values: Mapping[Value, Any]) -> Any:
-    """What a step takes: a number, a known value, or a constant of the function."""
+    """The value of a step's argument: a number, a known value, or a constant of the function."""
     return jax.numpy.asarray(atom.value, atom.dtype) if isinstance(atom, Number) else values.get(atom, atom.constant)
 
 

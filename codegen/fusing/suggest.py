@@ -69,8 +69,8 @@ class Suggestion:
 
 
 def suggestions(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Suggestion]:
-    """What of a function is worth an op, the largest saving first. `arguments` are arrays, `jax.ShapeDtypeStruct`s, trees of these,
-    or other values, which stay as they are."""
+    """The chains of a function that are worth an op, the largest saving first. `arguments` are arrays,
+    `jax.ShapeDtypeStruct`s, trees of these, or other values, which stay as they are."""
     leaves, tree = jax.tree.flatten(tuple(arguments))
     places = [i for i, leaf in enumerate(leaves) if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)]
 
@@ -141,7 +141,8 @@ def _written(program: Program, chain: Chain, name: str, arguments: Mapping[Value
 
 
 def disagreement(suggestion: Suggestion) -> str:
-    """What is wrong where the op's results differ from those of the function's own steps, on random arrays; "" where they agree."""
+    """A message where the op's results differ from those of the function's own steps on random arrays; "" where they
+    agree."""
     chain, made = suggestion.chain, suggestion.made
     if wrong := with_reference(made, SMALL):
         return wrong

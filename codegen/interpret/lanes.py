@@ -58,7 +58,7 @@ class Lanes(Protocol):
 
 
 def inside(m: Lanes, lanes: np.ndarray) -> np.ndarray:
-    """Lanes' places in their warps."""
+    """The places of lanes in their warps."""
     return lanes % m.per_block % 32
 
 

@@ -193,7 +193,7 @@ class Machine:
         raise self.error(stuck, here_now, f"still running after {STEPS} basic blocks: an endless loop")
 
     def go_on(self, here: int) -> None:
-        """No lane can run: let some pass a barrier."""
+        """Let some lanes pass a barrier, when no lane can run."""
         if here < WAIT and not ((self.at >= WAIT) & (self.at < DONE)).any():
             raise Fault(int(np.argmin(self.at)), "a wait for a phase of an mbarrier that nothing brings to its end")
         self.barriers.release(self)

@@ -23,8 +23,8 @@ LEADING: tuple[tuple[int, ...], ...] = ((), (2, 1, 3))  # sizes of `...`: a refe
 
 
 def with_reference(made: Made, several: Sequence[tuple[int, ...]] = LEADING) -> str:
-    """What is wrong where the op's jnp form and its reference differ, on small arrays with these leading axes, by default none and
-    several; "" where they agree."""
+    """A message where the op's jnp form and its reference differ, on small arrays with these leading axes, by default
+    none and several; "" where they agree."""
     spec, op = made.planned.spec, op_of(made.planned)
     types = {t: dtypes[0] for t, dtypes in spec.types}
     has_rows = any(ROWS in a.axes for a in spec.inputs)
@@ -44,8 +44,8 @@ def with_reference(made: Made, several: Sequence[tuple[int, ...]] = LEADING) -> 
 def with_function(
     call: Callable[[list[Any], list[Any]], Any], made: Made, flat: Flat, numbers: list[float], examples: Sequence[Any]
 ) -> str:
-    """What is wrong where the op's jnp form and the function differ on arguments of its shapes, floats in float32; "" where they
-    agree."""
+    """A message where the op's jnp form and the function differ on arguments of its shapes, floats in float32; "" where
+    they agree."""
     arrays = [e for e in examples if not isinstance(e, float)]
     leaves, tree = jax.tree.flatten(arrays)
     op, spec = op_of(made.planned), made.planned.spec
@@ -66,12 +66,13 @@ def with_function(
 
 
 def squeezed(array: Any) -> Any:
-    """An array without its axes of size 1, as a spec that was made takes it."""
+    """An array without its axes of size 1, as the traced spec has it."""
     return array.reshape([n for n in array.shape if n != 1])
 
 
 def difference(got: Any, wanted: Any, allowed: float) -> str:
-    """How far results are apart, where that is more than this part of the largest element; ""  where it is not."""
+    """A message with the largest difference of results, if that is more than this part of the largest element; ""
+    otherwise."""
     a, b = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
     if a.shape != b.shape:
         return f"in shape, {a.shape} and {b.shape}"

@@ -19,7 +19,7 @@ MOST_PARTS = 8
 
 @dataclass(eq=False)
 class Axis:
-    """An axis, by its size. `same` is the axis that it was found to be."""
+    """An axis of a given size. `same` is the axis with which it was united."""
 
     size: int
     number: int = field(default_factory=lambda: next(_count))
@@ -36,7 +36,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Parts:
-    """How an axis is cut: into so many parts, one after the other or interleaved, each of them `axis` (None: one element)."""
+    """How an axis is divided into parts: their number, whether they are consecutive or interleaved, and the `axis` of
+    each (None: one element)."""
 
     count: int
     interleaved: bool
@@ -60,7 +61,7 @@ class Axes:
         return self._of[value]
 
     def dims(self, value: Atom) -> Dims:
-        """The axes of a value, once all steps were seen."""
+        """The axes of a value, after all steps were seen."""
         return tuple(a and a.root for a in self.raw(value))
 
     def union(self, a: Axis | None, b: Axis | None) -> None:
@@ -87,7 +88,7 @@ class Axes:
             self.union(axis.parts.axis, parts.axis)
 
     def together(self, values: Iterable[Atom], skip: Sequence[int] = ()) -> None:
-        """Unite the dimensions of values of one rank, place by place, but for the places to skip."""
+        """Unite the dimensions of values of one rank, one by one, except at the places to skip."""
         whole = [self.raw(v) for v in values if isinstance(v, Value) and v.shape]
         for other in whole[1:]:
             for place, (a, b) in enumerate(zip(whole[0], other, strict=True)):
@@ -95,7 +96,7 @@ class Axes:
                     self.union(a, b)
 
     def see(self, step: Step) -> None:
-        """Unite what a step makes one axis."""
+        """Unite the dimensions that a step combines."""
         own = getattr(self, f"_{step.name}", None)
         if own is not None:
             own(step)
@@ -238,14 +239,14 @@ GATHER = "jnp.take(x, i, axis) and jnp.take_along_axis with one index along the 
 
 @dataclass(frozen=True)
 class Taken:
-    """A gather that is jnp.take along an axis, or, `batched`, take_along_axis with one index."""
+    """A gather of the form of jnp.take along an axis, or, if `batched`, of take_along_axis with one index."""
 
     axis: int
     batched: bool
 
 
 def taken(step: Step) -> Taken | None:
-    """The axis that a gather takes along, if it is of such a form."""
+    """The axis along which a gather takes, if it has such a form."""
     numbers, sizes = step.params["dimension_numbers"], step.params["slice_sizes"]
     table = step.inputs[0]
     if len(numbers.start_index_map) != 1 or not isinstance(table, Value):
@@ -261,8 +262,8 @@ def taken(step: Step) -> Taken | None:
 
 
 def sliced(step: Step, place: int) -> tuple[int, int, bool]:
-    """A slice along a dimension, as a part of it: how many parts there are, which one it is, whether they are interleaved.
-    Raises `UserError` where it is no equal part."""
+    """A slice along a dimension as a part of it: the number of parts, the part's number, and whether they are
+    interleaved. Raises `UserError` if the parts are not equal."""
     whole, size = step.inputs[0].shape[place], step.outputs[0].shape[place]
     start, stride = step.params["start_indices"][place], (step.params["strides"] or {place: 1})[place]
     count = whole // size if size else 0

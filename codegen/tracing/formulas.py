@@ -41,7 +41,7 @@ class Formula:
 
 
 class Formulas:
-    """Makes formulas, equal ones once."""
+    """Makes formulas; equal formulas are one object."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], Formula] = {}
@@ -135,7 +135,7 @@ def walk(roots: Iterable[Formula]) -> Iterator[Formula]:
 
 
 def mapped(formulas: Formulas, roots: Iterable[Formula], change: Callable[[Formula], Formula]) -> list[Formula]:
-    """The roots, each formula below them changed, from the arguments up."""
+    """The roots, with each formula below them changed, from the arguments up."""
     roots = list(roots)
     new: dict[int, Formula] = {}
     for formula in walk(roots):

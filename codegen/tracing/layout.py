@@ -87,7 +87,7 @@ class Layout:
 
 
 def layouts(inputs: Sequence[ArrayOf], outputs: Sequence[ArrayOf], formulas: Sequence[Formula]) -> Iterator[Layout]:
-    """The ways to name axes, that with the most axes as rows first, and at last one without rows."""
+    """The possible names of axes: first with as many axes as possible as rows, last without rows."""
     arrays = [*outputs, *inputs]
     widest = max(arrays, key=lambda a: len(a.dims))
     for count in range(max(0, len(widest.dims) - 1), -1, -1):

@@ -22,7 +22,7 @@ TAKEN = KERNEL_NAMES | REDUCING_NAMES | IMPORTED_NAMES
 
 
 def proper(name: str, other: str = "x") -> str:
-    """A name that a spec may use: lower-case, and not one that a generated file uses."""
+    """A name that a spec may use: in lower case, and not one that a generated file uses."""
     text = re.sub(r"[^a-z0-9_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
     text = text if text[:1].isalpha() else f"{other}_{text}".rstrip("_")
     text = text[:48].rstrip("_")

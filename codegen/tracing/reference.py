@@ -99,7 +99,7 @@ class Printer(Text):
         self.written[id(formula)] = own
 
     def output(self, array: ArrayOf, parts: Sequence[Formula]) -> str:
-        """An output, from its parts: with its axes alone, in its order."""
+        """An output, made of its parts, with only its own axes, in its order."""
         own = [a for a in self.order if a in array.axes]
         rows = self.layout.has_rows(array.axes)
         made = [self.without(p, own, rows) for p in parts]

@@ -42,7 +42,7 @@ def no_source(names: Sequence[str], outputs: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Request:
-    """What becomes a spec: steps, from which inputs to which outputs, and their names."""
+    """The steps to make a spec of, with their inputs, outputs and names."""
 
     op: str
     summary: str
@@ -59,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Made:
-    """A spec that was made, and the op that it is."""
+    """A spec that was made, and its op."""
 
     text: str
     planned: Op

@@ -29,7 +29,7 @@ OWN = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An array that a step gives or an input is. `constant` is an array that the function has captured."""
+    """An array: an input, or the result of a step. `constant` is an array that the function has captured."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -42,7 +42,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Number:
-    """A scalar that is written out."""
+    """A scalar literal."""
 
     value: bool | int | float
     dtype: str
@@ -101,7 +101,7 @@ def flatten(closed: Any, remat: bool = True) -> Flat:
 
 
 def plain(steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps with those of functions with their own derivative in their place."""
+    """The steps, with functions that have a derivative of their own replaced by their steps."""
     for step in steps:
         if step.inner:
             yield from plain(step.inner)

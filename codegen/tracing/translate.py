@@ -55,7 +55,7 @@ Parts = tuple[Formula, ...]
 
 
 class NotExpressed(UserError):
-    """A step that the language lacks."""
+    """The language cannot express a step."""
 
     def __init__(self, step: Step, message: str, hint: str = ""):
         super().__init__(message, hint)
@@ -77,7 +77,7 @@ class Translator:
         self.values[value] = tuple(self.formulas.leaf(name, part, kind, axes) for part in places)
 
     def split(self, value: Value) -> tuple[list[Axis], int]:
-        """The axes of one part of a value, in order, and how many parts it has; 0 for a value that is whole."""
+        """The axes of one part of a value, in order, and the number of parts; 0 for a value without parts."""
         axes: list[Axis] = []
         count = 0
         for axis in self.axes.dims(value):

@@ -22,7 +22,7 @@ CHEAP = frozenset({"input", "const", "index", "size", "param"})
 
 
 class Text:
-    """Formulas as text: `written` has the names of those that were assigned before."""
+    """Prints formulas; `written` has the names of those that were assigned before."""
 
     def __init__(self) -> None:
         self.written: dict[int, str] = {}
@@ -40,7 +40,8 @@ class Text:
 
 
 class Writer(Text):
-    """Writes statements. `wished` are names for formulas; `targets` what the outputs, in order, are assigned as."""
+    """Writes statements. `wished` are names for formulas, and `targets` the names to which the outputs, in order, are
+    assigned."""
 
     def __init__(self, layout: Layout, wished: Mapping[int, str], taken: Collection[str]):
         self.layout, self.wished, self.taken = layout, wished, set(taken)
@@ -126,7 +127,8 @@ class Writer(Text):
         return f"{op}({', '.join(given)})", ATOM
 
     def names_axes(self, product: Formula) -> bool:
-        """Whether a product says which axes it contracts: `a @ b` contracts the one that both have, if it is no output's or a's last."""
+        """Whether a product must name the axes that it contracts: `a @ b` contracts the one that both have, if no
+        output has it or if it is a's last."""
         a, b = product.args
         if len(product.attr) != 1 or a.axes & b.axes != product.attr:
             return True

@@ -118,8 +118,8 @@ def left_to_xla(
     extents: Extents,
     tuned: Tuned | None = None,
 ) -> str:
-    """Why a call that names no implementation runs the jnp form although there is a kernel, by a measurement or else by
-    the plan's estimate; "" if it runs the kernel."""
+    """Why a call that names no implementation runs the jnp form although there is a kernel, from a measurement or else
+    from the plan's estimate; "" if it runs the kernel."""
     if tuned is not None:
         return tuned.why if tuned.take == "xla" else ""
     return estimated_left_to_xla(plan, how, dtypes, extents)

@@ -88,17 +88,17 @@ class Memory:
 
     @property
     def begin(self) -> int:
-        """Bytes before the first stage."""
+        """The number of bytes before the first stage."""
         return max(self.q.size, self.o.size)
 
     @property
     def stage(self) -> int:
-        """Bytes of a stage."""
+        """The number of bytes of a stage."""
         return self.k.size + self.v.size
 
     @property
     def held(self) -> int:
-        """Steps along D of which a warp holds q in registers: all of them, or none."""
+        """The number of steps along D of which a warp holds q in registers: all of them, or 0."""
         steps = -(-self.how.d // 16)
         return steps if steps <= MOST_HELD else 0
 

@@ -40,7 +40,8 @@ def fold(
 
 
 def turn_round(rRows: list) -> None:
-    """Rotate the rows' statistics: the next row's move to the first place, so that a loop over rows finds each of them there."""
+    """Rotate the rows' statistics: those of the next row move to the first place, so that a loop over rows finds each
+    of them there."""
     for held in rRows:
         first = held[0]
         for at in range(1, cute.size(held)):

@@ -235,17 +235,17 @@ class Operands:
 
     @property
     def size(self) -> int:
-        """Bytes of a stage."""
+        """The number of bytes of a stage."""
         return sum(p.size for p in self.panels)
 
     @property
     def each(self) -> int:
-        """Steps of a for a step of b."""
+        """The number of steps of a for a step of b."""
         return self.types[0].width // self.how.bits
 
     @property
     def steps(self) -> int:
-        """Steps of b along K in a tile."""
+        """The number of steps of b along K in a tile."""
         return self.panels[0].width // self.each // STEP
 
 

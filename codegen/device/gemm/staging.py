@@ -38,7 +38,7 @@ class Box:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The number of bytes."""
         return self.rows * self.columns * self.parts * self.word.width // 8
 
 

@@ -38,7 +38,7 @@ def instruction_times(op: AnyOp, binding: Binding, shape: Shape, clock: float | 
 
 
 def this_gpu(arch: str, kind: str) -> Gpu | None:
-    """The GPU of an architecture that JAX calls so; None where there are no figures for it."""
+    """The figures of the GPU that JAX gives this name, of an architecture; None if there are none."""
     words = set(kind.replace("-", " ").split())
     return next((g for g in GPUS if g.arch == arch and set(g.name.split()) - {"SXM", "80GB"} <= words), None)
 
@@ -71,7 +71,8 @@ def elements_of_thread(how: Launch | RowLaunch | WalkLaunch, columns: int) -> fl
 
 
 def clock_now() -> float | None:
-    """The clock of the first GPU's SMs in hertz, which it keeps for a while after its last kernel; None where nobody says."""
+    """The clock of the first GPU's SMs in hertz, which it keeps for a while after its last kernel; None where it cannot
+    be read."""
     query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-i", "0"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout

@@ -24,15 +24,16 @@ WRONG = 1e-4  # part of the elements that may differ more, where a value lies at
 
 @dataclass(frozen=True)
 class Calls:
-    """What makes an op's arguments from a seed, and what is called with them, by name of the implementation."""
+    """The functions that make an op's arguments from a seed, and the functions to call with them, by name of the
+    implementation."""
 
     make: Callable[[Any], Any]
     run: Callable[[str | None], Callable[[Any], Any]]
 
 
 def calls_of(op: AnyOp, binding: Binding, shape: Shape) -> Calls:
-    """Those of an op at a shape, or of a generated backward at a shape of its op. `binding` has the types of the op's spec.
-    All functions can be traced."""
+    """The calls of an op at a shape, or of a generated backward at a shape of its op. `binding` has the types of the
+    op's spec. All functions can be traced."""
     if isinstance(op, BackwardOp):
         return _backward_calls(op, binding, shape)
     static = bench.static_arguments(op.spec, binding)
@@ -83,8 +84,8 @@ def compiled(call: Callable[..., Any], *given: Any) -> Callable[..., Any]:
 
 
 def differences(ours: Any, others: Any) -> list[tuple[Any, Any]]:
-    """For each result, the part of its elements that differ by more than `TOLERANCE`, and the largest error, relative to the
-    element or to the root mean square of all."""
+    """For each result, the share of its elements that differ by more than `TOLERANCE`, and the largest error, relative
+    to the element or to the root mean square of all."""
     found = []
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(others), strict=True):
         if not jnp.issubdtype(a.dtype, jnp.floating):

@@ -25,7 +25,7 @@ class Measurement:
         return statistics.median(dict(self.groups)[name])
 
     def bandwidth(self, name: str) -> float:
-        """TB/s."""
+        """The bandwidth in TB/s."""
         return self.bytes / self.us(name) / 1e6
 
     @property
@@ -40,7 +40,7 @@ class Measurement:
 
     @property
     def limit(self) -> tuple[str, float]:
-        """What a call takes longest for, and the microseconds: moving its bytes, or its instructions of one kind."""
+        """The limit of a call, moving its bytes or its instructions of one kind, and its least time in microseconds."""
         return max([("bytes", self.us("copy")), *self.instructions], key=lambda found: found[1])
 
     @property

@@ -30,8 +30,8 @@ CALLS = 10
 
 
 class Device:
-    """`folder` is the package's: its kernels are compiled in `jobs` processes, which leave them in the cache on disk. `jobs` 0
-    compiles in this one."""
+    """Times launches on this machine's GPU. `folder` is that of the package, whose kernels are compiled in `jobs`
+    processes, which store them in the cache on disk. With 0 `jobs` this process compiles."""
 
     def __init__(self, folder: Path, arch: str, jobs: int, implementation: str = "cute"):
         self.folder, self.arch, self.implementation = folder, arch, implementation
@@ -44,7 +44,7 @@ class Device:
             self.pool.shutdown(cancel_futures=True)
 
     def prepare(self, kernel: Kernel, some: Sequence[Changes]) -> None:
-        """Compiling begins."""
+        """Begin to compile."""
         for changes in some:
             key = kernel.task, tuple(changes.items())
             if self.pool is not None and key not in self.compiling:
@@ -52,7 +52,8 @@ class Device:
                     self.compiling[key] = self.pool.submit(_compile, self.folder, kernel.task, key[1], self.arch)
 
     def measure(self, kernel: Kernel, some: Sequence[Changes]) -> list[float | None]:
-        """Times over the planned launch's; None of a launch that does not compile, or whose results differ."""
+        """The times relative to the planned launch's; None for a launch that does not compile, or whose results
+        differ."""
         self._load(kernel)
         self.prepare(kernel, some)
         times: list[float | None] = []

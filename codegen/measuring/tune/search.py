@@ -69,7 +69,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Found:
-    """What a task came to. Times are microseconds by name: `us` of the fastest launch, `planned_us`, `xla_us`, `copy_us`."""
+    """The result of a task. Times are in microseconds, by name: `us` of the fastest launch, `planned_us`, `xla_us`,
+    `copy_us`."""
 
     task: Task
     entry: Tuned | None
@@ -80,7 +81,7 @@ class Found:
 
     @property
     def loss(self) -> float:
-        """By how much the planned launch is slower than the fastest."""
+        """The relative difference between the times of the planned launch and of the fastest."""
         return self.us["planned_us"] / self.us["us"] - 1
 
 
@@ -103,21 +104,22 @@ class Kernel:
 
     @property
     def digest(self) -> str:
-        """What tells a plan from another: a measurement says little of another plan than it was made beside."""
+        """A digest of the plan. A measurement holds only for calls with the plan for which it was made."""
         return hashlib.sha256(repr(self.planned).encode()).hexdigest()[:8]
 
     @property
     def plans_xla(self) -> bool:
-        """Whether a call as planned, which names no implementation, is XLA's."""
+        """Whether the plan leaves a call that names no implementation to XLA."""
         return not isinstance(self.op, GemmOp) and bool(self.op.left_to_xla(self.types, self.axes))
 
     @property
     def sizes(self) -> tuple[tuple[str, int, int | None], ...]:
-        """The sizes of all calls that the task stands for."""
+        """The sizes of all calls for which the task's measurement is used."""
         return tuple(choosing.size_class(name, size) for name, size in sizes_of(self.op, self.axes).items())
 
     def neighbours(self, base: Changes) -> Mapping[Any, Changes]:
-        """Launches that differ in one setting from the planned one with some changes; of a product, all that are possible."""
+        """The launches that differ in one setting from the planned launch with some changes; of a product, all possible
+        launches."""
         op = self.op
         if isinstance(op, GemmOp):
             return {} if base else self._tiles()
@@ -142,7 +144,7 @@ class Kernel:
         )  # fmt: skip
 
     def calls(self, entry: Tuned | None = None) -> Calls:
-        """Those of the kernel as planned, or as a measurement says."""
+        """The calls of the kernel, with the planned launch or with a measured one."""
         op = self.origin if entry is None else self.origin.with_tuning((entry,))
         binding = Binding(self.origin.spec, self.task.types)
         return calls_of(kernel_of(op, self.task.kernel), binding, dict(self.task.shape))
@@ -153,7 +155,7 @@ def kernel_of(op: AnyOp, name: str) -> AnyOp:
 
 
 def sizes_of(op: AnyOp, axes: Axes) -> dict[str, int]:
-    """The sizes by which measurements of an op are found."""
+    """The sizes by which measurements of an op are looked up."""
     if not isinstance(op, GemmOp):
         return choosing.sizes_of(op.plan, views.known_extents(op.plan, axes))
     tile, (first, *_) = op.plan.tile, op.plan.products
@@ -164,8 +166,8 @@ def sizes_of(op: AnyOp, axes: Axes) -> dict[str, int]:
 def tasks_of(
     ops: Iterable[AnyOp], shapes: Callable[[AnyOp], Sequence[Shape]], wanted: Mapping[str, str], arch: str
 ) -> Iterator[Task]:
-    """A task for each kernel of the ops at each shape, of those that run by themselves: the forward, the backward, and that
-    without the gradients of arrays that all rows share."""
+    """A task for each kernel of the ops at each shape. Only kernels that run separately are measured: the forward, the
+    backward, and the backward without the gradients of arrays that all rows share."""
     for op in ops:
         binding = bench.typical(op.spec, wanted)
         if binding is None or any(DTYPES[binding.dtype(a)].size == 8 for a in op.spec.arrays):
@@ -183,7 +185,7 @@ def tasks_of(
 
 
 def is_done(op: AnyOp, task: Task, arch: str, entries: Iterable[Tuned]) -> bool:
-    """Whether a task was measured beside the launch that is planned now."""
+    """Whether a task was measured with the launch that is planned now."""
     kernel = Kernel(op, task, arch)
     place = task.kernel, arch, task.types, kernel.sizes
     own = [t for t in entries if (t.kernel, t.arch, t.types, t.sizes) == place]
@@ -197,13 +199,14 @@ class Clock(Protocol):
     """Times launches of a kernel."""
 
     def prepare(self, kernel: Kernel, some: Sequence[Changes]) -> None:
-        """What is going to be timed: compiling may begin."""
+        """Announce what will be timed, so that compiling can begin."""
 
     def measure(self, kernel: Kernel, some: Sequence[Changes]) -> list[float | None]:
-        """Times over the planned launch's; None of a launch that does not compile, or whose results differ."""
+        """The times relative to the planned launch's; None for a launch that does not compile, or whose results
+        differ."""
 
     def compare(self, kernel: Kernel, best: Changes) -> dict[str, float]:
-        """Microseconds: `us`, `planned_us`, `xla_us`, `copy_us`."""
+        """The times in microseconds: `us`, `planned_us`, `xla_us`, `copy_us`."""
 
 
 def search(
@@ -211,8 +214,8 @@ def search(
     measure: Callable[[Sequence[Changes]], list[float | None]],
     more: Callable[[], bool] = lambda: True,
 ) -> tuple[Changes, list[float | None]]:
-    """The changes that are fastest, and all times over the planned launch's. Ends where no neighbour is better by more than
-    chance, or `more` is false."""
+    """The fastest changes, and all times relative to the planned launch's. The search ends when no neighbour is faster
+    by more than chance, or when `more` returns false."""
     best: Changes = {}
     time_of_best = 1.0
     seen: set[Any] = set()
@@ -253,7 +256,7 @@ def tune(op: AnyOp, task: Task, arch: str, clock: Clock, more: Callable[[], bool
 
 
 def is_fatal(error: str) -> bool:
-    """Whether nothing runs on the GPU in this process after an error."""
+    """Whether an error means that nothing will run on the GPU in this process any more."""
     return any(word in error for word in FATAL)
 
 
@@ -264,8 +267,8 @@ def tune_all(
     seconds: float,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Found]:
-    """Tune one task after the other while there is time, and the GPU runs. The launches of the next one are compiled
-    meanwhile."""
+    """Tune one task after the other while there is time and the GPU runs. Meanwhile the launches of the next task are
+    compiled."""
     end = now() + seconds
     for place, (op, task) in enumerate(todo):
         if now() >= end:
@@ -301,7 +304,7 @@ def as_table(found: Iterable[Found]) -> Table:
 
 
 def summary(found: Sequence[Found]) -> str:
-    """What the plans lose, in a line."""
+    """How much time the planned launches lose, in a line."""
     timed = [f for f in found if f.us]
     if not timed:
         return "nothing was measured"

@@ -161,13 +161,14 @@ def converted(value: Any, array: Array, how: AnyLaunch) -> Any:
 
 
 def whole_rows(plan: AttentionPlan, array: Array) -> bool:
-    """Whether rows of an array are whole vectors: of what is multiplied, and of the products."""
+    """Whether each row of an array is whole vectors, of the factors and of the products."""
     return array in plan.vectors
 
 
 def alignment(plan: Plan, array: Array, dtype: str) -> int:
-    """The alignment in bytes that the compiler may assume for an array: XLA's 256 where vectors are accessed. Where elements are
-    read, it is the element's size, because otherwise neighbouring loads would become one that reads past the array's end."""
+    """The alignment in bytes that the compiler may assume for an array: XLA's 256 where vectors are accessed; the
+    element's size where elements are read, since otherwise the compiler would join neighbouring loads into one that
+    reads past the array's end."""
     if isinstance(plan, AttentionPlan) and not whole_rows(plan, array):
         return DTYPES[dtype].size
     if isinstance(plan, AttentionPlan):
@@ -222,7 +223,7 @@ PARTS_ALIGNMENT = 256  # bytes: the alignment of XLA's arrays; partial results a
 
 
 def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:
-    """Each statistic folded over rows, and the dtype of its parts."""
+    """Each statistic that is reduced over rows, and the dtype of its partial results."""
     if not isinstance(plan, Reduction):
         return []
     dtypes = {"float": compute, "int": integer, "bool": "int32"}

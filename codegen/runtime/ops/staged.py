@@ -21,7 +21,7 @@ from codegen.runtime.ops.op import AnyOp, Op, P, R
 
 
 class Stage(DerivedOp):
-    """One of the kernels of an op that needs several."""
+    """One of the kernels of an op of several kernels."""
 
     def __init__(self, whole: AnyOp, place: int, which: str, parts: dict[str, Any]):
         super().__init__(whole.origin if isinstance(whole, DerivedOp) else whole, which, parts)
@@ -38,7 +38,7 @@ class Stage(DerivedOp):
         return plan
 
     def call(self, key: Key, there: Mapping[str, jax.Array]) -> tuple[Key, tuple[Any, ...]]:
-        """Its call, of a sample of the elements where the plan says so."""
+        """The stage's call, on a sample of the elements where the plan says so."""
         own, operands = super().call(key, there)
         if not (axes := self.plan_of_whole.sampled_axes(self.place)):
             return own, operands
@@ -46,7 +46,8 @@ class Stage(DerivedOp):
         return own, (*sample(self.spec.inputs, arrays, axes).values(), *operands[len(arrays) :])
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
-        """Why such a call runs its jnp form although there is a kernel, or "": XLA's functions have other bits."""
+        """Why such a call runs the jnp form although there is a kernel, or "": the results of XLA's functions have
+        other bits."""
         return "" if self.plan_of_whole.together else super().left_to_xla(types, axes)
 
 

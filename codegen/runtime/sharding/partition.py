@@ -48,7 +48,8 @@ from codegen.spec.spec import Array
 
 
 def whole_axes(op: CalledOp) -> set[str]:
-    """The axes that a device needs whole: those of a fixed size, and those along which it scans, among them."""
+    """The axes of which each device needs all elements: among others, those of a fixed size, and those along which it
+    scans."""
     takes = {n for n in topological(s.value for s in op.statements) if n.op == "take"}
     chosen = [n.attr for s in op.statements for n in topological([s.value]) if isinstance(n.attr, Selected)]
     fixed = {axis for how in chosen for axis in (how.axis, how.into)} | {*op.spec.extents}
@@ -73,8 +74,8 @@ def whole_axes(op: CalledOp) -> set[str]:
 
 
 def asked_axes(op: CalledOp) -> set[str]:
-    """The axes that a kernel needs whole: axes along which it reduces rows, whose positions or sizes the chain uses, and from
-    which it picks one element for each row."""
+    """The axes of which a kernel needs all elements: those along which it reduces rows, those whose positions or sizes
+    the chain uses, and those from which it picks one element for each row."""
     found = {axis for s in (*op.plan.rows, *op.plan.inner) for axis in s.axes}
     found |= {str(n.attr) for n in topological(s.value for s in op.statements) if n.op in ("index", "size", "take")}
     return found - whole_axes(op)

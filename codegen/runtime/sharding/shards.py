@@ -37,7 +37,8 @@ def axis_of(factor: str) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """The whole arrays of a shard: their sizes, and the mesh axes that shard them; none where the shard is the whole."""
+    """The sizes of the whole arrays of which this device has a shard, and the mesh axes that shard them; none where the
+    shard is all of the array."""
 
     axes: arguments.Axes
     shards: Shards = field(default_factory=dict)

@@ -168,9 +168,7 @@ def alibi_bias_backward_finish(
     K: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (H, Q, K // each,), (True, False, False))
     (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (H, Q, K // each,), (True, False, False))
     if there:
         dslope = alibi_bias_backward_columns(device.full(1, column_sum))
@@ -189,7 +187,7 @@ def alibi_bias_backward_launch(
         alibi_bias_backward_kernel(mDy, mDslope, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    blocks = H
+    blocks = partials.blocks_of_results(mColumnSumParts, (H, Q, K // how.each,), (True, False, False), H)
     if blocks > 0:
         alibi_bias_backward_finish(
             mDslope, mColumnSumParts, how.each, H, Q, K,

@@ -139,9 +139,7 @@ def broadcast_add_4d_backward_finish(
     D: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (S, H, D,), (True, False, True))
     iD = c % D
     iS = (c // D)
     (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (S, H, D,), (True, False, True))
@@ -162,7 +160,7 @@ def broadcast_add_4d_backward_launch(
         broadcast_add_4d_backward_kernel(mDy, mDbias, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    blocks = S * D
+    blocks = partials.blocks_of_results(mColumnSumParts, (S, H, D,), (True, False, True), S * D)
     if blocks > 0:
         broadcast_add_4d_backward_finish(mDbias, mColumnSumParts, S, H, D).launch(
             **partials.finishing_grid(blocks, stream)

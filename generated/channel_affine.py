@@ -198,9 +198,7 @@ def channel_affine_backward_finish(
     S: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (C, S // each,), (True, False))
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (C, S // each,), (True, False),
     )
@@ -223,7 +221,7 @@ def channel_affine_backward_launch(
         channel_affine_backward_kernel(
             mDy, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = C
+    blocks = partials.blocks_of_results(mColumnSumParts, (C, S // how.each,), (True, False), C)
     if blocks > 0:
         channel_affine_backward_finish(
             mDscale, mDshift, mColumnSumParts, mColumnSum2Parts, how.each, C, S,

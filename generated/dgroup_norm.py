@@ -352,9 +352,7 @@ def dgroup_norm_finish(
     S: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (G, C, S // each,), (True, True, False))
     iC = c % C
     iG = (c // C)
     column_sum, column_sum2 = partials.over_parts_of(
@@ -387,7 +385,7 @@ def dgroup_norm_launch(
             mDy, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows, mRowMean3OfRows,
             mRowMean2OfRows, mRowMean4OfRows, mCounter, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = G * C
+    blocks = partials.blocks_of_results(mColumnSumParts, (G, C, S // how.each,), (True, True, False), G * C)
     if blocks > 0:
         dgroup_norm_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, how.each, G, C, S,

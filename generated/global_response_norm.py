@@ -489,9 +489,7 @@ def global_response_norm_frozen_stage2_finish_B(
     C: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSum2Parts, (B, C,), (True, False))
     (column_sum2,) = partials.over_parts_of([mColumnSum2Parts], ("sum",), c, (B, C,), (True, False))
     if there:
         sum_of_b = global_response_norm_frozen_stage2_columns_B(device.full(1, column_sum2))
@@ -516,7 +514,7 @@ def global_response_norm_frozen_stage2_launch(
         global_response_norm_frozen_stage2_finish(mSumOfBC2, mColumnSumParts, C).launch(
             **partials.finishing_grid(blocks, stream)
         )
-    blocks = B
+    blocks = partials.blocks_of_results(mColumnSum2Parts, (B, C,), (True, False), B)
     if blocks > 0:
         global_response_norm_frozen_stage2_finish_B(mSumOfB, mColumnSum2Parts, B, C).launch(
             **partials.finishing_grid(blocks, stream)
@@ -802,9 +800,7 @@ def global_response_norm_backward_stage2_finish_B(
     C: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSum2Parts, (B, C,), (True, False))
     (column_sum2,) = partials.over_parts_of([mColumnSum2Parts], ("sum",), c, (B, C,), (True, False))
     if there:
         sum_of_b = global_response_norm_backward_stage2_columns_B(device.full(1, column_sum2))
@@ -821,9 +817,7 @@ def global_response_norm_backward_stage2_finish_C(
     C: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSum3Parts, (B, C,), (False, True))
     column_sum3, column_sum4 = partials.over_parts_of(
         [mColumnSum3Parts, mColumnSum4Parts], ("sum", "sum"), c, (B, C,), (False, True),
     )
@@ -855,12 +849,12 @@ def global_response_norm_backward_stage2_launch(
         global_response_norm_backward_stage2_finish(mSumOfBC2, mColumnSumParts, C).launch(
             **partials.finishing_grid(blocks, stream)
         )
-    blocks = B
+    blocks = partials.blocks_of_results(mColumnSum2Parts, (B, C,), (True, False), B)
     if blocks > 0:
         global_response_norm_backward_stage2_finish_B(mSumOfB, mColumnSum2Parts, B, C).launch(
             **partials.finishing_grid(blocks, stream)
         )
-    blocks = C
+    blocks = partials.blocks_of_results(mColumnSum3Parts, (B, C,), (False, True), C)
     if blocks > 0:
         global_response_norm_backward_stage2_finish_C(
             mDgamma, mDbeta, mColumnSum3Parts, mColumnSum4Parts, B, C,

@@ -648,9 +648,7 @@ def group_norm_backward_finish(
     S: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (G, C, S // each,), (True, True, False))
     iC = c % C
     iG = (c // C)
     column_sum, column_sum2 = partials.over_parts_of(
@@ -683,7 +681,7 @@ def group_norm_backward_launch(
             mDy, mRstd, mRowMean, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowSumOfRows,
             mRowSum2OfRows, mCounter, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = G * C
+    blocks = partials.blocks_of_results(mColumnSumParts, (G, C, S // how.each,), (True, True, False), G * C)
     if blocks > 0:
         group_norm_backward_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, how.each, G, C, S,

@@ -663,9 +663,7 @@ def instance_norm_backward_finish(
     S: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (C, S // each,), (True, False))
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (C, S // each,), (True, False),
     )
@@ -696,7 +694,7 @@ def instance_norm_backward_launch(
             mDy, mRstd, mRowMean, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowSumOfRows,
             mRowSum2OfRows, mCounter, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = C
+    blocks = partials.blocks_of_results(mColumnSumParts, (C, S // how.each,), (True, False), C)
     if blocks > 0:
         instance_norm_backward_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, how.each, C, S,

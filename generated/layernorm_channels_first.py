@@ -1039,9 +1039,7 @@ def layernorm_channels_first_backward_stage2_finish(
     S: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (C, S // each,), (True, False))
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (C, S // each,), (True, False),
     )
@@ -1068,7 +1066,7 @@ def layernorm_channels_first_backward_stage2_launch(
             mDy, mMeanOfBS4, mVarOfBS, mX, mWeight, mSumOfBS, mSumOfBS2, mDx, mDweight, mDbias, mColumnSumParts,
             mColumnSum2Parts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = C
+    blocks = partials.blocks_of_results(mColumnSumParts, (C, S // how.each,), (True, False), C)
     if blocks > 0:
         layernorm_channels_first_backward_stage2_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, how.each, C, S,

@@ -739,9 +739,7 @@ def rg_lru_backward_stage3_finish(
     D: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (B, D,), (False, True))
     (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (B, D,), (False, True))
     rDecay = access.registers(mDecay, (1,))
     rowwise.load_one(mDecay, (c,), there, rDecay)
@@ -783,7 +781,7 @@ def rg_lru_backward_stage3_launch(
             mDy, mX, mR, mI, mDecay, mScanOfBSD, mScanOfBSD2, mDx, mDr, mDi, mDdecay, mDstate, mColumnSumParts,
             mColumnSum2Parts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = D
+    blocks = partials.blocks_of_results(mColumnSumParts, (B, D,), (False, True), D)
     if blocks > 0:
         rg_lru_backward_stage3_finish(mDecay, mDdecay, mColumnSumParts, B, D).launch(
             **partials.finishing_grid(blocks, stream)

@@ -232,9 +232,7 @@ def rotary_pairs_backward_finish(
     D: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (S, H, D,), (True, False, True))
     iD = c % D
     iS = (c // D)
     column_sum, column_sum2 = partials.over_parts_of(
@@ -259,7 +257,7 @@ def rotary_pairs_backward_launch(
         rotary_pairs_backward_kernel(
             mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = S * D
+    blocks = partials.blocks_of_results(mColumnSumParts, (S, H, D,), (True, False, True), S * D)
     if blocks > 0:
         rotary_pairs_backward_finish(
             mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, S, H, D,

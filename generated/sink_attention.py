@@ -452,9 +452,7 @@ def sink_attention_backward_stage3_finish(
     Q: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (H, Q // each,), (True, False))
     (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (H, Q // each,), (True, False))
     if there:
         dsink = sink_attention_backward_stage3_columns(device.full(1, column_sum))
@@ -473,7 +471,7 @@ def sink_attention_backward_stage3_launch(
         sink_attention_backward_stage3_kernel(
             mM, mRowValue2, mSink, mDsink, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = H
+    blocks = partials.blocks_of_results(mColumnSumParts, (H, Q // how.each,), (True, False), H)
     if blocks > 0:
         sink_attention_backward_stage3_finish(mDsink, mColumnSumParts, how.each, H, Q).launch(
             **partials.finishing_grid(blocks, stream)

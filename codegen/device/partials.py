@@ -271,6 +271,34 @@ def _one(values: cute.Tensor, place: tuple[Any, Any]) -> Vector:
     return cute.full((1,), values[place], values.element_type)
 
 
+FEW_OF_RESULT = (
+    64  # partial results of a result that a single thread reduces, where a result has those of several columns
+)
+
+
+def _few_of_result(parts: cute.Tensor, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> Boolean:
+    """Whether threads reduce a result each, and not a block."""
+    return parts.shape[0] * _product(extents, kept) <= FEW_OF_RESULT
+
+
+def blocks_of_results(
+    parts: cute.Tensor, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...], results: cutlass.Int32
+) -> cutlass.Int32:
+    """The number of blocks of a finishing kernel with so many results of several columns each (`over_parts_of`)."""
+    return Int32(cutlass.select_(_few_of_result(parts, extents, kept), (results + 255) // 256, results))
+
+
+def result_to_finish(
+    parts: cute.Tensor, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]
+) -> tuple[cutlass.Int32, cutlass.Boolean]:
+    """The result that this thread reduces, with its block or alone, and whether it writes it."""
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    few, c = _few_of_result(parts, extents, kept), bidx * 256 + tidx
+    results = _product(extents, tuple(not k for k in kept))
+    return Int32(cutlass.select_(few, c, bidx)), (few & (c < results)) | (~few & (tidx == 0))
+
+
 @cute.jit
 def over_parts_of(
     parts: list[cute.Tensor],
@@ -280,17 +308,30 @@ def over_parts_of(
     kept: cutlass.Constexpr[tuple[bool, ...]],
 ):
     """Reduce all partial results of all columns with the same `place` along some axes, for each statistic, by a block of 256
-    threads. Each of `parts` is (parts, columns), `extents` are the sizes of the axes of a column, and `kept` says which of them
-    make a place."""
+    threads, or by one thread if they are few. Each of `parts` is (parts, columns), `extents` are the sizes of the axes of a column,
+    and `kept` says which of them make a place."""
     tidx, _, _ = cute.arch.thread_idx()
     held, threads = _nothing(parts, ops), 256
     count = _product(extents, kept)
+    total = parts[0].shape[0] * count
+    few = _few_of_result(parts[0], extents, kept)
+    results = _product(extents, tuple(not k for k in kept))
+    own = cutlass.select_(place < results, place, results - 1)
 
     def read(k: int, j: cutlass.Int32) -> Numeric:
-        return parts[k][j // count, _interleaved(place, j % count, extents, kept)]
+        return parts[k][j // count, _interleaved(own, j % count, extents, kept)]
 
-    fold_every(held, ops, read, tidx, parts[0].shape[0] * count, threads)
-    return over_row(held, ops, shared(threads, threads, 1, tuple(p.element_type for p in parts)), threads, 1)
+    buffers = shared(threads, threads, 1, tuple(p.element_type for p in parts))
+    if few:
+        fold_every(held, ops, read, 0, total, 1)
+        for k in cutlass.range_constexpr(len(ops)):
+            held[k].store(result(ops[k], held[k].load()))
+    else:
+        fold_every(held, ops, read, tidx, total, threads)
+        found = over_row(held, ops, buffers, threads, 1)
+        for k in cutlass.range_constexpr(len(ops)):
+            held[k][0] = found[k]
+    return [h[0] for h in held]
 
 
 @cute.jit

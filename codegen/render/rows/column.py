@@ -385,7 +385,7 @@ class WalkContext(RowContext):
             name=finish.name,
             what="a column" if finish.kept == self.plan.spread else "each result" if finish.kept else "everything",
             by_columns=finish.kept == self.plan.spread,
-            scalar=not finish.kept,
+            joined="" if finish.kept in ((), self.plan.spread) else self.joined(finish, "each"),
             coordinates=coordinates,
             function=function,
             tensors=tensors,
@@ -414,7 +414,17 @@ class WalkContext(RowContext):
     def finish_grid(self, finish: Finish) -> str:
         if finish.kept == self.plan.spread:
             return f"partials.blocks_to_finish({self.tensors_of_columns(finish)}, {self.spread_text()})"
-        return " * ".join(self.groups[i].name for i in finish.kept) or "1"
+        results = " * ".join(self.groups[i].name for i in finish.kept) or "1"
+        return f"partials.blocks_of_results({self.joined(finish, 'how.each')}, {results})" if finish.kept else results
+
+    def joined(self, finish: Finish, each: str) -> str:
+        """Partial results of several columns that make one result each, the sizes of a column's axes, and which of them are kept."""
+        return f"{self.tensors_of_columns(finish)}, {self.spread_of(finish.kept, each)}"
+
+    def spread_of(self, keeps: tuple[int, ...], each: str) -> str:
+        extents = ", ".join(self.groups[i].name for i in self.plan.spread)
+        extents += f" // {each}" if self.plan.shares else ""
+        return f"({extents},), {tuple(i in keeps for i in self.plan.spread)}"
 
     def count(self, everything: bool) -> str:
         """The number of elements of a mean."""
@@ -435,13 +445,8 @@ class WalkContext(RowContext):
                 in_tuple([f'"{s.op}"' for s in members]),
                 [self.mean_line(s) for s in members if s.op == "mean"],
             )
-            found.append(
-                PartialFold(
-                    names=names if len(members) > 1 else f"({names},)",
-                    text=call.format(f"[{parts}], {ops}"),
-                    means=means,
-                )
-            )
+            own = names if len(members) > 1 else f"({names},)"
+            found.append(PartialFold(names=own, text=call.format(f"[{parts}], {ops}"), means=means))
         return found
 
     def lost(self, statistic: Statistic) -> list[str]:
@@ -454,10 +459,7 @@ class WalkContext(RowContext):
             return "partials.over_all_parts({})"
         if not self.lost(statistic):
             return "partials.over_parts({}, c)"
-        extents = ", ".join(self.groups[i].name for i in self.plan.spread)
-        extents += " // each" if self.plan.shares else ""
-        kept = tuple(i in statistic.keeps for i in self.plan.spread)
-        return f"partials.over_parts_of({{}}, c, ({extents},), {kept})"
+        return f"partials.over_parts_of({{}}, c, {self.spread_of(statistic.keeps, 'each')})"
 
     def mean_line(self, statistic: Statistic) -> str:
         count = "element_count" if statistic.over == "total" and not statistic.once else "row_count"

@@ -276,7 +276,7 @@ class FinishKernel:
     name: str
     what: str
     by_columns: bool
-    scalar: bool
+    joined: str  # what says which result a thread has, where a result has several columns; "" where there is one result
     coordinates: list[str]
     function: Function
     tensors: list[Tensor]

@@ -1,0 +1,41 @@
+"""Results that have the partial results of several columns: a thread reduces a few, a block many."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from codegen.plan.rows.walking import in_parts
+from tests.making import make_op
+
+SPEC = """\
+op: sums_over_heads
+summary: Drawn by hand.
+types:
+  T: [float32, bfloat16]
+inputs:
+  x: T[B, S, H, D]
+  scale: T[B, S, H]
+  mask: bool[S, D]
+outputs:
+  scaled: T[B, S, H, D]
+  total: float32[S, D]
+  largest: float32[S, D]
+chain: |
+  scaled = where(mask, x * scale, 0)
+  total = sum(x, axis=(B, H))
+  largest = max(x, axis=(B, H))
+reference: |
+  scaled = jnp.where(mask[:, None], x * scale[..., None], 0)
+  total = jnp.sum(x, axis=(0, 2))
+  largest = jnp.max(x, axis=(0, 2))
+"""
+
+
+@pytest.mark.parametrize(("shape", "parts"), [((3, 2, 5, 8), 1), ((2, 2, 40, 8), 2)])
+def test_results_of_several_columns(tmp_path, shape, parts):
+    op = make_op(tmp_path, SPEC)
+    x = jnp.asarray(np.random.default_rng(1).integers(-8, 9, shape) / 4, "float32")
+    with in_parts(parts):
+        found = op(x, jnp.ones(shape[:3]), jnp.ones((shape[1], shape[3]), bool), implementation="interpret")
+    wide = np.asarray(x, np.float64)
+    assert np.array_equal(found.total, wide.sum((0, 2))) and np.array_equal(found.largest, wide.max((0, 2)))

@@ -132,7 +132,7 @@ def read_tables(
     leaves += [s.at.table for s in statements if s.at] + [s.at.index for s in statements if s.at]
     for statement in statements:
         if statement.at and leaves.count(statement.at.table) > 1:
-            line, hint = assigned[statement.name, statement.part], "compute the value in an op before"
+            line, hint = assigned[statement.name, statement.part], "compute the other value in an op before this one"
             message = f"'put' writes into {statement.at.table!r}, which something else uses"
             yield line.diagnostic(Placed(line.tree.value, UserError(message, hint)))  # type: ignore[union-attr]
 

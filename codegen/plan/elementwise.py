@@ -183,7 +183,7 @@ class PlannedElements(Planner):
         for output in self.spec.outputs:
             for axis in self.written_to[output.name]:
                 if axis not in known:
-                    message = f"the axis {axis} of {output.name!r} is on no input that is always there"
+                    message = f"no input without a default has the axis {axis} of {output.name!r}"
                     hint = "its size would be unknown: give an input without a default that axis"
                     return [self.error(message, hint, output)]
         if len(self.axes) > MAX_AXES:

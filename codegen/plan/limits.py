@@ -65,9 +65,7 @@ def whole_bytes(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm
             fits = isinstance(plan, Reduction) and plan.kind == "row" and not plan.collapsed
             fits = fits and all(a.mode == "flat" and not a.interleaved and not a.back for a in own)
         if not own or not fits:
-            message = (
-                f"{array.name!r} is {array}, of 4-bit numbers, two in a byte: this kernel would access single ones"
-            )
+            message = f"{array.name!r} is {array}, with two numbers in a byte: this kernel would access single numbers"
             hint = "they are read and written along the last axis, by element-wise kernels and kernels that reduce along rows"
             return spec.source.diagnostic(array.span or spec.chain.span, message, hint)
     return None

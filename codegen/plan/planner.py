@@ -83,7 +83,9 @@ class Planner:
         """An error for two parameters that would have one name in the kernel."""
         for param in self.spec.params:
             if param.constant != param.name and param.constant in {p.name for p in self.spec.params}:
-                message = f"{param.constant!r} cannot name a parameter here: a kernel calls {param.name!r} so"
+                message = (
+                    f"{param.constant!r} cannot name a parameter here: the kernel gives this name to {param.name!r}"
+                )
                 return self.spec.source.diagnostic(self.spec.chain.span, message, "pick another name")
         return None
 

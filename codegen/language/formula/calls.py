@@ -106,7 +106,7 @@ def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
 
 
 def _put(own: Operations, tree: ast.Call, given: Given) -> Node:
-    raise own.fail(tree, "'put' gives an output, and nothing else uses it", "as in y = put(cache, value, i, axis=P)")
+    raise own.fail(tree, "'put' must be all of an output's right-hand side", "as in y = put(cache, value, i, axis=P)")
 
 
 def put(own: Operations, tree: ast.Call, output: Array) -> tuple[Put, Node]:
@@ -115,7 +115,7 @@ def put(own: Operations, tree: ast.Call, output: Array) -> tuple[Put, Node]:
     how = given["how"].id if isinstance(given["how"], ast.Name) else ""
     if how not in WAYS or (how != "set" and output.dtype != "int32"):
         hint = (
-            "sums and extremes are of int32, whatever the order of threads"
+            "add, max and min take int32, for which the order of threads does not matter"
             if how in WAYS
             else known(how, WAYS, "there are")
         )
@@ -128,7 +128,7 @@ def put(own: Operations, tree: ast.Call, output: Array) -> tuple[Put, Node]:
         whole = array is not None and array.parts is None and array.default is None
         if not whole or (argument == "i" and place.kind != "int"):
             hint = "as in put(cache, value, slots, axis=P)"
-            raise own.fail(given[argument], "'put' writes into an input at an integer input's places", hint)
+            raise own.fail(given[argument], "'put' writes into an input, at the indices in an integer input", hint)
     assert isinstance(table.attr, Leaf) and isinstance(place.attr, Leaf)
     array = own.scope.inputs[table.attr.name]
     if (array.dtype, array.dims) != (output.dtype, output.dims):

@@ -56,7 +56,10 @@ class _Splitter:
         for node in self.products:
             for side in map(as_multiplied, node.args):
                 if isinstance(side.attr, Leaf) and spec.array(side.attr.name).default is not None:
-                    error = UserError(f"'@' of {side.attr.name!r}, which may be left out", "give it no default")
+                    error = UserError(
+                        f"{side.attr.name!r} has a default, but a factor of '@' cannot be left out",
+                        "give it no default",
+                    )
                     problems.append(self.place(node, error))
         if spec.doubles:
             span = next(a.span for a in spec.inputs if "float64" in spec.dtypes(a)) or spec.chain.span
@@ -64,8 +67,8 @@ class _Splitter:
             problems.append(spec.source.diagnostic(span, message, "leave float64 out of its types"))
         for key in ("save", "grad") if takes_inputs(self.statements) else ():
             if (key == "save" and spec.save) or (key == "grad" and not isinstance(spec.grad, str)):
-                message = f"{key!r} says nothing in an op that contracts (@)"
-                hint = "what its backward needs is kept, and the products' gradients are products"
+                message = f"{key!r} has no effect on the gradients of a product (@)"
+                hint = "the forward saves what its backward needs, and the gradients of a product are products"
                 problems.append(spec.source.diagnostic(spec.chain.span, message, f"delete it: {hint}"))
         if problems:
             raise SpecError(problems)
@@ -84,7 +87,9 @@ class _Splitter:
         for node in topological(s.value for s in self.statements):
             if node.op == "size" and node.attr in contracted:
                 message = f"no kernel for the size of {node.attr}, which '@' contracts"
-                problems.append(self.place(node, UserError(message, "pass it, or what is made of it, as a parameter")))
+                problems.append(
+                    self.place(node, UserError(message, "pass it, or the value computed from it, as a parameter"))
+                )
         if problems:
             raise SpecError(problems)
         return tuple(self.found.values()), self.epilogue(leaves)
@@ -115,7 +120,9 @@ class _Splitter:
         a, b = as_multiplied(left).attr, as_multiplied(right).attr if made is None else made[0]
         assert isinstance(a, Leaf) and isinstance(b, Leaf)
         if a.part is not None:
-            raise UserError(f"'@' of a part of {a.name!r} on the side of the rows", "take an array of its own")
+            raise UserError(
+                f"'@' takes a part of {a.name!r} as the factor with the rows", "pass the part as an input of its own"
+            )
         array = self.spec.array(b.name) if made is None else made[1]
         product = self.found[a.name, b.name, axes] = self.product(a, b, array, axes, node, made and made[2])
         return Leaf(product.acc.name, b.part)

@@ -302,7 +302,7 @@ class _Reductions(Planner):
             output = self.spec.array(statement.name)
             for axis in output.axes:
                 if axis not in known:
-                    message = f"the axis {axis} of {output.name!r} is on no input that is always there"
+                    message = f"no input without a default has the axis {axis} of {output.name!r}"
                     return self.error(message, "its size would be unknown: give such an input that axis", output)
             constant = not any(n.op == "input" for n in topological([statement.value]))
             values = [s.value for s in self.written() if s.name == statement.name] if constant else [statement.value]
@@ -320,7 +320,7 @@ class _Reductions(Planner):
                 return self.error(message, "make each an output, and join them in an op of its own", output)
         for axis in dict.fromkeys(a for n in (*self.along, *self.over) for a in lost_axes(n)):
             if axis not in known:
-                message = f"the axis {axis} of a reduction is on no input that is always there"
+                message = f"no input without a default has the axis {axis} of a reduction"
                 return self.error(
                     message, "its size would be unknown: give such an input that axis", self.spec.outputs[0]
                 )

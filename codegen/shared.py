@@ -151,6 +151,7 @@ class SelectLaunch:
     per_row: int  # threads of a block that share a row: a warp, or all
     vectors: int  # of a thread, of a piece of the row
     count: int  # elements that are selected
+    whole: bool = False  # whether a piece is known to be the whole row, which registers then hold
 
     @property
     def constants(self) -> dict[str, SelectLaunch]:

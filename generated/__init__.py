@@ -67,8 +67,9 @@ Contractions:
 Several kernels:
   batch_norm_train, column_quantize_fp8, dense_int4, dense_int8,
   global_response_norm, layernorm_channels_first, limit_groups,
-  mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, rms_dense, rmsnorm_dense,
-  rmsnorm_qkv, rotary_qk, sparsemax, top_k_gate, top_p, weight_standardize
+  mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, nucleus_sampling,
+  rms_dense, rmsnorm_dense, rmsnorm_qkv, rotary_qk, sparsemax, top_k_gate,
+  top_p, weight_standardize
 """
 
 import sys
@@ -255,6 +256,7 @@ if TYPE_CHECKING:
     from .mlp_swiglu import mlp_swiglu as mlp_swiglu
     from .modulated_layernorm import modulated_layernorm as modulated_layernorm
     from .mul_silu import mul_silu as mul_silu
+    from .nucleus_sampling import nucleus_sampling as nucleus_sampling
     from .paged_decoding import paged_decoding as paged_decoding
     from .prefix_attention import prefix_attention as prefix_attention
     from .qk_rmsnorm import qk_rmsnorm as qk_rmsnorm
@@ -542,6 +544,7 @@ __all__ = [
     "mlp_swiglu",
     "modulated_layernorm",
     "mul_silu",
+    "nucleus_sampling",
     "paged_decoding",
     "prefix_attention",
     "qk_rmsnorm",

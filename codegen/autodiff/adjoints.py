@@ -24,7 +24,7 @@ from codegen.graph.nodes import (
     Selected,
     topological,
 )
-from codegen.graph.ops import OPS, PLACED, REDUCTIONS, SCANS, TAKES, UNSORT
+from codegen.graph.ops import NUCLEUS, OPS, PLACED, REDUCTIONS, SCANS, TAKES, UNSORT
 from codegen.graph.shifting import shift
 from codegen.language.formula.reader import Reader
 from codegen.language.prelude import prelude
@@ -222,6 +222,8 @@ class Adjoints:
             for axis, by in node.attr:
                 g = shift(self.graph, g, axis, -by, self.graph.const(0.0))
             return [(node.args[0], g)]
+        if node.op == NUCLEUS:  # it is compared with elements: a constant
+            return []
         if isinstance(node.attr, Selected):
             return [(node.args[0], self.placed(node, node.attr, g))]
         if node.op == "contract":

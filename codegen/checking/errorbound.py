@@ -57,7 +57,7 @@ from codegen.graph.nodes import (
     lost_axes,
     topological,
 )
-from codegen.graph.ops import OPS, REDUCTIONS, SCANS, UNSORT
+from codegen.graph.ops import NUCLEUS, OPS, REDUCTIONS, SCANS, UNSORT
 from codegen.runtime.xla.random import random_bits
 
 # The allowed relative error of a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
@@ -258,6 +258,8 @@ class Analysis:
             return Bound(value, error, beyond | np.any([a.overflow.any() for a in args]))
         if node.op == UNSORT:
             return self.unsorted(node, *args)
+        if node.op == NUCLEUS:
+            return self.threshold(node, *args)
         if isinstance(node.attr, Selected):
             return self.selected(node, node.attr, args[0])
         overflow = np.zeros((), bool)
@@ -487,6 +489,25 @@ class Analysis:
         overflow = np.broadcast_to(overflow.any(-1, keepdims=True), value.shape)
         found = (np.swapaxes(np.moveaxis(a[..., :last], -1, axis), axis, into) for a in (value, own, overflow))
         return Bound(*found)
+
+    def threshold(self, node: Node, arg: Bound, mass: Bound) -> Bound:
+        """The least of the largest elements that sum to a mass, between those of sums that are as far off as they may be."""
+        assert isinstance(node.attr, Selected)
+        axis = self.dimensions[node.attr.axis][0]
+        x, error = (np.broadcast_to(a, arg.value.shape) for a in (np.nan_to_num(arg.value, nan=-1.0), arg.error))
+        off = (error + np.abs(x) * x.shape[axis] * self.unit).sum(axis, keepdims=True) + mass.error
+
+        def least(some: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+            order = -np.sort(-np.maximum(some, 0), axis=axis)
+            short = np.cumsum(order, axis) - order < np.maximum(wanted, 0)  # before it the sum does not reach the mass
+            short |= order == order.max(axis, keepdims=True, initial=0)
+            found = np.where(short, order, np.inf).min(axis, keepdims=True, initial=np.inf)
+            return np.where(order.sum(axis, keepdims=True) < wanted, 0, found)
+
+        value = least(x, mass.value)
+        ends = least(x - error, mass.value + off), least(x + error, mass.value - off)
+        own = np.maximum(*(np.where(end == value, 0, np.abs(end - value)) for end in ends))
+        return Bound(value, own, np.asarray(np.broadcast_to(arg.overflow, x.shape).any(axis, keepdims=True)))
 
     def unsorted(self, node: Node, arg: Bound, places: Bound) -> Bound:
         """Elements at their positions; none is certain in a row of uncertain ones."""

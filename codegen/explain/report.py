@@ -23,7 +23,7 @@ from codegen.explain.estimate import work
 from codegen.explain.launching import Binding, bindings, launch_facts, launch_of, launched, spacing_of, stages_of
 from codegen.explain.words import words
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, lost_axes, topological
-from codegen.graph.ops import REDUCTIONS, SELECTIONS, UNSORT
+from codegen.graph.ops import NUCLEUS, REDUCTIONS, SELECTIONS, UNSORT
 from codegen.language.chain import written_axes
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
 from codegen.plan.attention import AttentionPlan
@@ -90,7 +90,7 @@ def graph(op: Op) -> Graph:
                     args += tuple(f"{axis} - {n}" if n > 0 else f"{axis} + {-n}" for axis, n in node.attr)  # type: ignore[attr-defined]
                 elif node.op == "contract":
                     args += (axes_text(lost_axes(node)),)
-                elif node.op in ("cast", "take", "pick", UNSORT, *SELECTIONS):
+                elif node.op in ("cast", "take", "pick", UNSORT, NUCLEUS, *SELECTIONS):
                     args += (str(node.attr),)
                 operations.append(
                     Operation(name, node.op.removeprefix("_"), args, node.kind + dims_text(node.dims), node)

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 
 from codegen.explain.report import Operation, graph
 from codegen.graph.nodes import axes_text, lost_axes
-from codegen.graph.ops import REDUCTIONS, SELECTIONS, UNSORT
+from codegen.graph.ops import NUCLEUS, REDUCTIONS, SELECTIONS, UNSORT
 from codegen.plan.op import Op
 
 Item = TypeVar("Item")
@@ -144,7 +144,7 @@ def _label(operation: Operation) -> tuple[str, list[str]]:
             words.append("·" if name.startswith("%") else name)
     if operation.op == "cast":
         return f"cast({words[0]}, {operation.node.attr})", names
-    if operation.op in (UNSORT, *SELECTIONS):
+    if operation.op in (UNSORT, NUCLEUS, *SELECTIONS):
         return f"{operation.op}({', '.join(words)}, {operation.node.attr})", names
     if operation.op in ("take", "pick"):
         return f"take({', '.join(words[:2])}, {operation.node.attr})", names

@@ -14,7 +14,7 @@ from codegen.plan.gemms.loading import Loaded
 from codegen.plan.op import Gemm, Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan
-from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort
+from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort, Threshold
 
 
 def words(
@@ -29,6 +29,8 @@ def words(
         return AttentionWords(plan)
     if isinstance(plan, Placement):
         return PermutationWords(plan) if isinstance(plan, Permutation) else PlacementWords(plan)
+    if isinstance(plan, Threshold):
+        return ThresholdWords(plan)
     if isinstance(plan, Selection):
         return SortWords(plan) if isinstance(plan, Sort) else SelectionWords(plan)
     return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
@@ -131,6 +133,25 @@ class SortWords(SelectionWords):
         if access in self.plan.loads:
             return super().access(access)
         return value_name(self.plan, access), "one by one, neighbours by neighbouring threads", "the same"
+
+
+class ThresholdWords(SelectionWords):
+    def kind(self) -> str:
+        axis = self.plan.selected.axis
+        return (
+            f"threshold: the least of the largest elements along {axis} that sum to a mass; a warp or a block has a row, in registers or "
+            "read again for every two bits of the result"
+        )
+
+    def groups(self) -> str:
+        rows, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
+        return f"{rows or 'one row'}, of whose elements along {axis} one is found"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        if access is self.plan.loads[0]:
+            return super().access(access)
+        return value_name(self.plan, access), "one element a row", "the same"
 
 
 class PlacementWords(SelectionWords):

@@ -15,7 +15,7 @@ from typing import Any
 from codegen.graph.contraction import Rounding, is_computed
 from codegen.graph.names import temporaries
 from codegen.graph.nodes import ROWS, Node, Selected, Statement, along_of, lost_axes, topological
-from codegen.graph.ops import IN_STAGES, OPS, PINNED, PLACED, REDUCTIONS, SCANS, SELECTIONS, Operation
+from codegen.graph.ops import IN_STAGES, NUCLEUS, OPS, PINNED, PLACED, REDUCTIONS, SCANS, SELECTIONS, Operation
 
 WIDTH = 96  # the most characters of an expression
 
@@ -325,6 +325,9 @@ class _Emitter:
 
     def selection(self, node: Node, how: Selected) -> str:
         """A selection in jnp, along the place of its result's axis; the axis that it selects along stays with size 1."""
+        if node.op == NUCLEUS:
+            given = [self.typed_constant(a, a.kind) if a.is_const else self.text[id(a)] for a in node.args]
+            return f"runtime.nucleus({', '.join(given)}, axis={axis_numbers((how.axis,), self.dialect.order)})"
         axis, into = (axis_numbers((a,), self.dialect.order) for a in (how.axis, how.into))
         args = ", ".join(self.text[id(a)] for a in node.args)
         if node.op == PLACED:

@@ -167,7 +167,8 @@ class Along:
 @dataclass(frozen=True)
 class Selected:
     """The attribute of a selection: the axis along which it selects, the axis that replaces it in the result, and the
-    number of selected elements. A sort, which selects all elements, has the axis twice, and 0."""
+    number of selected elements. A sort, which selects all elements, has the axis twice, and 0. A threshold replaces the
+    axis by none, "", and has 0."""
 
     axis: str
     into: str
@@ -178,7 +179,7 @@ class Selected:
         return self.into == self.axis
 
     def __str__(self) -> str:
-        if self.sorts:
+        if not self.count:
             return f"axis={self.axis}"
         return f"{self.into}={self.count}, axis={self.axis}"
 
@@ -329,7 +330,7 @@ def put_inputs(statements: Iterable[Statement]) -> set[str]:
 
 def least_sizes(values: Iterable[Node]) -> dict[str, int]:
     """The least size of each axis, since so many of its elements are selected."""
-    chosen = [n.attr for n in topological(values) if isinstance(n.attr, Selected) and not n.attr.sorts]
+    chosen = [n.attr for n in topological(values) if isinstance(n.attr, Selected) and n.attr.count]
     return {how.axis: max(other.count for other in chosen if other.axis == how.axis) for how in chosen}
 
 

@@ -116,7 +116,7 @@ class _Writer:
         if node.op in SCANS:
             return _scan(node, [text for text, _ in args]), ATOM
         if isinstance(node.attr, Selected):
-            words = [text for text, _ in args] + ([] if node.attr.sorts else [node.attr.into])
+            words = [text for text, _ in args] + ([node.attr.into] if node.attr.count else [])
             return f"{node.op}({', '.join(words)}, axis={node.attr.axis})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]
         if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:

@@ -14,7 +14,7 @@ from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.rows.scanning import Scan
-from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort
+from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort, Threshold
 from codegen.render.attention import AttentionBackwardContext, AttentionContext
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext
@@ -25,7 +25,13 @@ from codegen.render.records import DerivedKernel, Module
 from codegen.render.rows.column import WalkContext
 from codegen.render.rows.row import RowContext
 from codegen.render.rows.scan import ScanContext
-from codegen.render.rows.selection import PermutationContext, PlacementContext, SelectionContext, SortContext
+from codegen.render.rows.selection import (
+    PermutationContext,
+    PlacementContext,
+    SelectionContext,
+    SortContext,
+    ThresholdContext,
+)
 from codegen.render.turned import TurnedContext
 from codegen.render.wrapping import wrapped
 from codegen.spec.embedding import to_data
@@ -55,6 +61,8 @@ def context_of(op: Op) -> Context:
         return ElementwiseContext(op) if op.plan.turned is None else TurnedContext(op)
     if isinstance(op.plan, Placement):
         return PermutationContext(op) if isinstance(op.plan, Permutation) else PlacementContext(op)
+    if isinstance(op.plan, Threshold):
+        return ThresholdContext(op)
     if isinstance(op.plan, Selection):
         return SortContext(op) if isinstance(op.plan, Sort) else SelectionContext(op)
     if isinstance(op.plan, Attention):

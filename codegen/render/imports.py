@@ -23,6 +23,7 @@ GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
             "turned",
             "select",
             "sorting",
+            "thresholds",
         ),
         "codegen.shared": (
             "AttentionLaunch",

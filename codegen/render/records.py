@@ -140,6 +140,13 @@ class SelectionKernel(Kernel):
 
 
 @dataclass(frozen=True)
+class ThresholdKernel(SelectionKernel):
+    """The values of `threshold.py.jinja`."""
+
+    mass: str
+
+
+@dataclass(frozen=True)
 class PlacementKernel(Kernel):
     """The values of `place.py.jinja`."""
 

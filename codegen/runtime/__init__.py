@@ -10,6 +10,7 @@ from codegen.runtime.xla.scales import exponent as exponent
 from codegen.runtime.xla.scales import ldexp as ldexp
 from codegen.runtime.xla.scans import scanned as scanned
 from codegen.runtime.xla.selections import argsort as argsort
+from codegen.runtime.xla.selections import nucleus as nucleus
 from codegen.runtime.xla.selections import placed as placed
 from codegen.runtime.xla.selections import sort as sort
 from codegen.runtime.xla.selections import top_k as top_k

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from codegen.errors import UserError, known, shown
 from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, dtypes_of
-from codegen.graph.ops import REDUCTIONS, SCANS, SELECTIONS, SORTS, UNSORT
+from codegen.graph.ops import NUCLEUS, REDUCTIONS, SCANS, SELECTIONS, SORTS, UNSORT
 from codegen.graph.shifting import shift
 from codegen.language.formula.operations import NUMBER, Operations, with_article
 from codegen.language.statements import Placed, together
@@ -330,6 +330,27 @@ def _unsort(own: Operations, tree: ast.Call, given: Given) -> Node:
     return own.graph.node(UNSORT, (value, places), attr, kind=value.kind, dims=value.dims)
 
 
+def _nucleus(own: Operations, tree: ast.Call, given: Given) -> Node:
+    """The least of the largest elements along an axis that sum to a mass."""
+    value, mass = own.read_all([given["x"], given["mass"]])
+    axes = own.axes(given["axis"])
+    if len(axes) != 1 or axes[0] == ROWS:
+        raise own.fail(given["axis"], "'nucleus' is of elements along one named axis", "as in nucleus(p, 0.9, axis=N)")
+    own.along(given["axis"], "nucleus", axes, value)
+    rest = tuple(a for a in value.dims if a != axes[0])
+    leaf = mass.attr if mass.op == "input" else None
+    array = own.scope.inputs[leaf.name] if isinstance(leaf, Leaf) and leaf.part is None else None
+    of_rows = array is not None and array.default is None and array.axes == rest
+    if value.kind != "float" or not (of_rows or mass.is_const or mass.op == "param") or mass.kind == "bool":
+        along = f"along {', '.join(rest)}" if rest else "without axes"
+        hint = f"mass is a number, a parameter, or an input {along}"
+        raise own.fail(tree, "'nucleus' takes floats, and a mass for each row", hint)
+    mass = own.to_float(mass)
+    if mass.op == "float":
+        raise own.fail(given["mass"], "the mass of 'nucleus' is a float", "declare it as one")
+    return own.graph.node(NUCLEUS, (value, mass), Selected(axes[0], "", 0), kind="float", dims=rest)
+
+
 def _dot(own: Operations, tree: ast.Call, given: Given) -> Node:
     axes = own.axes(given["axis"])
     left, right = own.read_all([given["a"], given["b"]])
@@ -363,4 +384,5 @@ FORMS = {
     **{name: Form(_selection, ("x", "k", "axis")) for name in SELECTIONS},
     **{name: Form(_sort, ("x", "axis")) for name in SORTS},
     UNSORT: Form(_unsort, ("x", "places", "axis")),
+    NUCLEUS: Form(_nucleus, ("x", "mass", "axis")),
 }

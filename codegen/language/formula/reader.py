@@ -25,7 +25,6 @@ CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 # What jnp has and the language has not, and what serves instead
 INSTEAD = {
     "std": "write sqrt(var(x, axis=N))",
-    "sort": "no function sorts: pass the sorted array as an input",
 }
 
 

@@ -29,7 +29,7 @@ from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.launches import Extents
 from codegen.plan.planner import overrides
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.selecting import SORTED, Sort
+from codegen.plan.rows.selecting import MOST_THREADS, SORTED, THREAD_ELEMENTS, WARP_ROW, Sort, Threshold
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
 from codegen.runtime.call.described import Key
@@ -128,6 +128,8 @@ def row_lengths(op: AnyOp, types: Types) -> tuple[int | None, ...]:
     plan = op.plan
     if isinstance(plan, Sort):
         return plan.edges({}, {})[-1] // 2, SORTED // 2
+    if isinstance(plan, Threshold):  # whose row registers hold, or not
+        return 2 * WARP_ROW, 2 * MOST_THREADS * THREAD_ELEMENTS
     if not isinstance(plan, Reduction) or plan.collapsed:
         return (None,)
     if all(axis in op.spec.extents for group in plan.column_groups for axis in group.axes):

@@ -14,11 +14,11 @@ A kernel that sorts selects all elements, the smallest first. A warp or a block 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, topological
-from codegen.graph.ops import PLACED, UNSORT
+from codegen.graph.ops import NUCLEUS, PLACED, UNSORT
 from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
 from codegen.plan.launches import Extents
 from codegen.plan.planner import Names, Planner
@@ -121,6 +121,22 @@ class Sort(Selection):
 
 
 @dataclass(frozen=True)
+class Threshold(Selection):
+    """The plan of a kernel that finds the least of a row's largest elements which sum to a mass. The groups are the rows and their
+    elements."""
+
+    mass: str | float = 1.0  # a number, or the name of a parameter, or of an input with one for each row
+
+    def launch(
+        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
+    ) -> SelectLaunch:
+        """The launch for arrays of these dtypes (by name). Registers hold a row that is not longer than a piece."""
+        found = super().launch(dtypes, extents, schedule, arch)
+        size = extents.columns
+        return replace(found, whole=size is not None and size <= found.per_row * found.vec * found.vectors)
+
+
+@dataclass(frozen=True)
 class Placement(Selection):
     """The plan of a kernel that places values at positions of otherwise zero rows."""
 
@@ -159,8 +175,9 @@ class Permutation(Placement):
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Selection:
     """The plan for a checked spec with a selection, or with its derivative. Raises `SpecError` if no kernel can compute it."""
-    placed = any(n.op in (PLACED, UNSORT) for n in topological(s.value for s in statements))
-    planner = _Placements(spec, statements) if placed else _Selections(spec, statements)
+    ops = {n.op for n in topological(s.value for s in statements)}
+    kind = _Placements if ops & {PLACED, UNSORT} else _Thresholds if NUCLEUS in ops else _Selections
+    planner = kind(spec, statements)
     problem = planner.refusal()
     if problem is not None:
         raise SpecError([problem])
@@ -225,6 +242,55 @@ class _Selections(Planner):
             how,
             tuple(s.name for s in stored if s.value.op in ("top_k", "sort")),
             tuple(a for a in spec.axes if a in {*array.axes, how.into}),
+        )
+
+
+class _Thresholds(Planner):
+    def refusal(self) -> Diagnostic | None:
+        """Why no kernel can compute the op, which has a threshold for each row."""
+        node = next(n for n in self.nodes if n.op == NUCLEUS)
+        source, mass = node.args
+        if any(s.value is not node or s.at for s in self.statements) or len(self.spec.outputs) > 1:
+            message = "a kernel that finds a threshold computes nothing else"
+            return self.error_in_chain(node, message, "make it an op of its own")
+        leaf = source.attr
+        array = self.spec.array(leaf.name) if isinstance(leaf, Leaf) and source.op == "input" else None
+        rows = self.spec.outputs[0].axes
+        if (
+            array is None
+            or array.parts is not None
+            or array.default is not None
+            or array.axes != (*rows, self.axis(node))
+        ):
+            message = f"a kernel finds the threshold of an array without parts along its last axis, {self.axis(node)}"
+            return self.error_in_chain(node, message, f"give it the axis {self.axis(node)} last")
+        given = [array, self.spec.outputs[0]]
+        given += [self.spec.array(mass.attr.name)] if isinstance(mass.attr, Leaf) else []
+        if WIDE & {d for a in given for d in self.spec.dtypes(a)}:
+            return self.error(NARROW, f"{array.name!r} is {array}: leave out types of 64 bits", array)
+        return None
+
+    def axis(self, node: Node) -> str:
+        assert isinstance(node.attr, Selected)
+        return node.attr.axis
+
+    def plan(self) -> Threshold:
+        spec, node = self.spec, next(n for n in self.nodes if n.op == NUCLEUS)
+        assert isinstance(node.attr, Selected)
+        source, mass = node.args
+        arrays = [spec.array(a.attr.name) for a in (source, mass) if isinstance(a.attr, Leaf)]
+        axis, output = node.attr.axis, spec.outputs[0]
+        groups = (Group("rows", arrays[0].axes[:-1]), Group(axis, (axis,)))
+        tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
+        return Threshold(
+            groups,
+            tuple(View(a, tokens[a.name]) for a in spec.arrays),
+            tuple(Access(a.name, a, None, "flat", tokens[a.name]) for a in arrays),
+            (Access(output.name, output, None, "flat", tokens[output.name]),),
+            node.attr,
+            (output.name,),
+            arrays[0].axes,
+            mass=arrays[1].name if len(arrays) > 1 else float(mass.attr) if mass.is_const else str(mass.attr),  # type: ignore[arg-type]
         )
 
 

@@ -1,12 +1,13 @@
 """The kernels of an op that selects or sorts, and of its derivative: prepares the values of `templates/select.py.jinja`,
-`sort.py.jinja`, `place.py.jinja` and `permute.py.jinja`."""
+`sort.py.jinja`, `threshold.py.jinja`, `place.py.jinja` and `permute.py.jinja`."""
 
 from __future__ import annotations
 
+from codegen.graph import emit
 from codegen.plan.op import Op
-from codegen.plan.rows.selecting import Placement, Selection
+from codegen.plan.rows.selecting import Placement, Selection, Threshold
 from codegen.render.common import Context
-from codegen.render.records import PlacementKernel, SelectionKernel
+from codegen.render.records import PlacementKernel, SelectionKernel, ThresholdKernel
 
 
 class SelectionContext(Context):
@@ -54,6 +55,31 @@ class SortContext(SelectionContext):
 
     def value(self) -> str:
         return f"sorting.value_at({self.tensors[self.plan.source.name]}, row, place, columns)"
+
+
+class ThresholdContext(SelectionContext):
+    """The values of the template of thresholds."""
+
+    plan: Threshold
+    template = "threshold.py.jinja"
+
+    def kernel(self) -> ThresholdKernel:
+        mass, param = self.plan.mass, next((p for p in self.spec.params if p.name == self.plan.mass), None)
+        if isinstance(mass, float):
+            text = emit.literal(mass)
+        elif param is not None:
+            text = self.parameter_text(param)
+        else:
+            text = f"select.value_at({self.tensors[mass]}, row, cutlass.Int32(0), 1)[0]"
+        return ThresholdKernel(**vars(super().kernel()), mass=f"cutlass.Float32({text})")
+
+    def stores(self) -> list[str]:
+        """The line that writes a row's number."""
+        (access,) = self.plan.stores
+        assert access.array is not None
+        tensor = self.tensors[access.array.name]
+        value = self.converted(access).format("device.full(1, least)", f"{tensor}.element_type")
+        return [f"select.put({tensor}, row, cutlass.Int32(0), {value}, 1)"]
 
 
 class PlacementContext(Context):

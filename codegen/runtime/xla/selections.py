@@ -32,6 +32,23 @@ def unsort(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
     return jnp.put_along_axis(jnp.zeros_like(x), places, x, axis, inplace=False)
 
 
+def nucleus(x: jax.Array, mass: jax.Array | float, axis: int | None) -> jax.Array:
+    """The largest number of float32 for which the elements of `x` along `axis` that are not below it sum to `mass` or more, or the
+    largest element where `mass` is not positive; 0 where all elements sum to less. Negative elements and NaN are not added. `axis`
+    gets size 1; the result has the dtype of `x`, a float. The bits of a positive number are in its order: they are found one by one."""
+
+    def with_bit(place: jax.Array, least: jax.Array) -> jax.Array:
+        tried = least | (1 << (30 - place))
+        found = jnp.where(x >= jax.lax.bitcast_convert_type(tried, jnp.float32), x, 0).sum(axis, keepdims=True)
+        return jnp.where((found >= mass) & (found > 0), tried, least)
+
+    bits = jnp.zeros_like(jnp.sum(x, axis, keepdims=True), jnp.int32)
+    least = jax.lax.fori_loop(
+        0, 31, with_bit, jnp.broadcast_to(bits, jnp.broadcast_shapes(bits.shape, jnp.shape(mass)))
+    )
+    return jax.lax.stop_gradient(jax.lax.bitcast_convert_type(least, jnp.float32).astype(x.dtype))
+
+
 def _selected(x: jax.Array, k: int, axis: int, into: int) -> list[jax.Array]:
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jnp.where(jnp.isnan(x), jnp.nan, x)  # XLA orders a NaN by its sign

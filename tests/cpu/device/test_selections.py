@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from codegen.plan.rows import selecting
 from tests.making import make_op, spec_text
 
 
@@ -132,3 +133,34 @@ def test_what_was_sorted_goes_back(tmp_path):
     got = jax.grad(lambda x: (op(x, score, implementation="xla")[0] * x).sum())(x * 0 + 1)
     back = np.take_along_axis(np.ones_like(x), order, -1)[:, ::-1].cumsum(-1)[:, ::-1]
     np.testing.assert_array_equal(got, 2 * back + op(x * 0 + 1, score, implementation="xla")[0])
+
+
+@pytest.fixture(scope="module")
+def nucleus(tmp_path_factory):
+    text = spec_text("x: float32[..., N]; mass: float32[...]", "y: float32[...]", "y = nucleus(x, mass, axis=N)")
+    return make_op(tmp_path_factory.mktemp("ops"), text)
+
+
+@pytest.mark.parametrize(
+    "size", [1, 37, 1100]
+)  # a lane; a warp, not in whole vectors; a block, whose registers have it or not
+def test_the_least_of_the_largest_elements_that_sum_to_a_mass(nucleus, size, monkeypatch):
+    """Sums of multiples of 1/64 are exact, so a mass that is one of them is reached, and with a little more it is not."""
+    held = np.random.default_rng(size).integers(0, 20, size)
+    order, sums = -np.sort(-held), np.cumsum(-np.sort(-held))
+    wanted, expected = [0.0, -1.0], [order[0] / 64] * 2
+    for place in {0, size // 3, size // 2}:
+        wanted += [sums[place] / 64, sums[place] / 64 + 1e-3]
+        expected += [order[place] / 64, order[np.argmax(sums > sums[place])] / 64 if sums[-1] > sums[place] else 0]
+    wanted, expected = [*wanted, sums[-1] / 64 + 1], [*expected, 0]
+    x = np.tile(np.asarray(held / 64, "float32"), (len(wanted), 1))
+    if size > 10:
+        x[:, [3, 9]] = np.where(x[:, [3, 9]] == 0, [np.nan, -np.inf], x[:, [3, 9]])  # neither is added
+    for implementation, piece in (("xla", 32), ("interpret", 32), ("interpret", 4)):
+        monkeypatch.setattr(selecting, "THREAD_ELEMENTS", piece)
+        if piece == 32 or size > 1000:
+            got = nucleus(x, np.asarray(wanted, "float32"), implementation=implementation)
+            np.testing.assert_array_equal(got, np.asarray(expected, "float32"))
+    assert jax.grad(lambda x: nucleus(x, jnp.ones(1), implementation="xla").sum())(jnp.ones((1, 3))).tolist() == [
+        [0.0] * 3
+    ]

@@ -109,6 +109,10 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "reference_outputs": {11: "reference: |\n  y = x\n  z = x"},
     "reference_starred": {8: "reference: x * jnp.ones(x.sum(-1, keepdims=True).shape) * 2"},
     "reference_statements": {9: "  z = jnp.exp(x)", 13: "  z = jnp.exp(x)"},
+    "thresholds": {
+        12: "  a = nucleus(x, 0.9, axis=N)", 13: "  b = nucleus(1.0 * i, 0.9, axis=N)", 14: "  c = nucleus(x, 0.5, axis=N)",
+        15: "  d = nucleus(x, 0.5, axis=N)", 9: "  k: {type: float, default: 1.0}",
+    },
     "save_forms": {10: "  - rstd", 11: "  - rstd"},
     "scans": {
         10: "  a = cumsum(x, axis=N)", 11: "  b = cumsum(x, axis=N)", 12: "  c = cumsum(1.0 * n, axis=S)",

@@ -91,7 +91,6 @@ def nucleus_sampling_stage1_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sQRun = rowwise.run_of(how, mQ, rows, N)
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rLogits, rQ)
@@ -99,6 +98,7 @@ def nucleus_sampling_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         reduce.meet([*sRowMax, *sRowSum], how.cluster)
@@ -216,7 +216,6 @@ def nucleus_sampling_stage3_kernel(
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, rows, N)
     sQRun = rowwise.fetch(how, mQ, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rQ, rY)
@@ -224,6 +223,7 @@ def nucleus_sampling_stage3_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
         row.load_one(mNucleusOfRows, (index,), rNucleusOfRows[None, u])
@@ -329,7 +329,6 @@ def nucleus_sampling_backward_kernel(
     sDlogitsRun = rowwise.run_of(how, mDlogits, rows, N)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
     sQRun = rowwise.fetch(how, mQ, rows, N)
-    rowwise.arrive(how)
 
     first_row = rowwise.first_row(how)
     place = rowwise.meeting_place(how, rDy, rQ, rDlogits)
@@ -338,6 +337,7 @@ def nucleus_sampling_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
         row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)

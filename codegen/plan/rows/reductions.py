@@ -48,8 +48,8 @@ MOST_COMPUTED = (
 # Registers of a thread, by `walking.registers`, with which an SM has too few threads if the compiler takes what it likes
 MANY_REGISTERS = 100
 SPILLED = 0.45  # part of them that may be spilled, or computed again, for more threads
-# Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and the bytes of a block's rows
-LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, RUN_BYTES = 8, 32, 72, 40 * 1024
+# Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and a block's threads and bytes
+LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 72, 32, 40 * 1024
 MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
 
@@ -170,7 +170,11 @@ class Reduction(Reads):
         threads = max(schedule.get("threads", LEAST_THREADS) // per_row, 1) * per_row
         room = threads // per_row * columns * sum(DTYPES[dtypes[a.name]].size * (a.parts or 1) for a in own)
         packed = any(DTYPES[d].packed for d in dtypes.values())
-        if packed or per_row > WARP or vectors > 2 * most or room > RUN_BYTES:
+        # A row of its own that is no part of its block's run is copied by a warp
+        together = all(self.in_run(a) for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a))
+        if per_row > (MOST_IN_BLOCK if ragged and together else WARP):
+            return None
+        if packed or vectors > 2 * most or room > RUN_BYTES:
             return None
         exact = columns == vectors * per_row and threads == per_row
         return RowLaunch(1, False, threads, per_row, vectors, 1, True, exact, bool(self.expensive), by_runs=True)
